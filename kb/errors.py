@@ -1,0 +1,117 @@
+"""Every error a user of Kernlore can meet. One tree, one JSON shape, one sentence that says what to do next.
+
+    KernloreError
+    |-- InvalidRequest          400  invalid_request       the request itself is malformed
+    |   |-- InvalidPredicate    400  invalid_predicate     an expression does not parse or names something unknown
+    |   `-- InvalidKnowledge    400  invalid_knowledge     a hardware.toml, front matter or SKILL.md breaks its schema
+    |-- PayloadTooLarge         413  payload_too_large     a body, log or file is over its limit
+    |-- UnsupportedFormat       415  unsupported_format    no reader for these bytes
+    |-- NotFound                404  not_found             no such id (or not visible to the caller)
+    |   |-- UnknownSignal       404  unknown_signal        names the nearest signal ids
+    |   `-- UnknownHardware     404  unknown_hardware      names the nearest hardware ids
+    |-- Conflict                409  conflict              the thing exists, or changed underneath
+    |-- ParseFailed             422  parse_failed          a document could not be read; nothing of it was stored
+    |-- Unavailable             503  unavailable           a part that is needed is not there (embedder, service, index)
+    `-- StoreError              500  store_error           the catalog is damaged or of another version
+
+It does not know HTTP: `status` is the number a door should use, nothing more.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class KernloreError(Exception):
+    """Root of the tree. `hint` is a sentence that tells the reader what to do next."""
+
+    code = "error"
+    status = 500
+
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = dict(details or {})
+
+    def as_json(self) -> dict[str, Any]:
+        """The one shape in which an error leaves the product."""
+        return {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details}
+
+
+class InvalidRequest(KernloreError):
+    code, status = "invalid_request", 400
+
+
+class InvalidPredicate(InvalidRequest):
+    code = "invalid_predicate"
+
+
+class InvalidKnowledge(InvalidRequest):
+    code = "invalid_knowledge"
+
+
+class PayloadTooLarge(KernloreError):
+    code, status = "payload_too_large", 413
+
+
+class UnsupportedFormat(KernloreError):
+    code, status = "unsupported_format", 415
+
+
+class NotFound(KernloreError):
+    code, status = "not_found", 404
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names closest to a mistyped one, best first; may be empty."""
+    candidates = sorted(set(known))
+    lowered = {candidate.lower(): candidate for candidate in reversed(candidates)}
+    close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.4)
+    contained = [c for c in candidates if name and (name.lower() in c.lower() or c.lower() in name.lower())]
+    ranked = [lowered[c] for c in close]
+    return (ranked + [c for c in contained if c not in ranked])[:count]
+
+
+class UnknownSignal(NotFound):
+    code = "unknown_signal"
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        near = nearest(name, known)
+        hint = f"Did you mean {', '.join(near)}? " if near else ""
+        super().__init__(
+            f"unknown signal {name!r}",
+            hint=f"{hint}GET /signals lists every signal; post a raw log or metrics if you have no signal.",
+            details={"signal": name, "nearest": near},
+        )
+
+
+class UnknownHardware(NotFound):
+    code = "unknown_hardware"
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        near = nearest(name, known)
+        hint = f"Did you mean {', '.join(near)}? " if near else ""
+        super().__init__(
+            f"unknown hardware {name!r}",
+            hint=f"{hint}GET /hardware lists every id; register a new chip with POST /hardware.",
+            details={"hardware": name, "nearest": near},
+        )
+
+
+class Conflict(KernloreError):
+    code, status = "conflict", 409
+
+
+class ParseFailed(KernloreError):
+    code, status = "parse_failed", 422
+
+
+class Unavailable(KernloreError):
+    code, status = "unavailable", 503
+
+
+class StoreError(KernloreError):
+    code, status = "store_error", 500
