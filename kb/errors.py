@@ -1,18 +1,21 @@
-"""Every error a user of Kernlore can meet. One tree, one JSON shape, one sentence that says what to do next.
+"""Every error a user of Kernlore can meet. One tree, one JSON shape, one sentence that says what to
+do next.
 
     KernloreError
     |-- InvalidRequest          400  invalid_request       the request itself is malformed
-    |   |-- InvalidPredicate    400  invalid_predicate     an expression does not parse or names something unknown
-    |   `-- InvalidKnowledge    400  invalid_knowledge     a hardware.toml, front matter or SKILL.md breaks its schema
+|   |-- InvalidPredicate    400  invalid_predicate     an expression does not parse or names
+something unknown |   `-- InvalidKnowledge    400  invalid_knowledge     a hardware.toml, front
+matter or SKILL.md breaks its schema
     |-- PayloadTooLarge         413  payload_too_large     a body, log or file is over its limit
     |-- UnsupportedFormat       415  unsupported_format    no reader for these bytes
     |-- NotFound                404  not_found             no such id (or not visible to the caller)
     |   |-- UnknownSignal       404  unknown_signal        names the nearest signal ids
     |   `-- UnknownHardware     404  unknown_hardware      names the nearest hardware ids
     |-- Conflict                409  conflict              the thing exists, or changed underneath
-    |-- ParseFailed             422  parse_failed          a document could not be read; nothing of it was stored
-    |-- Unavailable             503  unavailable           a part that is needed is not there (embedder, service, index)
-    `-- StoreError              500  store_error           the catalog is damaged or of another version
+|-- ParseFailed             422  parse_failed          a document could not be read; nothing of it
+was stored |-- Unavailable             503  unavailable           a part that is needed is not there
+(embedder, service, index) `-- StoreError              500  store_error           the catalog is
+damaged or of another version
 
 It does not know HTTP: `status` is the number a door should use, nothing more.
 """
@@ -30,7 +33,9 @@ class KernloreError(Exception):
     code = "error"
     status = 500
 
-    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -38,7 +43,12 @@ class KernloreError(Exception):
 
     def as_json(self) -> dict[str, Any]:
         """The one shape in which an error leaves the product."""
-        return {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details}
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "details": self.details,
+        }
 
 
 class InvalidRequest(KernloreError):
@@ -70,7 +80,9 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     candidates = sorted(set(known))
     lowered = {candidate.lower(): candidate for candidate in reversed(candidates)}
     close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.4)
-    contained = [c for c in candidates if name and (name.lower() in c.lower() or c.lower() in name.lower())]
+    contained = [
+        c for c in candidates if name and (name.lower() in c.lower() or c.lower() in name.lower())
+    ]
     ranked = [lowered[c] for c in close]
     return (ranked + [c for c in contained if c not in ranked])[:count]
 

@@ -1,0 +1,203 @@
+"""One label or one cell of a specification table: which fact is meant, and which value stands
+there.
+
+Reads strings only; the shape of the table is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kb.hardware.fact_keys import FactKey, fact_keys
+from kb.hardware.units import Unit, find_unit
+
+_MARKUP = re.compile(r"\*\*|__|`|&nbsp;|\xa0")
+_SIGNS = re.compile(r"[™®©†‡§¶¹²³⁴⁵⁶⁷⁸⁹⁰*]|\[\d+\]_?|\(\d\)$")
+_FOOTNOTE = re.compile(r"[†‡§¶*¹²³⁴⁵⁶⁷⁸⁹⁰]\s*$|\[\d+\]_?\s*$")
+_BRACKETS = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
+_LEAD = re.compile(
+    r"(?:(?:the|number of|no of|num|total|maximum|max|peak|theoretical|amount of|available) )+"
+)
+_DTYPE = r"(?:fp64|fp32|tf32|xf32|fp16|bf16|bfloat16|fp8|fp4|int8)"
+_DTYPES = re.compile(rf"({_DTYPE}(?: {_DTYPE})+)")
+_MATRIX_ONLY = {"tf32", "xf32", "fp8", "fp4", "int8"}
+
+_NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_CELL = re.compile(
+    rf"(?P<about>up to|~|≈|approx\.?|about|>|≥|<|≤)?\s*(?P<number>{_NUMBER})"
+    r"(?:\s*-?\s*(?P<unit>[A-Za-zµ][\w-]*(?:/[A-Za-z]+)?))?(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_TEXTS = {
+    "compute_capability": re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}a?|\d{1,2}\.\d"),
+    "process_node": re.compile(
+        r"(?:TSMC |Samsung |Intel )?\d{1,2} ?(?:nm|N\w*|FFN?)(?:/\d{1,2} ?nm)?", re.IGNORECASE
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Label:
+    """text: the label without its unit. keys: the facts it means, mostly none or one. weak: it
+    may mean another.
+    """
+
+    text: str
+    unit: str
+    keys: tuple[str, ...]
+    weak: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    value: float | int | str
+    confidence: float
+
+
+def tidy(text: str) -> str:
+    """A label as a person would quote it: without markup and footnote signs."""
+    return " ".join(_SIGNS.sub("", _MARKUP.sub(" ", text)).split())
+
+
+@lru_cache(maxsize=4096)
+def read_label(text: str) -> Label:
+    """What a row or column header says."""
+    cleaned = tidy(text)
+    unit = ""
+    for found in _BRACKETS.finditer(cleaned):
+        inside = found[1].strip()
+        if find_unit(inside) is not None:
+            unit = inside
+            cleaned = cleaned.replace(found[0], " ")
+    name, _, last = cleaned.rpartition(",")
+    if name and find_unit(last) is not None:
+        cleaned, unit = name, last.strip()
+    words = cleaned.split()
+    # "Peak TFLOPS", "BF16 TFLOPS": the unit is a word; single letters are too often something else
+    loose = [word for word in words if len(word) > 2 and _is_measure(word)]
+    if not unit and len(loose) == 1:
+        unit = loose[0]
+        words.remove(unit)
+    plain = " ".join(re.sub(r"[^a-z0-9%]+", " ", " ".join(words).lower()).split())
+    keys, weak = _keys(plain)
+    return Label(" ".join(words), unit, keys, weak)
+
+
+def _is_measure(word: str) -> bool:
+    unit = find_unit(word)
+    return unit is not None and unit.canonical not in ("threads", "bit", "count", "text")
+
+
+def _keys(plain: str) -> tuple[tuple[str, ...], bool]:
+    if not plain:
+        return (), False
+    dtypes = _DTYPES.search(plain)
+    if dtypes is None:
+        return _one_key(plain)
+    keys: list[str] = []
+    for dtype in dtypes[1].split():
+        found, _ = _one_key(plain.replace(dtypes[1], dtype))
+        keys += found
+    if _MATRIX_ONLY & set(dtypes[1].split()):
+        keys = [re.sub(r"^peak_(?!matrix)", "peak_matrix_", key) for key in keys]
+    known = tuple(dict.fromkeys(key for key in keys if key in fact_keys()))
+    return known, True
+
+
+def _one_key(plain: str) -> tuple[tuple[str, ...], bool]:
+    forms = (plain, _LEAD.sub("", plain, count=1) if _LEAD.match(plain) else plain)
+    strong = [k.key for k in fact_keys().values() if any(k.labels.fullmatch(f) for f in forms)]
+    if strong:
+        return (tuple(strong), False) if len(strong) == 1 else ((), False)
+    weak = [
+        known.key
+        for known in fact_keys().values()
+        if known.weak is not None and any(known.weak.fullmatch(form) for form in forms)
+    ]
+    return (tuple(weak), True) if len(weak) == 1 else ((), False)
+
+
+def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None:
+    """The value of a cell in the unit of the fact, or None where the cell leaves a doubt.
+
+    units: what labels say about the unit, the nearest first; the cell's own unit goes before them.
+    """
+    cleaned = " ".join(_MARKUP.sub(" ", text).split())
+    if known.unit == "text":
+        pattern = _TEXTS.get(known.key)
+        fits = pattern is not None and pattern.fullmatch(tidy(cleaned))
+        return Reading(tidy(cleaned), 0.8) if fits else None
+    if known.key.startswith("peak_") and _FOOTNOTE.search(cleaned):
+        return None  # the footnote mostly says "with sparsity"
+    found = _CELL.fullmatch(tidy(cleaned))
+    if found is None:
+        return None
+    stated = _stated_unit(found, known, units)
+    if stated is None:
+        return None
+    unit, rest, inherited = stated
+    confidence = 0.9 - (0.1 if inherited else 0.0) - (0.05 if unit.assumed else 0.0)
+    confidence -= 0.2 if found["about"] else 0.0
+    tail = _tail_doubt(rest, known)
+    number = float(found["number"].replace(",", ""))
+    value = _converted(number, unit, known)
+    if tail is None or value is None or not known.plausible(value):
+        return None
+    exact = int(value) if value == int(value) and abs(value) < 2**53 else value
+    return Reading(exact, round(confidence - tail, 2))
+
+
+def _stated_unit(
+    found: re.Match[str], known: FactKey, units: Sequence[str]
+) -> tuple[Unit, str, bool] | None:
+    """The unit that holds for a cell, what follows it, and whether it came from a label."""
+    word, rest = found["unit"] or "", found["rest"].strip()
+    own = _count_unit(word, known) or find_unit(word)
+    if own is not None:
+        return own, rest, False
+    rest = f"{word} {rest}".strip()
+    for label in units:
+        if (unit := find_unit(label)) is not None:
+            return unit, rest, True
+    if known.unit in ("count", "threads"):
+        return Unit(known.unit, 1.0), rest, False
+    return None
+
+
+def _count_unit(word: str, known: FactKey) -> Unit | None:
+    """`64 K` registers are 65,536 of them."""
+    if known.unit == "count" and word in ("K", "k"):
+        return Unit("count", 1024.0, assumed=True)
+    return None
+
+
+def _converted(number: float, unit: Unit, known: FactKey) -> float | None:
+    if unit.canonical == known.unit or {unit.canonical, known.unit} == {"count", "threads"}:
+        return number * unit.factor
+    if unit.canonical == "B" and known.item_bytes is not None:
+        return number * unit.factor / known.item_bytes
+    if known.unit == "B" and unit.canonical == "bit" and number % 8 == 0:
+        return number / 8
+    if known.unit == "op/s" and unit.canonical == "flop/s":
+        return number * unit.factor  # "INT8 1979 TFLOPS" is a common slip of the pen
+    return None
+
+
+def _tail_doubt(rest: str, known: FactKey) -> float | None:
+    """How much what follows a value takes from its confidence; None where it may change the
+    value.
+    """
+    if not rest:
+        return 0.0
+    if known.tail is not None and known.tail.fullmatch(rest):
+        return 0.0
+    # "304 (38 per XCD)": the parts of the total stated before the bracket
+    bracket = re.fullmatch(r"\(([^()]*)\)", rest)
+    if bracket is None or re.search(
+        r"spars|each|shared|with|\+|combined", bracket[1], re.IGNORECASE
+    ):
+        return None
+    return 0.1

@@ -1,0 +1,196 @@
+"""Sections into passages: the units that are indexed, cut where a reader would pause.
+
+A passage is a few sentences (at most `MAX_CHARS`), a code block or a piece of a table. Its text is
+the document's own
+words: pieces of a section, put together again, are the section. A table piece repeats the caption
+and all header rows in `lead`, so that no row is read without its columns; `lead` is returned with
+the passage but is not part of the cut.
+
+Sizes are checked with the embedder's own tokenizer: what would not fit its window is cut further
+here, because the model would drop the rest in silence. Knows nothing about the catalog or what a
+passage will be scoped to. """
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ingestion.elements import Box, Element, ElementKind, Table
+from ingestion.formats.tables import render_table
+from ingestion.sections import Section
+from kb.embedding.text import header_text
+
+MAX_CHARS = 400
+MAX_CODE_CHARS = 800
+
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?:;])[\"')\]]*\s+(?=[\"'(\[`*\w])|\n[ \t]*\n+|\n(?=[ \t]*(?:[-*+•]|\d+[.)])\s)"
+)
+_LINE_END = re.compile(r"\n+")
+_WORD_END = re.compile(r"\s+")
+
+CountTokens = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One indexed unit of a section. `section` is its index in the document's section list."""
+
+    section: int
+    kind: ElementKind
+    text: str
+    lead: str = ""
+    language: str | None = None
+    boxes: tuple[Box, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """What a reader gets: the text, under its table header if it has one."""
+        return f"{self.lead}\n{self.text}" if self.lead else self.text
+
+
+def cut_passages(
+    sections: Sequence[Section], count_tokens: CountTokens, window: int
+) -> list[Passage]:
+    """All passages of a document in reading order.
+
+    count_tokens: the embedder's own count for a text; window: the most it reads, in the same
+    tokens. """
+    passages: list[Passage] = []
+    for index, section in enumerate(sections):
+        budget = window - count_tokens(header_text(section.path) + ".")
+        drafts = [draft for element in section.elements for draft in _cut_element(index, element)]
+        for draft in _merge(drafts):
+            passages.extend(_fit(draft, count_tokens, budget))
+    return passages
+
+
+def _cut_element(section: int, element: Element) -> Iterator[Passage]:
+    base = Passage(section, element.kind, "", "", element.language, element.boxes)
+    if element.table is not None:
+        yield from _cut_table(base, element)
+        return
+    limit = MAX_CODE_CHARS if element.kind == "code" else MAX_CHARS
+    for text in split_text(element.text, limit, by_line=element.kind == "code"):
+        yield replace(base, text=text)
+
+
+def _cut_table(base: Passage, element: Element) -> Iterator[Passage]:
+    """A small table stays as its source has it; a large one is cut between rows, each piece under
+    its header.
+    """
+    table = element.table
+    if table is None or not table.rows or len(element.text) <= MAX_CODE_CHARS:
+        yield replace(base, text=element.text.strip("\n"))
+        return
+    lead = render_table(replace(table, rows=()))
+    rows: list[tuple[str, ...]] = []
+    size = 0
+    for row in table.rows:
+        width = sum(len(cell) + 3 for cell in row)
+        if rows and size + width > MAX_CHARS:
+            yield replace(base, text=render_table(Table((), tuple(rows))), lead=lead)
+            rows, size = [], 0
+        rows.append(row)
+        size += width
+    if rows:
+        yield replace(base, text=render_table(Table((), tuple(rows))), lead=lead)
+
+
+def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
+    """Cut at sentence ends (at line ends for code), at lines or words only where a sentence is too
+    long.
+
+    The pieces in order hold every character of the text but the white space between them.
+    """
+    separators = (_LINE_END, _WORD_END) if by_line else (_SENTENCE_END, _LINE_END, _WORD_END)
+    atoms = list(_atoms(text, limit, separators))
+    pieces: list[str] = []
+    current = ""
+    for atom in atoms:
+        if current and len(current.rstrip()) + len(atom.rstrip()) > limit:
+            pieces.append(current)
+            current = ""
+        current += atom
+    pieces.append(current)
+    trimmed = (piece.strip("\n").rstrip() if by_line else piece.strip() for piece in pieces)
+    return [piece for piece in trimmed if piece]
+
+
+def _atoms(text: str, limit: int, separators: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    """The text in order, in parts of at most `limit` characters, cut at the first separator that
+    does.
+    """
+    if len(text) <= limit:
+        yield text
+        return
+    if not separators:
+        yield from (text[start : start + limit] for start in range(0, len(text), limit))
+        return
+    start = 0
+    for match in separators[0].finditer(text):
+        yield from _whole_or_finer(text[start : match.end()], limit, separators)
+        start = match.end()
+    yield from _whole_or_finer(text[start:], limit, separators)
+
+
+def _whole_or_finer(part: str, limit: int, separators: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    if len(part.rstrip()) <= limit:
+        yield part
+    else:
+        yield from _atoms(part, limit, separators[1:])
+
+
+def _merge(drafts: Sequence[Passage]) -> list[Passage]:
+    """Join short neighbours of a section; a code block joins the sentence that introduces it."""
+    merged: list[Passage] = []
+    for draft in drafts:
+        last = merged[-1] if merged else None
+        if (
+            last is None
+            or last.lead
+            or draft.lead
+            or len(last.text) + len(draft.text) + 1 > MAX_CHARS
+        ):
+            merged.append(draft)
+            continue
+        kind: ElementKind = last.kind if last.kind == draft.kind else "text"
+        boxes = last.boxes + tuple(box for box in draft.boxes if box not in last.boxes)
+        merged[-1] = replace(
+            last,
+            kind=kind,
+            text=f"{last.text}\n{draft.text}",
+            language=last.language or draft.language,
+            boxes=boxes,
+        )
+    return merged
+
+
+def _fit(passage: Passage, count_tokens: CountTokens, budget: int) -> Iterator[Passage]:
+    """Cut a passage that the embedder could not read whole (dense code, foreign scripts, long
+    tables).
+    """
+    # A word piece is at least one character: short texts need no count.
+    if len(passage.shown) <= budget or count_tokens(passage.shown) <= budget:
+        yield passage
+        return
+    if passage.lead and count_tokens(passage.lead) > budget // 2:
+        passage = replace(passage, lead=_shorten(passage.lead, count_tokens, budget // 2))
+    halves = split_text(
+        passage.text, max(len(passage.text) // 2, 16), by_line=passage.kind == "code"
+    )
+    if len(halves) < 2:
+        middle = len(passage.text) // 2
+        halves = [passage.text[:middle], passage.text[middle:]]
+    for half in halves:
+        yield from _fit(replace(passage, text=half), count_tokens, budget)
+
+
+def _shorten(text: str, count_tokens: CountTokens, budget: int) -> str:
+    """A header wider than half the window is shown cut, with a mark, rather than crowd out its
+    rows.
+    """
+    while count_tokens(text) > budget:
+        text = text[: len(text) * 3 // 4].rstrip()
+    return text + " ..."

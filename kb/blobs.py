@@ -1,0 +1,54 @@
+"""Content-addressed files: originals, artifacts, profiles. The key is the SHA-256 of the bytes.
+
+Goes through fsspec, so a bucket can take the folder's place. Nothing is ever overwritten: equal
+keys are equal bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from kb.errors import NotFound
+from kb.ids import new_id, sha256
+
+
+class Blobs:
+    """put, get, delete. Writes land under a temporary name first, so a crash leaves no half blob."""
+
+    def __init__(self, url: str) -> None:
+        self._fs: Any
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key[:2]}/{key}"
+
+    def put(self, data: bytes) -> str:
+        """Store the bytes; storing them again is free. Returns the key."""
+        key = sha256(data)
+        path = self._path(key)
+        if not self._fs.exists(path):
+            self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            partial = f"{path}.{new_id('part')}"
+            self._fs.pipe_file(partial, data)
+            self._fs.mv(partial, path)
+        return key
+
+    def get(self, key: str) -> bytes:
+        try:
+            return bytes(self._fs.cat_file(self._path(key)))
+        except FileNotFoundError as error:
+            raise NotFound(
+                f"no stored file {key[:12]}",
+                hint="The data directory is incomplete; restore it from a backup.",
+            ) from error
+
+    def delete(self, key: str) -> None:
+        if self._fs.exists(self._path(key)):
+            self._fs.rm(self._path(key))
+
+
+def open_blobs(data_dir: Path, url: str | None) -> Blobs:
+    """The configured blob store, by default a folder in the data directory."""
+    return Blobs(url or str((data_dir / "blobs").absolute()))

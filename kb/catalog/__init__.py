@@ -1,0 +1,7 @@
+"""The SQL catalog. `open_catalog` gives a `Catalog`; the modules beside it read and write one
+subject each.
+"""
+
+from kb.catalog.engine import Catalog, open_catalog
+
+__all__ = ["Catalog", "open_catalog"]

@@ -1,0 +1,153 @@
+"""Vectors by text: the same text is embedded once per model, whatever document or revision it
+stands in.
+
+Stored as little-endian float32 of unit length. Knows nothing about models or nearest neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.engine import portions
+from kb.catalog.tables import knowledge as t
+from kb.embedding.text import embedding_text
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class MissingText:
+    sha256: str
+    text: str
+
+
+def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> None:
+    """Keep vectors by the SHA-256 of their text; one already there stays."""
+    rows = [
+        {
+            "text_sha256": sha,
+            "model_fingerprint": model,
+            "vector": np.ascontiguousarray(vector, "<f4").tobytes(),
+            "created_at": clock.now(),
+        }
+        for sha, vector in vectors.items()
+    ]
+    if rows:
+        connection.execute(t.embeddings.insert().prefix_with("OR IGNORE", dialect="sqlite"), rows)
+
+
+def missing(connection: Connection, model: str, limit: int) -> list[MissingText]:
+    """Texts of active passages without a vector of this model, oldest first."""
+    rows = connection.execute(
+        sa.select(
+            t.passages.c.embed_sha256, t.sections.c.path, t.passages.c.lead, t.passages.c.text
+        )
+        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+        .outerjoin(
+            t.embeddings,
+            sa.and_(
+                t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
+                t.embeddings.c.model_fingerprint == model,
+            ),
+        )
+        .where(t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None))
+        .order_by(t.passages.c.seq)
+        .limit(limit)
+    )
+    found: dict[str, MissingText] = {}
+    for sha, path, lead, text in rows:
+        found.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
+    return list(found.values())
+
+
+def counts(
+    connection: Connection, model: str, document_ids: Sequence[str] | None = None
+) -> tuple[int, int]:
+    """(embedded, all) active passages, of the whole store or of some documents."""
+    join = t.passages.outerjoin(
+        t.embeddings,
+        sa.and_(
+            t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
+            t.embeddings.c.model_fingerprint == model,
+        ),
+    )
+    query = (
+        sa.select(sa.func.count(t.embeddings.c.text_sha256), sa.func.count())
+        .select_from(join)
+        .where(t.passages.c.active.is_(True))
+    )
+    if document_ids is not None:
+        query = query.where(t.passages.c.document_id.in_(document_ids))
+    embedded, total = connection.execute(query).one()
+    return int(embedded), int(total)
+
+
+def by_sequence(connection: Connection, model: str, seqs: Iterable[int]) -> dict[int, Vector]:
+    """Vectors of passages by their number; passages not embedded yet are left out."""
+    wanted = list(seqs)
+    found: dict[int, Vector] = {}
+    for part in portions(wanted):
+        rows = connection.execute(
+            sa.select(t.passages.c.seq, t.embeddings.c.vector)
+            .join(t.embeddings, t.embeddings.c.text_sha256 == t.passages.c.embed_sha256)
+            .where(
+                t.passages.c.seq.in_(part),
+                t.embeddings.c.model_fingerprint == model,
+            )
+        )
+        for seq, vector in rows:
+            found[seq] = np.frombuffer(vector, "<f4")
+    return found
+
+
+@dataclass(frozen=True)
+class ScopeVectors:
+    """All vectors of one hardware scope: `ids[i]` and `seqs[i]` belong to row i of `matrix` (n,
+    dimension).
+    """
+
+    ids: tuple[str, ...]
+    seqs: tuple[int, ...]
+    matrix: Vector
+
+
+def of_scope(
+    connection: Connection, model: str, hardware_id: str, access_scope: str
+) -> ScopeVectors:
+    rows = list(
+        connection.execute(
+            sa.select(t.passages.c.id, t.passages.c.seq, t.embeddings.c.vector)
+            .join(t.embeddings, t.embeddings.c.text_sha256 == t.passages.c.embed_sha256)
+            .join(t.passage_hardware, t.passage_hardware.c.passage_id == t.passages.c.id)
+            .where(
+                t.passage_hardware.c.hardware_id == hardware_id,
+                t.passages.c.active.is_(True),
+                t.passages.c.access_scope == access_scope,
+                t.embeddings.c.model_fingerprint == model,
+            )
+            .order_by(t.passages.c.seq)
+        )
+    )
+    if not rows:
+        return ScopeVectors((), (), np.zeros((0, 0), np.float32))
+    matrix = np.frombuffer(b"".join(row.vector for row in rows), "<f4").reshape(len(rows), -1)
+    return ScopeVectors(tuple(r.id for r in rows), tuple(r.seq for r in rows), matrix)
+
+
+def hardware_scopes(connection: Connection, access_scope: str = "all") -> list[str]:
+    """Every scope that has active passages."""
+    return list(
+        connection.execute(
+            sa.select(sa.distinct(t.passage_hardware.c.hardware_id))
+            .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
+            .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope)
+            .order_by(t.passage_hardware.c.hardware_id)
+        ).scalars()
+    )

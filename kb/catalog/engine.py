@@ -1,0 +1,124 @@
+"""Opens the SQL catalog: the truth of everything Kernlore holds.
+
+SQLite in WAL mode in the data directory; any number of processes may open it. Migrations run on
+opening, under the write lock, so two processes that start together cannot both migrate. Knows no
+table by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, event
+
+from kb.errors import StoreError
+
+BUSY_TIMEOUT_MS = 15_000
+_MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
+T = TypeVar("T")
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class Catalog:
+    """A handle on one catalog. Cheap to share between threads; connections are pooled per thread of
+    use.
+    """
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine = engine
+        self.path = path
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent view; nothing written here is kept."""
+        with self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction that takes the write lock at its start: all of it is kept, or nothing."""
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def open_catalog(data_dir: Path) -> Catalog:
+    """Open (and create or migrate) the catalog of a data directory."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    path = data_dir / "catalog.sqlite"
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
+    _configure(engine)
+    catalog = Catalog(engine, path)
+    try:
+        _migrate(catalog)
+    except sa.exc.DatabaseError as error:
+        engine.dispose()
+        raise StoreError(
+            f"the catalog {path} cannot be opened: {error.orig}",
+            hint="Restore it with `kernlore restore`, or start with another --data-dir.",
+        ) from error
+    return catalog
+
+
+def _configure(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def _pragmas(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are ours: `write` begins them itself
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            "foreign_keys=ON",
+            f"busy_timeout={BUSY_TIMEOUT_MS}",
+            "cache_size=-65536",
+            "temp_store=MEMORY",
+            "mmap_size=1073741824",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+
+def _migrate(catalog: Catalog) -> None:
+    # Alembic costs 0.3 s to import; a catalog that is at the newest revision never pays it.
+    newest = max(path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
+    if _revision(catalog) == newest:
+        return
+    with catalog.write() as connection:
+        from alembic import command
+        from alembic.config import Config
+
+        found = _revision_of(connection)
+        if found is not None and found > newest:
+            raise StoreError(
+                f"the catalog {catalog.path} was written by a newer Kernlore (revision {found})",
+                hint="Upgrade Kernlore, or start with another --data-dir.",
+            )
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _revision(catalog: Catalog) -> str | None:
+    with catalog.read() as connection:
+        return _revision_of(connection)
+
+
+def _revision_of(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def portions(values: Sequence[T]) -> list[Sequence[T]]:
+    """The values in portions that fit into one statement's IN list."""
+    return [values[n : n + _MAX_PARAMETERS] for n in range(0, len(values), _MAX_PARAMETERS)]

@@ -1,0 +1,177 @@
+"""What an upload is: a new document, a new version of one, nothing new, or another's twin.
+
+`source_key` names the logical document; the SHA-256 of its bytes, the pipeline fingerprint and the
+scope name the version. Knows nothing about what is inside a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.tables import knowledge as t
+from kb.ids import DocumentId, VersionId, derived_id, new_id
+
+Outcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file as it came in."""
+
+    source_key: str
+    title: str
+    category: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    file_name: str
+    format: str
+    sha256: str
+    size_bytes: int
+    blob_key: str
+    pipeline: str
+    origin: str = "upload"
+    access_scope: str = "all"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What became of an upload. `version_id` is None when nothing is to be done."""
+
+    document_id: DocumentId
+    outcome: Outcome
+    version_id: VersionId | None
+
+
+def register(connection: Connection, source: Source) -> Registered:
+    """Decide what an upload is and, when it is something new, create its rows in state `staged`."""
+    document = connection.execute(
+        sa.select(t.documents).where(
+            t.documents.c.source_key == source.source_key,
+            t.documents.c.access_scope == source.access_scope,
+        )
+    ).one_or_none()
+    if document is None:
+        twin = _twin(connection, source)
+        if twin is not None:
+            return Registered(DocumentId(twin), "duplicate_of", None)
+        document_id = DocumentId(derived_id("doc", source.access_scope, source.source_key))
+        connection.execute(
+            t.documents.insert().values(
+                id=document_id,
+                source_key=source.source_key,
+                title=source.title,
+                category=source.category,
+                origin=source.origin,
+                created_at=clock.now(),
+                updated_at=clock.now(),
+                access_scope=source.access_scope,
+            )
+        )
+        _setscopes_of(connection, document_id, source)
+        return Registered(document_id, "created", _stage(connection, document_id, source))
+    return _register_again(connection, document, source)
+
+
+def _register_again(connection: Connection, document: sa.Row[Any], source: Source) -> Registered:
+    document_id = DocumentId(document.id)
+    newest = connection.execute(
+        sa.select(t.document_versions)
+        .where(
+            t.document_versions.c.document_id == document_id,
+            t.document_versions.c.state.in_(("staged", "current")),
+        )
+        .order_by(t.document_versions.c.number.desc())
+        .limit(1)
+    ).one_or_none()
+    same_scope = scopes_of(connection, document_id) == _scope_rows(source)
+    if (
+        newest is not None
+        and newest.sha256 == source.sha256
+        and newest.pipeline == source.pipeline
+        and document.category == source.category
+        and same_scope
+    ):
+        return Registered(document_id, "unchanged", None)
+    connection.execute(
+        t.documents.update()
+        .where(t.documents.c.id == document_id)
+        .values(title=source.title, category=source.category, updated_at=clock.now())
+    )
+    _setscopes_of(connection, document_id, source)
+    return Registered(document_id, "new_version", _stage(connection, document_id, source))
+
+
+def _twin(connection: Connection, source: Source) -> str | None:
+    """Another live document of the same scope and category with the same bytes."""
+    rows = connection.execute(
+        sa.select(t.documents.c.id)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(
+            t.document_versions.c.sha256 == source.sha256,
+            t.document_versions.c.state.in_(("staged", "current")),
+            t.documents.c.category == source.category,
+            t.documents.c.access_scope == source.access_scope,
+        )
+        .order_by(t.documents.c.created_at, t.documents.c.id)
+    ).scalars()
+    for document_id in rows:
+        if scopes_of(connection, document_id) == _scope_rows(source):
+            return str(document_id)
+    return None
+
+
+def _scope_rows(source: Source) -> set[tuple[str, str]]:
+    return {("hardware", h) for h in source.hardware} | {("language", x) for x in source.languages}
+
+
+def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
+    rows = connection.execute(
+        sa.select(t.document_scopes.c.kind, t.document_scopes.c.value).where(
+            t.document_scopes.c.document_id == document_id
+        )
+    )
+    return {(kind, value) for kind, value in rows}
+
+
+def _setscopes_of(connection: Connection, document_id: str, source: Source) -> None:
+    connection.execute(
+        t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
+    )
+    rows = [
+        {"document_id": document_id, "kind": kind, "value": value}
+        for kind, value in sorted(_scope_rows(source))
+    ]
+    if rows:
+        connection.execute(t.document_scopes.insert(), rows)
+
+
+def _stage(connection: Connection, document_id: str, source: Source) -> VersionId:
+    versions = t.document_versions
+    number = 1 + (
+        connection.execute(
+            sa.select(sa.func.max(versions.c.number)).where(versions.c.document_id == document_id)
+        ).scalar()
+        or 0
+    )
+    version_id = VersionId(new_id("ver"))
+    connection.execute(
+        versions.insert().values(
+            id=version_id,
+            document_id=document_id,
+            number=number,
+            sha256=source.sha256,
+            pipeline=source.pipeline,
+            state="staged",
+            file_name=source.file_name,
+            format=source.format,
+            size_bytes=source.size_bytes,
+            blob_key=source.blob_key,
+            report={},
+            created_at=clock.now(),
+        )
+    )
+    return version_id

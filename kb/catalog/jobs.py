@@ -1,0 +1,209 @@
+"""Jobs as rows: a state machine with heartbeat and lease.
+
+    queued -> running -> ready | partial | failed
+
+A worker owns a running job only while its lease lasts. When the worker dies, the lease runs out and
+`expire` fails the job with code `lease_expired`; `retry` queues it again. Knows nothing about what
+a job does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.engine import Catalog
+from kb.catalog.tables.jobs import jobs
+from kb.errors import Conflict, NotFound
+from kb.ids import JobId, new_id
+
+JobState = Literal["queued", "running", "ready", "partial", "failed"]
+FINISHED: tuple[JobState, ...] = ("ready", "partial", "failed")
+
+
+@dataclass(frozen=True)
+class Job:
+    id: JobId
+    kind: str
+    state: JobState
+    subject_id: str | None
+    payload: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    result: Mapping[str, Any]
+    error: Mapping[str, Any] | None
+    attempts: int
+    lease_owner: str | None
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+
+_COLUMNS = [jobs.c[name] for name in Job.__dataclass_fields__]
+
+
+def _job(row: sa.Row[Any]) -> Job:
+    return Job(**row._mapping)
+
+
+class Jobs:
+    """The queue. Every method is one transaction."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def enqueue(
+        self, connection: Connection, kind: str, subject_id: str, payload: Mapping[str, Any]
+    ) -> JobId:
+        """Add a job inside the caller's transaction, so that it exists exactly when its subject
+        does.
+        """
+        job_id = JobId(new_id("job"))
+        connection.execute(
+            jobs.insert().values(
+                id=job_id,
+                kind=kind,
+                state="queued",
+                subject_id=subject_id,
+                payload=dict(payload),
+                progress={},
+                result={},
+                created_at=clock.now(),
+            )
+        )
+        return job_id
+
+    def get(self, job_id: str, *, access_scope: str = "all") -> Job:
+        with self._catalog.read() as connection:
+            row = connection.execute(
+                sa.select(*_COLUMNS).where(jobs.c.id == job_id, jobs.c.access_scope == access_scope)
+            ).one_or_none()
+        if row is None:
+            raise NotFound(
+                f"no job {job_id!r}", hint="GET /documents shows each document's job id."
+            )
+        return _job(row)
+
+    def counts(self) -> dict[str, int]:
+        """Jobs per state."""
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+            )
+            return {state: count for state, count in rows}
+
+    def claim(self, kinds: Sequence[str], owner: str, lease_seconds: float) -> Job | None:
+        """Take the oldest queued job, or none; the caller owns it until the lease runs out."""
+        with self._catalog.write() as connection:
+            row = connection.execute(
+                sa.select(jobs.c.id)
+                .where(jobs.c.state == "queued", jobs.c.kind.in_(kinds))
+                .order_by(jobs.c.created_at, jobs.c.id)
+                .limit(1)
+            ).one_or_none()
+            if row is None:
+                return None
+            connection.execute(
+                jobs.update()
+                .where(jobs.c.id == row.id)
+                .values(
+                    state="running",
+                    attempts=jobs.c.attempts + 1,
+                    lease_owner=owner,
+                    lease_expires_at=clock.after(lease_seconds),
+                    heartbeat_at=clock.now(),
+                    started_at=clock.now(),
+                    error=None,
+                )
+            )
+            return _job(connection.execute(sa.select(*_COLUMNS).where(jobs.c.id == row.id)).one())
+
+    def heartbeat(
+        self,
+        job_id: str,
+        owner: str,
+        lease_seconds: float,
+        progress: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Renew the lease. Raises Conflict when the job is no longer the caller's."""
+        values: dict[str, Any] = {
+            "heartbeat_at": clock.now(),
+            "lease_expires_at": clock.after(lease_seconds),
+        }
+        if progress is not None:
+            values["progress"] = dict(progress)
+        with self._catalog.write() as connection:
+            self._update_owned(connection, job_id, owner, values)
+
+    def finish(
+        self,
+        connection: Connection,
+        job_id: str,
+        owner: str,
+        state: JobState,
+        *,
+        result: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> None:
+        """End a job inside the caller's transaction: its effects and its end are one step."""
+        values = {
+            "state": state,
+            "result": dict(result or {}),
+            "error": dict(error) if error else None,
+            "finished_at": clock.now(),
+            "lease_owner": None,
+            "lease_expires_at": None,
+        }
+        self._update_owned(connection, job_id, owner, values)
+
+    @staticmethod
+    def _update_owned(
+        connection: Connection, job_id: str, owner: str, values: Mapping[str, Any]
+    ) -> None:
+        changed = connection.execute(
+            jobs.update()
+            .where(jobs.c.id == job_id, jobs.c.state == "running", jobs.c.lease_owner == owner)
+            .values(**values)
+        )
+        if changed.rowcount != 1:
+            raise Conflict(
+                f"job {job_id} is no longer owned by {owner}",
+                hint="Its lease ran out; the work of this attempt is discarded.",
+            )
+
+    def expire(self) -> list[JobId]:
+        """Fail every running job whose lease ran out; returns their ids."""
+        error = {
+            "code": "lease_expired",
+            "message": "the worker stopped without finishing",
+            "hint": "Retry the job; if it fails again, the document itself may kill the parser.",
+            "details": {},
+        }
+        with self._catalog.write() as connection:
+            expired = connection.execute(
+                jobs.update()
+                .where(jobs.c.state == "running", jobs.c.lease_expires_at < clock.now())
+                .values(state="failed", error=error, finished_at=clock.now(), lease_owner=None)
+                .returning(jobs.c.id)
+            ).scalars()
+            return [JobId(job_id) for job_id in expired]
+
+    def retry(self, job_id: str) -> None:
+        """Queue a failed job again."""
+        with self._catalog.write() as connection:
+            changed = connection.execute(
+                jobs.update()
+                .where(jobs.c.id == job_id, jobs.c.state == "failed")
+                .values(state="queued", error=None, finished_at=None)
+            )
+            if changed.rowcount != 1:
+                raise Conflict(
+                    f"job {job_id} is not in state failed", hint="Only failed jobs can be retried."
+                )

@@ -1,0 +1,33 @@
+"""Small named values of the catalog, first of all its revision: a number that grows with every
+change of what can be found, so that caches and logs can say which catalog they speak of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.tables.jobs import meta
+
+
+def get(connection: Connection, key: str) -> Any:
+    """The value, or None."""
+    return connection.execute(sa.select(meta.c.value).where(meta.c.key == key)).scalar()
+
+
+def put(connection: Connection, key: str, value: Any) -> None:
+    updated = connection.execute(
+        meta.update().where(meta.c.key == key).values(value=value, updated_at=clock.now())
+    )
+    if updated.rowcount == 0:
+        connection.execute(meta.insert().values(key=key, value=value, updated_at=clock.now()))
+
+
+def revision(connection: Connection) -> int:
+    return int(get(connection, "revision") or 0)
+
+
+def bump_revision(connection: Connection) -> None:
+    put(connection, "revision", revision(connection) + 1)

@@ -1,0 +1,11 @@
+"""The catalog's tables, one module per subject. The columns are the contract that later work must
+not migrate away.
+
+Written in the subset that SQLite and PostgreSQL share. Times are UTC ISO-8601 text (sortable, no
+driver surprises), structured values are JSON, ids are prefixed text. Every table that holds
+somebody's content has `access_scope`."""
+
+from kb.catalog.tables import hardware, jobs, knowledge, retrieval, search, skills
+from kb.catalog.tables._columns import metadata
+
+__all__ = ["hardware", "jobs", "knowledge", "metadata", "retrieval", "search", "skills"]

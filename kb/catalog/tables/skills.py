@@ -1,0 +1,119 @@
+"""Skills, their append-only history, and the measurements that back them."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    Float,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
+
+skills = Table(
+    "skills",
+    metadata,
+    id_column(),
+    Column("name", String, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("tier", String, nullable=False),  # curated | learned
+    Column("state", String, nullable=False),  # candidate | active | suspect | retired | quarantined
+    Column("polarity", String, nullable=False),  # use | avoid
+    Column("transformation", String, nullable=False),
+    Column("description", String, nullable=False),
+    Column("compatibility", String, nullable=True),
+    Column("license", String, nullable=True),
+    Column("body", Text, nullable=False),
+    Column("predicate", String, nullable=True),  # preconditions, kb.predicates
+    json("moves", default="[]"),
+    json("recipe", nullable=True),
+    json("sources", default="[]"),
+    json("metadata"),
+    Column("content_sha256", String, nullable=False, index=True),
+    Column("structured_key", String, nullable=False, index=True),
+    Column("origin", String, nullable=False),  # shipped | import | run | person
+    Column("origin_run_id", String, nullable=True),
+    Column("toolchain_id", String, nullable=True),
+    when(),
+    when("updated_at"),
+    scope(),
+    UniqueConstraint("access_scope", "name"),
+)
+
+skill_scopes = Table(
+    "skill_scopes",
+    metadata,
+    ref("skill_id", "skills.id", index=False),
+    Column("kind", String, nullable=False),  # hardware | language | op | dtype | signal
+    Column("value", String, nullable=False),
+    PrimaryKeyConstraint("skill_id", "kind", "value"),
+    Index(None, "kind", "value"),
+)
+
+skill_events = Table(
+    "skill_events",
+    metadata,
+    id_column(),
+    ref("skill_id", "skills.id"),
+    Column("sequence", Integer, nullable=False),
+    Column("event", String, nullable=False),
+    Column("from_state", String, nullable=True),
+    Column("to_state", String, nullable=True),
+    Column("actor", String, nullable=False),
+    Column("reason", String, nullable=False),
+    json("details"),
+    when(),
+    UniqueConstraint("skill_id", "sequence"),
+)
+
+skill_links = Table(
+    "skill_links",
+    metadata,
+    ref("skill_id", "skills.id", index=False),
+    Column("other_id", String, nullable=False),
+    Column("kind", String, nullable=False),  # conflicts_with | merged_into | derived_from
+    when(),
+    PrimaryKeyConstraint("skill_id", "other_id", "kind"),
+)
+
+skill_uses = Table(
+    "skill_uses",
+    metadata,
+    ref("retrieval_id", "retrievals.id", index=False),
+    ref("skill_id", "skills.id"),
+    Column("role", String, nullable=False),  # shown | used | withheld
+    Column("helped", Integer, nullable=True),  # 1, 0 or unknown
+    when(),
+    PrimaryKeyConstraint("retrieval_id", "skill_id", "role"),
+)
+
+evidence = Table(
+    "evidence",
+    metadata,
+    id_column(),
+    Column("subject_kind", String, nullable=False),  # skill | move | recipe | candidate
+    Column("subject_id", String, nullable=False),
+    Column("hardware_id", String, nullable=False),
+    Column("device_id", String, nullable=True),
+    Column("toolchain_id", String, nullable=True),
+    Column("problem_id", String, nullable=True),
+    Column("case_id", String, nullable=True),
+    Column("evaluation_id", String, nullable=True),
+    Column("kind", String, nullable=False),  # ablation | pair | lift | simulator
+    Column("n", Integer, nullable=False),
+    Column("baseline_us", Float, nullable=True),
+    Column("measured_us", Float, nullable=True),
+    Column("speedup", Float, nullable=True),
+    Column("speedup_low", Float, nullable=True),
+    Column("speedup_high", Float, nullable=True),
+    json("details"),
+    when(),
+    scope(),
+    Index(None, "subject_kind", "subject_id"),
+)

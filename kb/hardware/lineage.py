@@ -1,0 +1,183 @@
+"""Who stands above whom, and which hardware a name means.
+
+Pure functions over a mapping id -> hardware. They need only `id`, `name`, `parent`, `aliases` (and
+`facts` where facts are inherited), so they serve parsed files and catalog rows alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from kb.errors import InvalidKnowledge, UnknownHardware
+from kb.hardware.names import NameIndex
+
+
+class HardwareLike(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def aliases(self) -> Sequence[str]: ...
+
+
+class FactLike(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+
+
+FactT = TypeVar("FactT", bound=FactLike)
+FactT_co = TypeVar("FactT_co", bound=FactLike, covariant=True)
+
+
+class WithFacts(HardwareLike, Protocol[FactT_co]):
+    @property
+    def facts(self) -> Sequence[FactT_co]: ...
+
+
+Registry = Mapping[str, HardwareLike]
+
+# A published number speaks for every chip of the model, a measured one for its own device.
+_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
+
+
+@dataclass(frozen=True)
+class EffectiveFact(Generic[FactT]):
+    """owner: the id that states it, the hardware itself or one above it."""
+
+    fact: FactT
+    owner: str
+
+
+def find(name: str, registry: Registry) -> str | None:
+    """The id that a name, alias or spelling of one means, or None."""
+    wanted = plain(name)
+    if not wanted:
+        return None
+    ids = sorted(registry)
+    for hardware_id in ids:
+        if wanted == plain(hardware_id):
+            return hardware_id
+    for hardware_id in ids:
+        known = (registry[hardware_id].name, *registry[hardware_id].aliases)
+        if wanted in {plain(name) for name in known}:
+            return hardware_id
+    return None
+
+
+def resolve(name: str, registry: Registry) -> str:
+    """Like `find`, but an unknown name is an error that names the nearest ids."""
+    found = find(name, registry)
+    if found is None:
+        raise UnknownHardware(name, registry)
+    return found
+
+
+def plain(name: str) -> str:
+    """A name without case and separators: "H100 SXM5", "h100-sxm5" and "H100_SXM5" are one."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+def lineage(hardware_id: str, registry: Registry) -> tuple[str, ...]:
+    """The hardware and everything above it, from the chip up to the vendor."""
+    if hardware_id not in registry:
+        raise UnknownHardware(hardware_id, registry)
+    chain = [hardware_id]
+    while (parent := registry[chain[-1]].parent) is not None:
+        if parent in chain:
+            raise InvalidKnowledge(
+                f"the lineage of {hardware_id} runs in a circle: {' -> '.join([*chain, parent])}",
+                hint=f"Change the parent of one of {', '.join(chain)}.",
+                details={"hardware": hardware_id, "chain": [*chain, parent]},
+            )
+        if parent not in registry:
+            raise InvalidKnowledge(
+                f"{chain[-1]} has the parent {parent}, which is not registered",
+                hint=f"Register {parent} first, or correct the parent of {chain[-1]}.",
+                details={"hardware": chain[-1], "parent": parent},
+            )
+        chain.append(parent)
+    return tuple(chain)
+
+
+def descendants(hardware_id: str, registry: Registry) -> frozenset[str]:
+    """Everything below a hardware, without itself."""
+    if hardware_id not in registry:
+        raise UnknownHardware(hardware_id, registry)
+    found: set[str] = set()
+    border = {hardware_id}
+    while border:
+        border = {id_ for id_ in registry if registry[id_].parent in border} - found
+        found |= border
+    return frozenset(found - {hardware_id})
+
+
+def siblings(hardware_id: str, registry: Registry) -> frozenset[str]:
+    """The others with the same parent; none for a hardware without one."""
+    if hardware_id not in registry:
+        raise UnknownHardware(hardware_id, registry)
+    parent = registry[hardware_id].parent
+    if parent is None:
+        return frozenset()
+    return frozenset(id_ for id_ in registry if registry[id_].parent == parent) - {hardware_id}
+
+
+def effective_facts(
+    hardware_id: str, registry: Mapping[str, WithFacts[FactT]]
+) -> dict[str, EffectiveFact[FactT]]:
+    """The fact that holds for each key: the nearest up the lineage that states it.
+
+    Where one hardware states a key more than once, datasheet wins over measured, measured over
+    derived.
+    """
+    effective: dict[str, EffectiveFact[FactT]] = {}
+    for owner in lineage(hardware_id, registry):
+        for fact in sorted(registry[owner].facts, key=lambda fact: _RANK.get(fact.kind, 9)):
+            effective.setdefault(fact.key, EffectiveFact(fact, owner))
+    return effective
+
+
+def narrowest(ids: Iterable[str], registry: Registry) -> frozenset[str]:
+    """Without the ids that stand above another of them: {nvidia, h100} -> {h100}."""
+    chosen = set(ids)
+    above = {parent for id_ in chosen for parent in lineage(id_, registry)[1:]}
+    return frozenset(chosen - above)
+
+
+def names_in_text(text: str, registry: Registry) -> frozenset[str]:
+    """The registered hardware that a heading or sentence names; for many texts keep a
+    `NameIndex`.
+    """
+    return name_index(registry).find(text)
+
+
+def name_index(registry: Registry) -> NameIndex:
+    return NameIndex({id_: (hw.id, hw.name, *hw.aliases) for id_, hw in registry.items()})
+
+
+def registry_problems(registry: Registry) -> list[str]:
+    """Why a set of hardware does not hold together: unknown parents, circles, a name with two
+    owners.
+    """
+    problems = []
+    owners: dict[str, set[str]] = {}
+    for hardware_id, hardware in sorted(registry.items()):
+        for name in (hardware.id, *hardware.aliases):
+            owners.setdefault(plain(name), set()).add(hardware_id)
+        try:
+            lineage(hardware_id, registry)
+        except InvalidKnowledge as error:
+            problems.append(f"{error.message}. {error.hint}")
+    problems += [_clash(name, ids) for name, ids in sorted(owners.items()) if len(ids) > 1]
+    return problems
+
+
+def _clash(name: str, ids: Collection[str]) -> str:
+    return f"the name {name} belongs to {', '.join(sorted(ids))}. Keep it in one of them."

@@ -1,0 +1,35 @@
+"""Typed ids: text with a prefix that says what it names. Content-derived where repeating the work
+must find the row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import NewType
+
+DocumentId = NewType("DocumentId", str)  # doc_
+VersionId = NewType("VersionId", str)  # ver_
+SectionId = NewType("SectionId", str)  # sec_
+PassageId = NewType("PassageId", str)  # psg_
+FactId = NewType("FactId", str)  # fact_
+MoveId = NewType("MoveId", str)  # mv_
+SkillId = NewType("SkillId", str)  # sk_
+JobId = NewType("JobId", str)  # job_
+RetrievalId = NewType("RetrievalId", str)  # ret_
+HardwareId = NewType("HardwareId", str)  # the registry's own short names, no prefix
+
+
+def new_id(prefix: str) -> str:
+    """A fresh random id, `prefix_` and 16 hex digits."""
+    return f"{prefix}_{secrets.token_hex(8)}"
+
+
+def derived_id(prefix: str, *parts: object) -> str:
+    """The id of something fully determined by `parts`: the same parts always give the same id."""
+    text = "\x1f".join(str(part) for part in parts)
+    return f"{prefix}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def sha256(data: bytes | str) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

@@ -1,0 +1,350 @@
+"""The one expression language of the product: diagnosis rules, preconditions, moves, recipes.
+
+A text is parsed with `ast`, checked against a whitelist and compiled once into frozen nodes;
+nothing is ever handed to `eval`. Knows neither which names exist nor where values come from:
+`names()` lets a linter check the names, `Bindings` carries the values. Standard library only,
+because the portable search core uses it too.
+
+Invariants: three-valued (Kleene) logic. Whatever is wrong with the text itself (syntax, a forbidden
+construct, operands whose types can never fit) is an `InvalidPredicate` when it is compiled.
+Whatever is wrong with the values (absent, of another type, division by zero, not finite) makes the
+result unknown and says why. A truth value is no number, and text has no order ("10.0" < "9.0").
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from kb.errors import InvalidPredicate
+from kb.predicate_nodes import (
+    NAMESPACES,
+    Bindings,
+    Compare,
+    Computed,
+    Constant,
+    Join,
+    Kind,
+    Known,
+    Member,
+    Name,
+    Node,
+    Not,
+    Number,
+    Used,
+    Value,
+    incomparable,
+    is_finite,
+    kind_of,
+    truth,
+)
+
+__all__ = [
+    "Bindings",
+    "Computed",
+    "Expression",
+    "Names",
+    "Outcome",
+    "Predicate",
+    "Used",
+    "Value",
+    "compile_expression",
+    "compile_predicate",
+]
+
+MAX_LENGTH = 2_000
+MAX_DEPTH = 48
+
+_GRAMMAR = (
+    "Allowed: and or not, comparisons, + - * / // %, min max abs ceil floor log2 sqrt, known(x), "
+    "literals, in [..], and the names signals.X metrics.X facts.X problem.X or a parameter."
+)
+
+
+class Names(NamedTuple):
+    """Every name an expression refers to, sorted, by namespace."""
+
+    signals: tuple[str, ...]
+    metrics: tuple[str, ...]
+    facts: tuple[str, ...]
+    problem: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a predicate says: True, False, or None for unknown (see `Computed` for the rest)."""
+
+    value: bool | None
+    missing: tuple[str, ...]
+    used: tuple[Used, ...]
+    reasons: tuple[str, ...]
+
+
+_ARITHMETIC: dict[type[ast.operator], tuple[str, Callable[..., int | float]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
+    ast.FloorDiv: ("//", operator.floordiv),
+    ast.Mod: ("%", operator.mod),
+}
+_SYMBOLS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+
+
+class _Function(NamedTuple):
+    call: Callable[..., int | float]
+    fewest: int
+    most: int
+
+
+_FUNCTIONS = {
+    "min": _Function(min, 2, 16),
+    "max": _Function(max, 2, 16),
+    "abs": _Function(abs, 1, 1),
+    "ceil": _Function(math.ceil, 1, 1),
+    "floor": _Function(math.floor, 1, 1),
+    "log2": _Function(math.log2, 1, 1),
+    "sqrt": _Function(math.sqrt, 1, 1),
+}
+
+
+class _Compiler:
+    """Turns one checked syntax tree into nodes; keeps every name it meets."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.found: dict[str, set[str]] = {}
+
+    def fail(self, message: str, node: ast.AST, hint: str = _GRAMMAR) -> InvalidPredicate:
+        return _invalid(self.text, message, getattr(node, "col_offset", 0), hint)
+
+    def node(self, tree: ast.AST, test: str | None = None) -> Node:
+        match tree:
+            case ast.Constant():
+                return self.constant(tree)
+            case ast.Name() | ast.Attribute():
+                return self.name(tree, test)
+            case ast.BoolOp():
+                operands = tuple(self.need(v, "truth", None) for v in tree.values)
+                return Join(isinstance(tree.op, ast.Or), operands)
+            case ast.UnaryOp():
+                return self.unary(tree, test)
+            case ast.BinOp():
+                return self.arithmetic(tree, test)
+            case ast.Compare():
+                return self.comparison(tree)
+            case ast.Call():
+                return self.call(tree, test)
+        raise self.fail(f"{type(tree).__name__} is not part of the language", tree)
+
+    def need(self, tree: ast.AST, kind: Kind, test: str | None) -> Node:
+        node = self.node(tree, test)
+        if node.kind not in (kind, "any"):
+            raise self.fail(f"a {kind} is needed here, this is a {node.kind}", tree)
+        return node
+
+    def constant(self, tree: ast.Constant) -> Constant:
+        value = tree.value
+        if value is None:
+            raise self.fail("None is not a value", tree, "Write known(x) to ask for a value.")
+        if not isinstance(value, (bool, int, float, str)):
+            raise self.fail(f"a literal of type {type(value).__name__} is not allowed", tree)
+        if not isinstance(value, (bool, str)) and not is_finite(value):
+            raise self.fail("the number is out of range", tree)
+        return Constant(value)
+
+    def name(self, tree: ast.Name | ast.Attribute, test: str | None = None) -> Name:
+        if isinstance(tree, ast.Name):
+            namespace, key = "parameters", tree.id
+            if key in NAMESPACES or key in _FUNCTIONS or key == "known":
+                raise self.fail(f"{key!r} is reserved and needs a name or a call after it", tree)
+        elif isinstance(tree.value, ast.Name) and tree.value.id in NAMESPACES:
+            namespace, key = tree.value.id, tree.attr
+        else:
+            raise self.fail("only signals, metrics, facts and problem have members", tree)
+        if key.startswith("_"):
+            raise self.fail(f"{key!r} starts with an underscore", tree)
+        self.found.setdefault(namespace, set()).add(key)
+        return Name(namespace, key, test)
+
+    def unary(self, tree: ast.UnaryOp, test: str | None) -> Node:
+        if isinstance(tree.op, ast.Not):
+            return Not(self.need(tree.operand, "truth", test))
+        if isinstance(tree.op, (ast.USub, ast.UAdd)):
+            function = operator.neg if isinstance(tree.op, ast.USub) else operator.pos
+            return Number("sign", function, (self.need(tree.operand, "number", test),))
+        raise self.fail("~ is not part of the language", tree)
+
+    def arithmetic(self, tree: ast.BinOp, test: str | None) -> Node:
+        if type(tree.op) not in _ARITHMETIC:
+            raise self.fail(f"{type(tree.op).__name__} is not part of the language", tree)
+        label, function = _ARITHMETIC[type(tree.op)]
+        sides = (tree.left, tree.right)
+        return Number(label, function, tuple(self.need(s, "number", test) for s in sides))
+
+    def comparison(self, tree: ast.Compare) -> Node:
+        left, links = tree.left, list[Node]()
+        for op, right in zip(tree.ops, tree.comparators, strict=True):
+            links.append(self.link(left, op, right))
+            left = right
+        return links[0] if len(links) == 1 else Join(False, tuple(links))
+
+    def link(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Node:
+        if isinstance(op, (ast.In, ast.NotIn)):
+            return self.member(left, right, isinstance(op, ast.NotIn))
+        if type(op) not in _SYMBOLS:
+            raise self.fail("`is` is not part of the language", left, "Write == or known(x).")
+        symbol = _SYMBOLS[type(op)]
+        test = ast.unparse(ast.Compare(left, [op], [right]))
+        nodes = self.node(left, test), self.node(right, test)
+        problem = incomparable(symbol, nodes[0].kind, nodes[1].kind)
+        if problem:
+            raise self.fail(problem, left)
+        return Compare(symbol, *nodes)
+
+    def member(self, left: ast.expr, right: ast.expr, negated: bool) -> Node:
+        if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not right.elts:
+            raise self.fail("`in` needs a list of literals", right)
+        options = tuple(self.option(element) for element in right.elts)
+        test = ast.unparse(ast.Compare(left, [ast.In()], [right]))
+        item = self.node(left, test)
+        kinds = {kind_of(option) for option in options} | ({item.kind} - {"any"})
+        if len(kinds) > 1:
+            raise self.fail(f"the list mixes {' and '.join(sorted(kinds))}", right)
+        return Member(item, options, negated)
+
+    def option(self, tree: ast.expr) -> Value:
+        match tree:
+            case ast.Constant():
+                return self.constant(tree).value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+                number = self.constant(tree.operand).value  # type: ignore[arg-type]
+                if not isinstance(number, (bool, str)):
+                    return -number
+        raise self.fail("`in` needs literals in its list", tree)
+
+    def call(self, tree: ast.Call, test: str | None) -> Node:
+        label = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if tree.keywords or (label not in _FUNCTIONS and label != "known"):
+            raise self.fail(f"no such function: {ast.unparse(tree.func)}", tree)
+        if label == "known":
+            if len(tree.args) != 1 or not isinstance(tree.args[0], (ast.Name, ast.Attribute)):
+                raise self.fail("known(x) takes one name", tree)
+            return Known(self.name(tree.args[0]))
+        function = _FUNCTIONS[label]
+        if not function.fewest <= len(tree.args) <= function.most:
+            raise self.fail(f"{label} takes {function.fewest} to {function.most} values", tree)
+        operands = tuple(self.need(a, "number", test) for a in tree.args)
+        return Number(label, function.call, operands)
+
+    def names(self) -> Names:
+        groups = (*NAMESPACES, "parameters")
+        return Names(*(tuple(sorted(self.found.get(group, ()))) for group in groups))
+
+
+def _invalid(text: str, message: str, column: int, hint: str = _GRAMMAR) -> InvalidPredicate:
+    return InvalidPredicate(
+        f"{message} (column {column + 1} of {text[:200]!r})",
+        hint=hint,
+        details={"expression": text[:MAX_LENGTH], "column": column + 1},
+    )
+
+
+def _parse(text: str) -> ast.expr:
+    if len(text) > MAX_LENGTH:
+        raise _invalid(text, f"longer than {MAX_LENGTH} characters", 0, "Split it into several.")
+    if not text:
+        raise _invalid(text, "the expression is empty", 0)
+    if "\\" in text:
+        raise _invalid(text, "a backslash is not part of the language", text.index("\\"))
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as problem:
+        raise _invalid(text, f"{problem.msg}", (problem.offset or 1) - 1) from problem
+    except (ValueError, MemoryError, RecursionError) as problem:
+        raise _invalid(text, f"cannot be parsed: {problem}", 0) from problem
+    _check_depth(text, tree)
+    return tree
+
+
+def _check_depth(text: str, tree: ast.AST) -> None:
+    """Refuse deep trees before anything recursive sees them; level by level, so without a stack."""
+    level = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    column = getattr(level[0], "col_offset", 0)
+    raise _invalid(text, f"nested deeper than {MAX_DEPTH} levels", column, "Split it into several.")
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A compiled expression of any type: a formula, or the body of a predicate."""
+
+    text: str
+    _root: Node = field(repr=False, compare=False)
+    _names: Names = field(repr=False, compare=False)
+
+    def names(self) -> Names:
+        """Every referenced name by namespace, for linters."""
+        return self._names
+
+    def compute(self, bindings: Bindings) -> Computed:
+        """The value under these bindings; unknown rather than an error when values do not fit."""
+        return self._root.compute(bindings)
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """A compiled expression that is true, false or unknown."""
+
+    expression: Expression
+
+    @property
+    def text(self) -> str:
+        return self.expression.text
+
+    def names(self) -> Names:
+        """Every referenced name by namespace, for linters."""
+        return self.expression.names()
+
+    def evaluate(self, bindings: Bindings) -> Outcome:
+        """Kleene truth under these bindings, with the evidence that decided it."""
+        found = truth(self.expression._root, bindings)
+        value = found.value if isinstance(found.value, bool) else None
+        return Outcome(value, found.missing, found.used, found.reasons)
+
+
+@lru_cache(maxsize=4096)
+def compile_expression(text: str) -> Expression:
+    """Compile a formula such as `metrics.hits / (metrics.hits + metrics.misses)`."""
+    flat = " ".join(text.split("\n")).strip()
+    compiler = _Compiler(flat)
+    root = compiler.node(_parse(flat))
+    return Expression(flat, root, compiler.names())
+
+
+@lru_cache(maxsize=4096)
+def compile_predicate(text: str) -> Predicate:
+    """Compile a condition; a formula that is certainly no truth value is refused."""
+    expression = compile_expression(text)
+    kind = expression._root.kind
+    if kind not in ("truth", "any"):
+        raise _invalid(
+            expression.text, f"a {kind} is not a condition", 0, "Compare it with something."
+        )
+    return Predicate(expression)

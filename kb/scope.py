@@ -1,0 +1,37 @@
+"""What a request may see and what it asks for, as one value that every store query takes.
+
+Fails closed: a filter always lists the hardware scopes it admits; there is no "everything" by
+omission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ANY = "any"  # the scope of what is about no hardware in particular
+ALL_ACCESS = "all"
+
+Category = Literal["constraint", "guidance", "hardware"]
+CATEGORIES: tuple[Category, ...] = ("constraint", "guidance", "hardware")
+
+
+@dataclass(frozen=True)
+class ScopeFilter:
+    """hardware: admitted scopes, the chip first, then up its lineage, then `any`; None admits every
+    chip.
+    language: admit only what is about this language or about none; None admits every language.
+    """
+
+    hardware: tuple[str, ...] | None
+    categories: tuple[str, ...] = CATEGORIES
+    language: str | None = None
+    access_scope: str = ALL_ACCESS
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.hardware, self.categories, self.language, self.access_scope)
+
+
+def scope_token(kind: str, value: str) -> str:
+    """A scope value as one token of the lexical index, whatever characters the value has."""
+    return f"{kind}_{value.lower().encode().hex()}"

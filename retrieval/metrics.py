@@ -1,0 +1,275 @@
+"""The typed metric registry: raw profiler names in, canonical names and units out.
+
+Reads `data/metrics.toml`. Knows neither rules nor hardware. Accepts whatever a profiler prints: a
+name nobody knows, or a value that is no number, is returned as unrecognised, never as an error.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge, nearest
+from kb.predicates import Bindings, Expression, Value, compile_expression
+from retrieval.quantities import parse_quantity
+from retrieval.signals import DATA
+
+MAX_METRICS = 20_000
+MAX_NAME = 200
+IMPLAUSIBLE = "implausible_metrics"
+DERIVED = "derived"
+UNITS = ("%", "share", "us", "B", "1")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A raw name, the collector that reports it, and the factor to the canonical unit."""
+
+    name: str
+    collector: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity. `low` and `high` bound what is physically possible."""
+
+    name: str
+    unit: str
+    kind: str
+    description: str
+    query_words: tuple[str, ...]
+    low: float | None
+    high: float | None
+    aliases: tuple[Alias, ...]
+    derived: tuple[Expression, ...]
+
+    def plausible(self, value: float) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """What was understood of a set of raw metrics.
+
+    values: by canonical name, in canonical units. sources: the raw name a value came from, or
+    "derived". unrecognised: raw names that fire no rule but are good query words. implausible:
+    canonical names whose value is physically impossible. collectors: who reported.
+    """
+
+    values: Mapping[str, float]
+    unrecognised: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    implausible: tuple[str, ...] = ()
+    collectors: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    rank: int
+    value: float
+    raw: str
+    collector: str | None
+
+
+@dataclass(frozen=True)
+class MetricRegistry:
+    """All metrics by canonical name, and the vendors each collector stands for."""
+
+    metrics: Mapping[str, Metric]
+    collectors: Mapping[str, tuple[str, ...]]
+    _aliases: Mapping[str, tuple[Metric, int, Alias | None]]
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self.metrics.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.metrics
+
+    def get(self, name: str) -> Metric:
+        """The metric of this canonical name, or NotFound naming the nearest."""
+        try:
+            return self.metrics[name]
+        except KeyError:
+            near = ", ".join(nearest(name, self.metrics)) or "none close"
+            raise NotFound(f"unknown metric {name!r}", hint=f"Nearest metrics: {near}.") from None
+
+    def raw_names(self, name: str, collector: str) -> tuple[str, ...]:
+        """What to ask a collector for in order to get this metric, inputs of a formula included."""
+        metric = self.get(name)
+        direct = tuple(alias.name for alias in metric.aliases if alias.collector == collector)
+        if direct:
+            return direct[:1]
+        for formula in metric.derived:
+            parts = [self.raw_names(part, collector) for part in formula.names().metrics]
+            if parts and all(parts):
+                return tuple(dict.fromkeys(raw for part in parts for raw in part))
+        return ()
+
+    def collectors_of(self, name: str) -> frozenset[str]:
+        """Every collector that can produce the metric, alone or through a formula."""
+        return frozenset(c for c in self.collectors if self.raw_names(name, c))
+
+    def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
+        """Canonical values of raw profiler metrics; the earlier alias wins where two give one."""
+        if len(raw) > MAX_METRICS:
+            raise PayloadTooLarge(
+                f"{len(raw)} metrics, at most {MAX_METRICS}",
+                hint="Send one kernel launch at a time.",
+            )
+        readings: dict[str, _Reading] = {}
+        unrecognised: list[str] = []
+        for name, value in raw.items():
+            found = self._aliases.get(_fold(str(name)))
+            number = self._number(found, name, value)
+            if found is None or number is None:
+                unrecognised.append(str(name)[:MAX_NAME])
+                continue
+            metric, rank, alias = found
+            reading = _Reading(rank, number, str(name), alias.collector if alias else None)
+            best = readings.get(metric.name)
+            if best is None or (reading.rank, reading.raw) < (best.rank, best.raw):
+                readings[metric.name] = reading
+        ordered = {name: readings[name] for name in self.metrics if name in readings}
+        reported = Normalised(
+            values={name: reading.value for name, reading in ordered.items()},
+            unrecognised=tuple(dict.fromkeys(unrecognised)),
+            sources={name: reading.raw for name, reading in ordered.items()},
+            collectors=frozenset(r.collector for r in ordered.values() if r.collector),
+        )
+        return self.derive(reported)
+
+    def _number(
+        self, found: tuple[Metric, int, Alias | None] | None, name: str, value: object
+    ) -> float | None:
+        if found is None:
+            return None
+        metric, _, alias = found
+        written = _unit_in_name(name)
+        if written and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            value = f"{value} {written}"
+        return parse_quantity(value, metric.unit, alias.scale if alias else 1.0)
+
+    def derive(
+        self,
+        normalised: Normalised,
+        facts: Mapping[str, Value | None] | None = None,
+        problem: Mapping[str, Value | None] | None = None,
+    ) -> Normalised:
+        """Add what formulas yield from the values, the facts of the hardware and the problem."""
+        values = dict(normalised.values)
+        sources = dict(normalised.sources)
+        bindings = Bindings(metrics=values, facts=facts or {}, problem=problem or {})
+        pending = [m for m in self if m.derived and m.name not in values]
+        progress = True
+        while progress:
+            progress = False
+            for metric in [m for m in pending if m.name not in values]:
+                number = _first_known(metric.derived, bindings)
+                if number is not None:
+                    values[metric.name], sources[metric.name] = number, DERIVED
+                    progress = True
+        values.pop(IMPLAUSIBLE, None)
+        implausible = tuple(n for n, v in values.items() if not self.metrics[n].plausible(v))
+        values[IMPLAUSIBLE] = float(len(implausible))
+        sources[IMPLAUSIBLE] = ", ".join(implausible) or DERIVED
+        return replace(normalised, values=values, sources=sources, implausible=implausible)
+
+
+def _first_known(formulas: tuple[Expression, ...], bindings: Bindings) -> float | None:
+    for formula in formulas:
+        value = formula.compute(bindings).value
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+_NAME_UNIT = re.compile(r"^(?P<name>[^\[\]]{1,180})\[(?P<unit>[^\[\]]{1,30})\]\s*$")
+
+
+def _unit_in_name(name: str) -> str | None:
+    match = _NAME_UNIT.match(name[:MAX_NAME])
+    return match["unit"].strip() if match else None
+
+
+def _fold(name: str) -> str:
+    """Profilers differ in case and white space, and some append "[unit]" to the name."""
+    match = _NAME_UNIT.match(name[:MAX_NAME])
+    return " ".join((match["name"] if match else name[:MAX_NAME]).lower().split())
+
+
+def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
+    """Build a registry from parsed TOML; `origin` names the file in errors."""
+    collectors = {row["name"]: tuple(row["vendors"]) for row in data.get("collectors", [])}
+    metrics: dict[str, Metric] = {}
+    aliases: dict[str, tuple[Metric, int, Alias | None]] = {}
+    for row in data.get("metrics", []):
+        metric = _metric(row, collectors, origin)
+        if metric.name in metrics:
+            raise _broken(origin, f"metric {metric.name!r} is defined twice")
+        metrics[metric.name] = metric
+        for rank, alias in enumerate((None, *metric.aliases)):
+            key = _fold(alias.name if alias else metric.name)
+            if key in aliases and aliases[key][0] is not metric:
+                raise _broken(origin, f"{key!r} names two metrics")
+            aliases.setdefault(key, (metric, rank, alias))
+    for metric in metrics.values():
+        for formula in metric.derived:
+            _check_formula(formula, metric, metrics, origin)
+    return MetricRegistry(MappingProxyType(metrics), collectors, MappingProxyType(aliases))
+
+
+def _metric(row: Mapping[str, Any], collectors: Mapping[str, Any], origin: str) -> Metric:
+    low, high = row.get("range", (None, None))
+    metric = Metric(
+        name=row["name"],
+        unit=row["unit"],
+        kind=row["kind"],
+        description=row["description"],
+        query_words=tuple(row["query_words"]),
+        low=low,
+        high=high,
+        aliases=tuple(
+            Alias(a["name"], a["collector"], float(a.get("scale", 1)))
+            for a in row.get("aliases", [])
+        ),
+        derived=tuple(compile_expression(text) for text in row.get("derived", [])),
+    )
+    if metric.unit not in UNITS:
+        raise _broken(origin, f"{metric.name!r} has unknown unit {metric.unit!r}")
+    for alias in metric.aliases:
+        if alias.collector not in collectors:
+            raise _broken(origin, f"{metric.name!r} has unknown collector {alias.collector!r}")
+    return metric
+
+
+def _check_formula(
+    formula: Expression, metric: Metric, metrics: Mapping[str, Metric], origin: str
+) -> None:
+    names = formula.names()
+    unknown = [n for n in names.metrics if n not in metrics or n == metric.name]
+    if unknown or names.signals or names.parameters:
+        raise _broken(
+            origin, f"the formula of {metric.name!r} reads what it may not: {formula.text}"
+        )
+
+
+def _broken(origin: str, message: str) -> InvalidKnowledge:
+    return InvalidKnowledge(f"{origin}: {message}", hint=f"Correct {origin} and load it again.")
+
+
+@lru_cache(maxsize=1)
+def load_metrics() -> MetricRegistry:
+    """The built-in metrics."""
+    path = DATA / "metrics.toml"
+    return metrics_from(tomllib.loads(path.read_text(encoding="utf-8")), path.name)
+
+
+def normalise(raw: Mapping[str, float | str]) -> Normalised:
+    """Canonical values of raw metrics under the built-in registry."""
+    return load_metrics().normalise(raw)

@@ -1,0 +1,107 @@
+"""The run-time signals: the one vocabulary for what is wrong with a kernel.
+
+Reads `data/signals.toml`. Does not know how a signal is found (`diagnosis`, `signatures`) nor what
+is done with one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kb.errors import InvalidKnowledge, UnknownSignal
+
+DATA = Path(__file__).parent / "data"
+PHRASES = 3
+_KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", "topics"})
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A named condition.
+
+    phrases: how a manual speaks of the subject, as retrieval queries.
+    """
+
+    id: str
+    group: str
+    title: str
+    description: str
+    phrases: tuple[str, ...]
+    related: tuple[str, ...]
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SignalRegistry:
+    """All signals in the order of the file."""
+
+    _by_id: Mapping[str, Signal]
+
+    def __iter__(self) -> Iterator[Signal]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, signal: object) -> bool:
+        return signal in self._by_id
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(self._by_id)
+
+    def get(self, signal: str) -> Signal:
+        """The signal of this id, or UnknownSignal naming the nearest ids."""
+        try:
+            return self._by_id[signal]
+        except KeyError:
+            raise UnknownSignal(signal, self._by_id) from None
+
+
+def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
+    """Build a registry from parsed TOML; `origin` names the file in errors."""
+    found: dict[str, Signal] = {}
+    for row in data.get("signals", []):
+        signal = _signal(row, origin)
+        if signal.id in found:
+            raise _broken(origin, f"signal {signal.id!r} is defined twice")
+        found[signal.id] = signal
+    for signal in found.values():
+        for other in signal.related:
+            if other not in found:
+                raise _broken(origin, f"{signal.id!r} is related to unknown signal {other!r}")
+    return SignalRegistry(MappingProxyType(found))
+
+
+def _signal(row: Mapping[str, Any], origin: str) -> Signal:
+    if row.keys() != _KEYS:
+        odd = ", ".join(sorted(row.keys() ^ _KEYS))
+        raise _broken(origin, f"signal {row.get('id')!r} has missing or unknown keys: {odd}")
+    if len(row["phrases"]) != PHRASES:
+        raise _broken(origin, f"signal {row['id']!r} needs {PHRASES} phrases")
+    return Signal(
+        id=row["id"],
+        group=row["group"],
+        title=row["title"],
+        description=row["description"],
+        phrases=tuple(row["phrases"]),
+        related=tuple(row["related"]),
+        topics=tuple(row["topics"]),
+    )
+
+
+def _broken(origin: str, message: str) -> InvalidKnowledge:
+    return InvalidKnowledge(f"{origin}: {message}", hint=f"Correct {origin} and load it again.")
+
+
+@lru_cache(maxsize=1)
+def load_signals() -> SignalRegistry:
+    """The built-in signals."""
+    path = DATA / "signals.toml"
+    return signals_from(tomllib.loads(path.read_text(encoding="utf-8")), path.name)

@@ -1,0 +1,241 @@
+"""Golden PDFs, drawn here so that every page, label and place is known to the tests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw
+from reportlab.lib import colors
+from reportlab.lib.pagesizes import A4
+from reportlab.lib.pdfencrypt import StandardEncryption
+from reportlab.lib.utils import ImageReader
+from reportlab.pdfgen.canvas import Canvas
+from reportlab.platypus import Table, TableStyle
+
+WIDTH, HEIGHT = A4
+LEFT, TOP = 72, 720
+
+SPLIT_SENTENCE = (
+    "The scheduler issues at most one instruction per cycle and warp, which means that a kernel with "
+    "too few resident warps leaves the pipe idle whenever it waits for memory"
+)
+HYPHENATED = "A divergent branch serialises its two paths until they reconverge."
+OCCUPANCY_HEADER = (
+    ("Chip", "Limits", "Limits", "Limits", "Limits"),
+    ("", "Registers", "Registers", "Shared memory", "Shared memory"),
+    ("", "per thread", "per unit", "per block", "per unit"),
+)
+
+
+class Page:
+    """A page being drawn from top to bottom."""
+
+    def __init__(self, canvas: Canvas, head: str | None = None) -> None:
+        self.canvas = canvas
+        self.y = float(TOP)
+        if head:
+            canvas.setFont("Helvetica", 8)
+            canvas.drawString(LEFT, HEIGHT - 40, head)
+            canvas.drawString(LEFT, 30, "Chip Manual, revision 3")
+
+    def heading(self, text: str, size: float, key: str = "", level: int = 0) -> None:
+        self.y -= size
+        if key:
+            self.canvas.bookmarkPage(key, fit="XYZ", left=0, top=self.y + size)
+            self.canvas.addOutlineEntry(text, key, level)
+        self.lines([text], font="Helvetica-Bold", size=size)
+
+    def lines(
+        self, texts: Sequence[str], font: str = "Helvetica", size: float = 10, x: float = LEFT
+    ) -> None:
+        self.canvas.setFont(font, size)
+        for text in texts:
+            self.canvas.drawString(x, self.y, text)
+            self.y -= 1.2 * size
+        self.y -= 8
+
+    def table(
+        self, rows: Sequence[Sequence[str]], style: Sequence[tuple[object, ...]] = ()
+    ) -> None:
+        table = Table(
+            rows, style=TableStyle([("GRID", (0, 0), (-1, -1), 0.5, colors.black), *style])
+        )
+        _, height = table.wrap(WIDTH - 2 * LEFT, HEIGHT)
+        table.drawOn(self.canvas, LEFT, self.y - height + 10)
+        self.y -= height + 8
+
+
+def _drawn(draw: object, encrypt: StandardEncryption | None = None) -> bytes:
+    assert callable(draw)
+    target = io.BytesIO()
+    canvas = Canvas(target, pagesize=A4, encrypt=encrypt, invariant=True)
+    draw(canvas)
+    canvas.save()
+    return target.getvalue()
+
+
+def manual() -> bytes:
+    """Front matter i-ii (title, contents), then pages 1-4 with running heads and an outline."""
+    return _drawn(_manual)
+
+
+def _manual(canvas: Canvas) -> None:
+    canvas.setTitle("Chip Manual")
+    canvas.addPageLabel(0, style="ROMAN_LOWER", start=1)
+    canvas.addPageLabel(2, style="ARABIC", start=1)
+    page = Page(canvas)
+    page.heading("Chip Manual", 24)
+    page.lines(["Revision 3"])
+    canvas.showPage()
+    page = Page(canvas)
+    page.heading("Contents", 16)
+    for title, number in [
+        ("1 Execution", 1),
+        ("1.1 Warps", 1),
+        ("1.2 Code", 2),
+        ("2 Memory", 3),
+        ("2.1 Banks", 4),
+    ]:
+        page.lines([f"{title} {'. ' * 40} {number}"])
+    canvas.showPage()
+    _execution(canvas)
+    _memory(canvas)
+
+
+def _execution(canvas: Canvas) -> None:
+    page = Page(canvas, "1.1 Warps | Page 1")
+    page.heading("1 Execution", 18, "c1")
+    page.lines(["Threads run in groups that share one instruction stream."])
+    page.heading("1.1 Warps", 14, "c11", 1)
+    page.lines(["A divergent branch serial-", "ises its two paths until they reconverge."])
+    page.lines(["• one warp has 32 lanes", "• lanes of one warp share", "   a program counter"])
+    page.y = 84
+    words = SPLIT_SENTENCE.split()
+    page.lines([" ".join(words[:15]), " ".join(words[15:24])])
+    canvas.showPage()
+    page = Page(canvas, "1.2 Code | Page 2")
+    page.lines([" ".join(words[24:]) + "."])
+    page.heading("1.2 Code", 14, "c12", 1)
+    page.lines(["The loop below is unrolled by four."])
+    page.lines(["for (int i = 0; i < n; ++i) {", "    acc += a[i];", "}"], font="Courier", size=9)
+    page.lines(["It needs efficient office files."])
+    canvas.showPage()
+
+
+def _memory(canvas: Canvas) -> None:
+    header = [
+        ["Chip", "Limits", "", "", ""],
+        ["", "Registers", "", "Shared memory", ""],
+        ["", "per thread", "per unit", "per block", "per unit"],
+    ]
+    style: list[tuple[object, ...]] = [
+        ("SPAN", (0, 0), (0, 2)),
+        ("SPAN", (1, 0), (4, 0)),
+        ("SPAN", (1, 1), (2, 1)),
+        ("SPAN", (3, 1), (4, 1)),
+        ("FONTNAME", (0, 0), (-1, 2), "Helvetica-Bold"),
+    ]
+    widths = [f"chip{i:02d}" for i in range(40)]
+    page = Page(canvas, "2 Memory | Page 3")
+    page.heading("2 Memory", 18, "c2")
+    page.lines(["Table 7. Occupancy limits of all chips"], font="Helvetica-Oblique")
+    page.table(
+        [*header, *([name, "255", "65536", "48 KiB", "164 KiB"] for name in widths[:25])], style
+    )
+    canvas.showPage()
+    page = Page(canvas, "2.1 Banks | Page 4")
+    page.table([[name, "255", "65536", "48 KiB", "164 KiB"] for name in widths[25:]])
+    page.heading("2.1 Banks", 14, "c21", 1)
+    page.lines(["Shared memory has 32 banks of four bytes."])
+    canvas.showPage()
+
+
+def without_outline() -> bytes:
+    """Headings told by size and number only."""
+
+    def draw(canvas: Canvas) -> None:
+        page = Page(canvas)
+        page.heading("A Tuning Guide", 22)
+        for chapter in (1, 2):
+            page.heading(f"{chapter} Chapter number {chapter}", 16)
+            page.lines(
+                ["Running text of some length stands here,", "and it goes on over two lines."]
+            )
+            page.heading(f"{chapter}.1 Section below", 12)
+            page.lines(["More running text of the section."])
+            page.heading("Run-in remark", 10)
+            page.lines(["The remark itself is plain."])
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def two_columns() -> bytes:
+    """A full-width title above two columns of prose drawn one after the other."""
+
+    def draw(canvas: Canvas) -> None:
+        page = Page(canvas)
+        page.heading("Two columns of prose under one wide title of a paper", 18)
+        top = page.y
+        for column, x in (("left", LEFT), ("right", 312)):
+            page.y = top
+            page.lines(
+                [f"the {column} column has line number {i:02d} here" for i in range(20)], x=x
+            )
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def scanned_in_the_middle() -> bytes:
+    """Text, a picture of text, a blank page."""
+
+    def draw(canvas: Canvas) -> None:
+        Page(canvas).lines(["This page has text."])
+        canvas.showPage()
+        picture = Image.new("L", (600, 800), 255)
+        ImageDraw.Draw(picture).text((50, 50), "only pixels")
+        canvas.drawImage(ImageReader(picture), 0, 0, WIDTH, HEIGHT)
+        canvas.showPage()
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def encrypted() -> bytes:
+    def draw(canvas: Canvas) -> None:
+        Page(canvas).lines(["secret"])
+        canvas.showPage()
+
+    return _drawn(draw, StandardEncryption("password", "owner"))
+
+
+def printed_numbers_only() -> bytes:
+    """No page labels in the file; numbers printed at the foot start at 11."""
+
+    def draw(canvas: Canvas) -> None:
+        for number in range(11, 15):
+            page = Page(canvas)
+            page.lines([f"Body of the page that prints {number}.", "It has a second line."])
+            canvas.drawCentredString(WIDTH / 2, 40, str(number))
+            canvas.showPage()
+
+    return _drawn(draw)
+
+
+def rotated() -> bytes:
+    """A landscape page, stored upright and shown turned."""
+
+    def draw(canvas: Canvas) -> None:
+        canvas.setPageRotation(90)
+        canvas.saveState()
+        canvas.translate(WIDTH, 0)
+        canvas.rotate(90)
+        canvas.setFont("Helvetica", 10)
+        canvas.drawString(100, WIDTH - 60, "A wide sheet is read from its long side.")
+        canvas.drawString(100, WIDTH - 72, "Its second line is below the first.")
+        canvas.restoreState()
+        canvas.showPage()
+
+    return _drawn(draw)

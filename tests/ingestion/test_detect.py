@@ -1,0 +1,98 @@
+"""Which reader a file gets, and text out of bytes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import pytest
+
+from ingestion.formats import parse
+from ingestion.formats.detect import Format, decode, detect, drop_base64
+from kb.errors import ParseFailed, UnsupportedFormat
+
+HTML = b"<!DOCTYPE html>\n<html><body><h1>Caches</h1><p>A line is 64 bytes.</p></body></html>"
+NOTEBOOK = b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+
+
+def zipped(*members: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for member in members:
+            archive.writestr(member, "x")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "expected"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "manual.pdf", Format.PDF),
+        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "manual.md", Format.PDF),
+        (HTML, "page.txt", Format.HTML),
+        (b"\xef\xbb\xbf" + HTML, "page", Format.HTML),
+        (NOTEBOOK, "lesson.json", Format.NOTEBOOK),
+        (zipped("[Content_Types].xml", "word/document.xml"), "notes.zip", Format.DOCX),
+        (zipped("ppt/presentation.xml"), "slides.pptx", Format.OTHER),
+        (b"# Title\n", "a.MD", Format.MARKDOWN),
+        (b"Title\n=====\n", "a.rst", Format.RST),
+        (b"Title\n=====\n\n.. note:: careful\n", "README", Format.RST),
+        (b"# Title\n\n## Part\n\n```c\nint x;\n```\n", "README", Format.MARKDOWN),
+        (b"# a comment\nkey = value\n", "settings.txt", Format.TEXT),
+        (b"not a PDF at all\n", "broken.pdf", Format.TEXT),
+    ],
+)
+def test_bytes_win_over_the_name(data: bytes, name: str, expected: Format) -> None:
+    assert detect(data, name) is expected
+
+
+def test_a_wrong_extension_is_read_by_content_and_said() -> None:
+    document = parse(HTML, "page.md")
+    assert [e.text for e in document.elements] == ["Caches", "A line is 64 bytes."]
+    assert any("named like markdown" in warning for warning in document.warnings)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "error"),
+    [
+        (b"", "empty.md", ParseFailed),
+        (b" \n\n", "blank.md", ParseFailed),
+        (bytes(range(256)) * 40, "noise.md", UnsupportedFormat),
+        (bytes(range(256)) * 40, "noise.pdf", ParseFailed),
+        (b"\x89PNG\r\n\x1a\n" + bytes(64), "figure.md", UnsupportedFormat),
+        (zipped("a.md", "b.md"), "manuals.zip", UnsupportedFormat),
+        (zipped("word/document.xml")[:60], "cut.docx", ParseFailed),
+    ],
+)
+def test_what_is_no_document_is_refused_with_a_hint(
+    data: bytes, name: str, error: type[ParseFailed] | type[UnsupportedFormat]
+) -> None:
+    with pytest.raises(error) as caught:
+        parse(data, name)
+    assert name in caught.value.message
+    assert caught.value.hint.endswith(".")
+
+
+def test_character_sets() -> None:
+    assert decode("\ufeffschön".encode()) == decode("schön".encode())
+    latin = decode("Größe der Zeile".encode("cp1252"))
+    assert latin.text == "Größe der Zeile"
+    assert "not UTF-8" in latin.warnings[0]
+    wide = decode("warp size 32\n".encode("utf-16"))
+    assert wide.text == "warp size 32\n"
+    broken = decode(
+        "ein Ä und noch ein Ö und ü und ß und é und è und ñ und ç ô î â û".encode() + b"\xff"
+    )
+    assert broken.text.startswith("ein Ä") and "replaced" in broken.warnings[0]
+
+
+def test_nul_bytes_are_removed_with_a_warning() -> None:
+    document = parse(b"A wave has 64\x00 lanes.\n", "a.txt")
+    assert document.elements[0].text == "A wave has 64 lanes."
+    assert document.warnings == ("1 NUL characters removed",)
+
+
+def test_base64_is_nobody_s_words() -> None:
+    blob = "iVBORw0KGgoAAAANSUhEUg" * 40
+    assert drop_base64(f"![alt](data:image/png;base64,{blob}==) after") == "![alt]() after"
+    assert drop_base64(f"before {blob} after") == "before  after"
+    assert drop_base64("=" * 500) == "=" * 500

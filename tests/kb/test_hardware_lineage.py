@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+
+from kb.errors import InvalidKnowledge, UnknownHardware
+from kb.hardware.lineage import (
+    descendants,
+    effective_facts,
+    find,
+    lineage,
+    name_index,
+    names_in_text,
+    narrowest,
+    registry_problems,
+    resolve,
+    siblings,
+)
+from kb.hardware.spec import FactKind, FactSpec, HardwareSpec
+
+
+def chip(id_: str, parent: str | None = None, *aliases: str, facts: tuple[FactSpec, ...] = ()):  # type: ignore[no-untyped-def]
+    return HardwareSpec(id_, id_, "v", parent, aliases, facts=facts)
+
+
+def fact(key: str, value: float, kind: FactKind = "datasheet") -> FactSpec:
+    return FactSpec(key, value, "count", kind)
+
+
+def registry() -> dict[str, HardwareSpec]:
+    specs = [
+        chip("nvidia"),
+        chip("hopper", "nvidia", "sm_90", facts=(fact("warp_size", 32), fact("l2_size", 1))),
+        chip("ampere", "nvidia", "sm_80"),
+        chip("h100", "hopper", "H100 SXM5", "H100 80GB HBM3", facts=(fact("l2_size", 50),)),
+        chip(
+            "h200",
+            "hopper",
+            facts=(fact("power", 690, "measured"), fact("power", 700), fact("x_a", 1, "derived")),
+        ),
+        chip("a100", "ampere", "A100-SXM4-80GB", "l2", "max"),
+        chip("amd"),
+        chip("mi300x", "amd", "AMD Instinct MI300X"),
+        chip("x86-64"),
+        chip("tenstorrent_wormhole"),
+    ]
+    return {spec.id: spec for spec in specs}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("h100", "h100"),
+        ("H100", "h100"),
+        (" h100-sxm5 ", "h100"),
+        ("H100_SXM5", "h100"),
+        ("h100 80gb hbm3", "h100"),
+        ("x86_64", "x86-64"),
+        ("X86 64", "x86-64"),
+        ("tenstorrent-wormhole", "tenstorrent_wormhole"),
+        ("SM90", "hopper"),
+        ("amd instinct mi300x", "mi300x"),
+    ],
+)
+def test_spellings_of_a_name_lead_to_its_id(name: str, expected: str) -> None:
+    assert resolve(name, registry()) == expected
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_ids() -> None:
+    with pytest.raises(UnknownHardware) as caught:
+        resolve("h1000", registry())
+    assert "h100" in caught.value.details["nearest"]
+    assert find("", registry()) is None
+    assert find("---", registry()) is None
+
+
+def test_an_id_wins_over_an_alias_of_another() -> None:
+    specs = {"a1": chip("a1", None, "b1"), "b1": chip("b1")}
+    assert resolve("b1", specs) == "b1"
+    assert registry_problems(specs) == ["the name b1 belongs to a1, b1. Keep it in one of them."]
+
+
+def test_lineage_runs_from_the_chip_to_the_vendor() -> None:
+    assert lineage("h200", registry()) == ("h200", "hopper", "nvidia")
+    assert lineage("nvidia", registry()) == ("nvidia",)
+    assert descendants("nvidia", registry()) == {"hopper", "ampere", "h100", "h200", "a100"}
+    assert descendants("h100", registry()) == set()
+    assert siblings("h100", registry()) == {"h200"}
+    assert siblings("nvidia", registry()) == set()
+    for ask in (lineage, descendants, siblings):
+        with pytest.raises(UnknownHardware):
+            ask("nothing", registry())
+
+
+def test_a_circle_or_a_missing_parent_is_invalid_knowledge() -> None:
+    circle = {"a": chip("a", "b"), "b": chip("b", "c"), "c": chip("c", "b")}
+    with pytest.raises(InvalidKnowledge, match="circle: a -> b -> c -> b"):
+        lineage("a", circle)
+    with pytest.raises(InvalidKnowledge, match="not registered"):
+        lineage("a", {"a": chip("a", "gone")})
+    assert descendants("b", circle) == {"a", "c"}
+    assert len(registry_problems(circle)) == 3
+    assert registry_problems(registry()) == []
+
+
+def test_facts_are_inherited_and_the_nearest_statement_holds() -> None:
+    facts = effective_facts("h100", registry())
+    assert (facts["l2_size"].fact.value, facts["l2_size"].owner) == (50, "h100")
+    assert (facts["warp_size"].fact.value, facts["warp_size"].owner) == (32, "hopper")
+    assert effective_facts("h200", registry())["power"].fact.value == 700
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("On A100 use cp.async", {"a100"}),
+        ("Tuning for the H100, and for A100s", {"h100", "a100"}),
+        ("A100/H100 comparison", {"a100", "h100"}),
+        ("H100-SXM5 limits", {"h100"}),
+        ("NVIDIA H100 80GB HBM3", {"nvidia", "h100"}),
+        ("Wormhole B0", set()),
+        ("Tenstorrent Wormhole", {"tenstorrent_wormhole"}),
+        ("x86_64 and X86-64", {"x86-64"}),
+        ("Hopper tuning guide", {"hopper"}),
+        ("compiled for sm_90", {"hopper"}),
+        ("SM 90 % busy", set()),
+        ("a hopper of grain", set()),
+        ("GH100X and XH100", set()),
+        ("h1000", set()),
+        ("L2 cache, Max threads", set()),
+        ("AMD notes", {"amd"}),
+        ("amd, lower case", set()),
+        ("", set()),
+    ],
+)
+def test_headings_name_registered_hardware(text: str, expected: set[str]) -> None:
+    assert names_in_text(text, registry()) == expected
+
+
+def test_an_index_over_nothing_finds_nothing() -> None:
+    assert name_index({}).find("H100") == frozenset()
+
+
+def test_the_longest_name_counts_where_names_overlap() -> None:
+    specs = {"m2": chip("m2", None, "Chip M2"), "m2-max": chip("m2-max", None, "Chip M2 Max")}
+    assert names_in_text("On a Chip M2 Max", specs) == {"m2-max"}
+    assert names_in_text("On a Chip M2", specs) == {"m2"}
+
+
+def test_the_narrowest_of_nested_names() -> None:
+    assert narrowest({"nvidia", "hopper", "h100", "amd"}, registry()) == {"h100", "amd"}

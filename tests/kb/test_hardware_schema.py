@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kb.errors import InvalidKnowledge
+from kb.hardware.checks import Problem
+from kb.hardware.emit import toml_key, toml_value
+from kb.hardware.fact_keys import edit_distance, fact_keys, mistyped_key
+from kb.hardware.schema import (
+    FactSpec,
+    check_formula,
+    dump_hardware,
+    formula_warnings,
+    parse_hardware,
+)
+from kb.hardware.template import hardware_template
+from kb.hardware.units import CANONICAL_UNITS, find_unit
+
+FACT = {
+    "key": "memory_bandwidth",
+    "value": 3.35e12,
+    "unit": "B/s",
+    "kind": "datasheet",
+    "title": "H100 datasheet",
+    "publisher": "NVIDIA",
+    "locator": "Table 1",
+    "date": "2026-11-20",
+}
+H100 = """
+id = "h100"
+name = "NVIDIA H100 SXM5 80 GB"
+vendor = "nvidia"
+parent = "hopper"
+aliases = ["h100-sxm5", 'odd "quoted" \\ name']
+languages = ["triton", "cuda"]
+kind = "accelerator"
+summary = "Hopper, 80 GB."
+
+[[facts]]
+key = "compute_capability"
+value = "9.0"
+kind = "datasheet"
+title = "CUDA guide"
+publisher = "NVIDIA"
+locator = "chapter 5"
+date = 2026-11-20
+
+[[facts]]
+key = "compute_units"
+value = 132
+unit = "count"
+kind = "datasheet"
+title = "H100 datasheet"
+publisher = "NVIDIA"
+locator = "Table 1"
+url = "https://example.org/h100.pdf"
+date = "2026-11-20"
+
+[[facts]]
+key = "x_all_shared"
+value = 30818304
+unit = "B"
+kind = "derived"
+formula = "compute_units * 228 * 1024"
+
+[[signatures]]
+pattern = 'out of resource: shared memory, Required: (\\d+)'
+signal = "shared_memory_limit"
+title = "Too much shared memory"
+remedy = "Fewer stages."
+
+[toolchains.triton]
+builtin = "triton-nvidia"
+
+[toolchains.cuda]
+compile = "nvcc -arch={arch} {source} -o {output} -D'X={{1}}'"
+run = "{output} {input}"
+timing = "wall"
+suffix = ".cu"
+
+[toolchains.cuda.env]
+CACHE = "{workdir}/cache"
+"""
+
+
+def base(**more: Any) -> dict[str, Any]:
+    return {"id": "chip-1", "name": "Chip 1", "vendor": "acme", **more}
+
+
+def problems(raw: str | dict[str, Any]) -> dict[str, Problem]:
+    with pytest.raises(InvalidKnowledge) as caught:
+        parse_hardware(raw, "hardware.toml")
+    assert caught.value.hint
+    return {p["path"]: Problem(**p) for p in caught.value.details["problems"]}
+
+
+def test_a_full_description_is_read_and_written_back() -> None:
+    spec = parse_hardware(H100, "h100")
+    assert spec.facts[0] == FactSpec(
+        "compute_capability",
+        "9.0",
+        "text",
+        "datasheet",
+        title="CUDA guide",
+        publisher="NVIDIA",
+        locator="chapter 5",
+        date="2026-11-20",
+    )
+    assert spec.toolchains["cuda"].env == {"CACHE": "{workdir}/cache"}
+    assert spec.toolchains["triton"].builtin == "triton-nvidia"
+    assert parse_hardware(dump_hardware(spec), "again") == spec
+
+
+def test_every_problem_of_a_file_is_reported_at_once() -> None:
+    fact = FACT | {"unit": "TB/s", "value": 3.35, "kind": "datashet"}
+    found = problems({"id": "H 100", "nam": "x", "vendor": "acme", "facts": [FACT, fact]})
+    assert set(found) == {"id", "nam", "name", "facts[1].kind", "facts[1].unit", "facts[1].key"}
+    assert "name" in found["nam"].fix
+    assert found["facts[1].unit"].fix == 'value = 3.35e+12, unit = "B/s"'
+    assert "h-100" in found["id"].fix
+
+
+@pytest.mark.parametrize("good", ["h100", "tenstorrent_wormhole", "x86-64", "a.b", "9", "a" * 64])
+def test_ids_that_are_accepted(good: str) -> None:
+    assert parse_hardware(base() | {"id": good}, "o").id == good
+
+
+@pytest.mark.parametrize("bad", ["", "H100", "-a", "_a", "a b", "a/b", "..", "ä", "a" * 65])
+def test_ids_that_are_refused(bad: str) -> None:
+    assert "id" in problems(base() | {"id": bad})
+
+
+def test_not_toml_is_an_invalid_file_with_the_line() -> None:
+    assert "line 1" in problems("id = = 3")["(file)"].message
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "fix"),
+    [
+        ({"key": "memory_bandwith"}, "facts[0].key", "memory_bandwidth"),
+        ({"key": "Memory"}, "facts[0].key", "l2_size"),
+        ({"value": 3.35}, "facts[0].value", "without prefix"),
+        ({"value": -1}, "facts[0].value", "not negative"),
+        ({"value": float("nan")}, "facts[0].value", "finite"),
+        ({"value": True}, "facts[0].value", "number"),
+        ({"value": "3.35e12"}, "facts[0].value", "unquoted"),
+        ({"unit": "B"}, "facts[0].unit", "B/s"),
+        ({"unit": ""}, "facts[0].unit", "fill it in"),
+        ({"date": "20.11.2026"}, "facts[0].date", "2026-11-20"),
+        ({"date": 20261120}, "facts[0].date", "quotes"),
+        ({"url": "www.example.org"}, "facts[0].url", "https://"),
+        ({"title": ""}, "facts[0].title", "fill"),
+        ({"formula": "2 * 3"}, "facts[0].formula", "derived"),
+        ({"kind": "derived"}, "facts[0].formula", "formula"),
+        ({"page": "3"}, "facts[0].page", "one of"),
+    ],
+)
+def test_a_wrong_fact_says_what_to_write(change: dict[str, Any], path: str, fix: str) -> None:
+    found = problems(base(facts=[FACT | change]))
+    assert fix in found[path].fix
+    assert len(found) == 1
+
+
+def test_facts_of_ones_own_are_accepted_and_new_number_formats_are_no_typing_errors() -> None:
+    for key in ("tensor_memory_per_unit", "peak_matrix_fp6", "l4_size", "x_memory_bandwith"):
+        fact = FACT | {"key": key, "unit": "B"}
+        assert parse_hardware(base(facts=[fact]), "o").facts[0].key == key
+    assert mistyped_key("peak_matrx_fp8") == "peak_matrix_fp8"
+    assert edit_distance("powre", "power") == 1
+
+
+@pytest.mark.parametrize(
+    ("toolchain", "path", "says"),
+    [
+        ({"run": "sim {outptu} {input}"}, "toolchains.c.run", "unknown placeholder {outptu}"),
+        ({"run": "sim {output.x} {input}"}, "toolchains.c.run", "unknown placeholder"),
+        ({"run": "sim {output!r} {input}"}, "toolchains.c.run", "format"),
+        ({"run": "sim {output} {input"}, "toolchains.c.run", "broken placeholder"),
+        ({"run": "sim {output}"}, "toolchains.c.run", "does not use {input}"),
+        ({"run": "sim {input}"}, "toolchains.c.run", "runs nothing"),
+        ({"run": "sim {output} {input} | tee log"}, "toolchains.c.run", "without a shell"),
+        ({"run": "sim '{output} {input}"}, "toolchains.c.run", "split into words"),
+        ({"builtin": "x", "run": "sim {output} {input}"}, "toolchains.c.builtin", "beside"),
+        ({}, "toolchains.c.run", "missing"),
+        ({"builtin": "x", "env": {"A B": "1"}}, "toolchains.c.env.A B", "environment"),
+        ({"builtin": "x", "env": {"A": "{source}"}}, "toolchains.c.env.A", "unknown placeholder"),
+        ({"builtin": "x", "timing": "wal"}, "toolchains.c.timing", "not allowed"),
+        ({"builtin": "x", "suffix": "cu"}, "toolchains.c.suffix", "suffix"),
+    ],
+)
+def test_command_templates_are_checked(toolchain: dict[str, Any], path: str, says: str) -> None:
+    found = problems(base(toolchains={"c": toolchain}))
+    assert says in found[path].message
+
+
+def test_a_toolchain_needs_its_language_listed() -> None:
+    found = problems(base(languages=["triton"], toolchains={"c": {"builtin": "x"}}))
+    assert found["toolchains.c"].fix == 'add "c" to languages'
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * 301, "(a+)+b", ".*", ""])
+def test_patterns_that_are_broken_endless_or_match_everything_are_refused(pattern: str) -> None:
+    signature = {"pattern": pattern, "signal": "compile_error", "title": "t"}
+    assert "signatures[0].pattern" in problems(base(signatures=[signature]))
+
+
+def test_the_template_is_valid_as_it_is_and_when_filled_in() -> None:
+    text = hardware_template("my-chip-2")
+    assert parse_hardware(text, "template").id == "my-chip-2"
+    filled = "\n".join(re.sub(r"^#(?=\S)", "", line) for line in text.splitlines())
+    spec = parse_hardware(filled, "filled")
+    assert spec.toolchains["mylang"].timing == "simulator"
+    assert len(spec.facts) >= 5
+    assert parse_hardware(dump_hardware(spec), "dumped") == spec
+    assert all(key in text for key in fact_keys())
+    with pytest.raises(InvalidKnowledge):
+        hardware_template("My Chip")
+
+
+def derived(formula: str, value: float = 30818304.0) -> FactSpec:
+    return FactSpec("x_total", value, "B", "derived", formula=formula)
+
+
+def test_formulas_are_evaluated_over_facts() -> None:
+    numbers = {"compute_units": 132.0}
+    assert check_formula(derived("compute_units * 228 * 1024"), numbers).state == "agrees"
+    assert check_formula(derived("132 * 228 * 2**10 * 1.005"), numbers).state == "agrees"
+    wrong = check_formula(derived("compute_units * 128 * 1024"), numbers)
+    assert wrong.state == "differs"
+    assert wrong.computed == 132 * 128 * 1024
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "number of SMs times LDS",
+        "unknown_fact * 2",
+        "__import__('os').getcwd()",
+        "(1).__class__",
+        "9 ** 9 ** 9",
+        "1 / 0",
+        "1e308 * 10",
+        "[1][0]",
+        "True",
+        "-" * 290 + "1",
+        "(" * 150 + "1" + ")" * 150,
+        "1 if 2 else 3",
+        "1j",
+        "",
+    ],
+)
+def test_what_is_not_arithmetic_is_left_alone(formula: str) -> None:
+    check = check_formula(derived(formula, value=2.0), {})
+    assert check.state in ("unchecked", "differs")
+    assert check.message
+
+
+def test_a_disagreeing_formula_is_a_warning_of_the_file() -> None:
+    fact = {"key": "x_t", "value": 5, "unit": "B", "kind": "derived", "formula": "2 * 2"}
+    spec = parse_hardware(base(facts=[fact]), "o")
+    assert formula_warnings(spec) == ("x_t = 5, but its formula gives 4",)
+
+
+def test_each_known_key_has_a_canonical_unit_and_holds_its_range() -> None:
+    for key, known in fact_keys().items():
+        assert known.unit in CANONICAL_UNITS, key
+        assert known.meaning
+        assert known.unit == "text" or known.range is not None, key
+
+
+@pytest.mark.parametrize(
+    ("spelled", "canonical", "factor"),
+    [
+        ("TB/s", "B/s", 1e12),
+        ("TB/sec", "B/s", 1e12),
+        ("GBps", "B/s", 1e9),
+        ("GiB/s", "B/s", 2**30),
+        ("KB", "B", 1024),
+        ("KiB", "B", 1024),
+        ("bytes", "B", 1),
+        ("MHz", "Hz", 1e6),
+        ("TFLOPS", "flop/s", 1e12),
+        ("teraFLOPS", "flop/s", 1e12),
+        ("TFLOP/s", "flop/s", 1e12),
+        ("PFLOPs", "flop/s", 1e15),
+        ("TOPS", "op/s", 1e12),
+        ("kW", "W", 1e3),
+        ("bits", "bit", 1),
+    ],
+)
+def test_spellings_of_units(spelled: str, canonical: str, factor: float) -> None:
+    unit = find_unit(spelled)
+    assert unit is not None
+    assert (unit.canonical, unit.factor) == (canonical, factor)
+
+
+@pytest.mark.parametrize("spelled", ["Gb/s", "Gbps", "GT/s", "Mb", "FLOPS/CLOCK/CU", "%", "", "x"])
+def test_unclear_units_are_unknown(spelled: str) -> None:
+    assert find_unit(spelled) is None
+
+
+@given(st.text(max_size=60), st.text(min_size=1, max_size=20))
+def test_the_emitter_escapes_whatever_text_there_is(value: str, key: str) -> None:
+    assert tomllib.loads(f"{toml_key(key)} = {toml_value(value)}") == {key: value}
+
+
+@given(st.integers(-(2**62), 2**62) | st.floats(allow_nan=False, allow_infinity=False))
+def test_the_emitter_keeps_every_digit(number: int | float) -> None:
+    assert tomllib.loads(f"a = {toml_value(number)}")["a"] == number
