@@ -1,7 +1,7 @@
 """A ParsedDocument as JSON and back: how it crosses from the parsing process to its parent.
 
 JSON, not pickle: the child has just read a stranger's file, and what it sends must not be able to
-run code. """
+run code."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ slow, nonsense on the pipe) is a `ParseFailed` with the reason, and the child is
 
 A child is started, never forked: libraries with threads are loaded in the parent. It leads its own
 process group, and that group is killed on overrun. Where the system has no RLIMIT_AS (macOS), the
-child watches its own peak between documents only; `memory_is_enforced()` says which. """
+child watches its own peak between documents only; `memory_is_enforced()` says which."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class _Child:
         self._rss_mib = 0.0
         self._ended = False
         self._folder = tempfile.TemporaryDirectory(prefix="kernlore-parse-")
-        self._stderr = Path(self._folder.name, "stderr").open("wb+")
+        self._stderr = Path(self._folder.name, "stderr").open("wb+")  # noqa: SIM115 - lives with the child
         path = os.pathsep.join(p for p in (str(_ROOT), os.environ.get("PYTHONPATH")) if p)
         command = [sys.executable, "-m", "ingestion.parse_process", entry, str(limits.memory_mib)]
         self._process = subprocess.Popen(

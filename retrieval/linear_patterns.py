@@ -1,8 +1,8 @@
 """Regular expressions that are safe to run over logs: bounded, literal-anchored, nearly linear.
 
-Patterns come from hardware teams, so that an accident must not stop the service. A pattern is parsed
-with Python's own parser and refused when it could backtrack out of proportion. Knows nothing about
-what a match means.
+Patterns come from hardware teams, so that an accident must not stop the service. A pattern is
+parsed with Python's own parser and refused when it could backtrack out of proportion. Knows nothing
+about what a match means.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 MAX_PATTERN = 300
 MIN_LITERAL = 4
-# An unbounded repeat can match a whole line; one such and one short bounded one is the most allowed.
+# An unbounded repeat may take a whole line: one such and one short bounded one is the most allowed.
 LINE = 2_000
-MAX_WAYS = 50 * LINE
+MAX_WAYS = 30 * LINE
 
 _parse: Any = re._parser.parse  # type: ignore[attr-defined]
 _FORBIDDEN = {
@@ -75,7 +75,7 @@ def _ways(items: Sequence[Any], inside_repeat: bool = False) -> int:
             if high > 1 and inside_repeat:
                 raise UnsafePattern("a repeat inside a repeat is not allowed")
             ways *= _ways(list(body), inside_repeat or high > 1)
-            if high > 1 and _ambiguous(list(body), items[position + 1 :]):
+            if high > low and _ambiguous(list(body), items[position + 1 :]):
                 ways *= min(int(high), LINE) - low + 1
         elif name == "SUBPATTERN":
             ways *= _ways(list(argument[3]), inside_repeat)
@@ -142,7 +142,13 @@ def _literals(items: Sequence[Any]) -> list[str]:
             candidates.append(inner)
     if run:
         candidates.append([run])
-    return max(candidates, key=lambda texts: min(map(len, texts)), default=[])
+    return max(candidates, key=_worth, default=[])
+
+
+def _worth(texts: list[str]) -> tuple[bool, int]:
+    """One text to look for costs less than many; then the longest is the rarest."""
+    shortest = min(map(len, texts))
+    return len(texts) == 1 and shortest >= MIN_LITERAL, shortest
 
 
 def _inner_literals(name: str, argument: Any) -> list[str]:

@@ -1,11 +1,13 @@
-"""Formats without a reader of their own (PPTX, EPUB, ODT, RTF, mail, spreadsheets, ...), through `unstructured`.
+"""Formats without a reader of their own (EPUB, ODT, RTF, mail, ...), through `unstructured`.
 
-Everything that library gets wrong silently is stopped here: an empty answer is an error, never an empty document, and
-no model is fetched from the network. Its import takes seconds, so it happens in the first call.
+Everything that library gets wrong silently is stopped here: an empty answer is an error, never an
+empty document, and no model is fetched from the network. Its import takes seconds, so it happens in
+the first call.
 
-unstructured loads a spaCy model for telling prose from titles and, where it is missing, tries to download it: on a
-machine without internet that fails, in some formats without an exception. A blank pipeline that only splits sentences
-is put in its place. That place is private to the library: the version is pinned exactly.
+unstructured loads a spaCy model for telling prose from titles and, where it is missing, tries to
+download it: on a machine without internet that fails, in some formats without an exception. A blank
+pipeline that only splits sentences is put in its place. That place is private to the library: the
+version is pinned exactly.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ _MAX_LEVEL = 6
 
 
 def parse_other(data: bytes, name: str) -> ParsedDocument:
-    """Read a file by the extension of its name; raises UnsupportedFormat or ParseFailed, never returns nothing."""
+    """Read a file by its extension; raises KernloreError, never returns nothing."""
     extension = PurePath(name).suffix.lower().lstrip(".")
     if extension in _DELIMITERS:
         return _spreadsheet(data, _DELIMITERS[extension], extension)
@@ -114,7 +116,7 @@ def _loaded(reader: _Reader, extension: str) -> Callable[..., list[Any]]:
     except ImportError as error:
         raise UnsupportedFormat(
             f"reading .{extension} needs a package that is not installed: {error.name or error}",
-            hint=f"{_INSTALL} and 'unstructured[{reader.extra}]'; or {_CONVERT[0].lower()}{_CONVERT[1:]}",
+            hint=f"{_INSTALL} and 'unstructured[{reader.extra}]'. Or: {_CONVERT}",
         ) from error
     function: Callable[..., list[Any]] = getattr(module, reader.function)
     return function
@@ -140,8 +142,8 @@ def _partitioned(function: Callable[..., list[Any]], data: bytes, name: str) -> 
         return function(file=io.BytesIO(data), metadata_filename=PurePath(name).name)
     except ImportError as error:
         raise UnsupportedFormat(
-            f"reading {PurePath(name).suffix} needs a package that is not installed: {error.name or error}",
-            hint=f"{_INSTALL}, or {_CONVERT[0].lower()}{_CONVERT[1:]}",
+            f"reading {name!r} needs a package that is not installed: {error.name or error}",
+            hint=f"{_INSTALL}. Or: {_CONVERT}",
         ) from error
     except (
         ValueError,
@@ -157,7 +159,8 @@ def _partitioned(function: Callable[..., list[Any]], data: bytes, name: str) -> 
         zipfile.BadZipFile,
         UnprocessableEntityError,
     ) as error:
-        # A dozen parsers of other people stand behind this call; what they have in common is that bad bytes raise.
+        # A dozen parsers of other people stand behind this call; what they have in common is that
+        # bad bytes raise.
         raise ParseFailed(
             f"this file cannot be read: {type(error).__name__}: {error}",
             hint=f"It may be damaged or not what its name says. {_CONVERT}",
@@ -197,7 +200,7 @@ def _depth(part: Any) -> int:
 
 
 def _table(part: Any) -> Element | None:
-    """unstructured hands tables over as HTML; the first row is the header unless the HTML says otherwise."""
+    """Tables come as HTML; the first row is the header unless the HTML says otherwise."""
     from bs4 import BeautifulSoup
 
     rows: list[list[str]] = []

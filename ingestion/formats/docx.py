@@ -1,8 +1,8 @@
 """DOCX to elements: heading levels, lists, tables, code and footnotes.
 
-Read through python-docx, not through unstructured's reader of the same format. Tried on one file with
-both: there nested list items came out flat, a table was one string with its HTML beside it and no
-header row, and a plain paragraph already asked for a language model. A DOCX has no pages until a
+Read through python-docx, not through unstructured's reader of the same format. Tried with both on
+one file: there nested list items came out flat, a table was one string with its HTML beside it and
+no header row, and a plain paragraph already asked for a language model. A DOCX has no pages until a
 program lays it out, so elements carry no boxes.
 """
 
@@ -41,8 +41,7 @@ def parse_docx(data: bytes) -> ParsedDocument:
     """Read a DOCX file; raises ParseFailed when it is damaged."""
     document = _open(data)
     styles = {style.style_id: style for style in document.styles if style.style_id}
-    elements = list(_elements(document, styles))
-    elements += _footnotes(document)
+    elements = _elements(document, styles) + _footnotes(document)
     properties = document.core_properties
     first = next((e.text for e in elements if e.kind == "title"), None)
     return ParsedDocument(tuple(elements), title=(properties.title or "").strip() or first)
@@ -66,44 +65,44 @@ def _open(data: bytes) -> Any:
         raise ParseFailed(f"the XML inside this DOCX is damaged: {error}", hint=hint) from error
 
 
-def _elements(document: Any, styles: dict[str, Any]) -> Iterator[Element]:
-    """Elements in order; items, code lines and captions are gathered from several paragraphs."""
+def _elements(document: Any, styles: dict[str, Any]) -> list[Element]:
+    """Elements in order; list items and code lines are gathered from several paragraphs."""
+    elements: list[Element] = []
     pending: list[_Paragraph] = []
-    caption: str | None = None
     for node in _blocks(document.element.body):
         paragraph = _classified(node, styles) if node.tag == f"{_W}p" else None
         if paragraph is not None and not paragraph.text.strip():
-            if not (pending and pending[-1].kind == "code"):
-                continue
+            if _is_code(pending):
+                pending.append(_Paragraph("code", ""))
+            continue
         if pending and (paragraph is None or paragraph.kind != pending[0].kind):
-            yield _gathered(pending)
+            elements.append(_gathered(pending))
             pending = []
-        if paragraph is not None and paragraph.kind == "caption" and caption is None:
-            caption = paragraph.text
-            continue
         if paragraph is None:
-            table = _table(node, caption)
-            caption = None
-            if table is not None:
-                yield table
-            continue
-        if caption is not None:
-            yield Element("caption", caption)
-            caption = paragraph.text if paragraph.kind == "caption" else None
-            if caption is not None:
-                continue
-        if paragraph.kind in ("list", "code"):
+            _add_table(elements, node)
+        elif paragraph.kind in ("list", "code"):
             pending.append(paragraph)
         else:
-            yield _single(paragraph)
-    if pending:
-        yield _gathered(pending)
-    if caption is not None:
-        yield Element("caption", caption)
+            elements.append(_single(paragraph))
+    return [*elements, _gathered(pending)] if pending else elements
+
+
+def _is_code(paragraphs: list[_Paragraph]) -> bool:
+    return bool(paragraphs) and paragraphs[0].kind == "code"
+
+
+def _add_table(elements: list[Element], node: Any) -> None:
+    """Add a table; a caption right before it becomes its own."""
+    caption = elements[-1].text if elements and elements[-1].kind == "caption" else None
+    table = _table(node, caption)
+    if table is not None:
+        if caption is not None:
+            elements.pop()
+        elements.append(table)
 
 
 def _blocks(parent: Any) -> Iterator[Any]:
-    """Paragraphs and tables in order, those inside content controls included, a table of contents left out."""
+    """Paragraphs and tables in order, inside content controls too; no table of contents."""
     for node in parent:
         if node.tag in (f"{_W}p", f"{_W}tbl"):
             yield node
@@ -200,7 +199,8 @@ def _table(node: Any, caption: str | None) -> Element | None:
     marked = 0
     while marked < len(rows) and rows[marked].find(f"{_W}trPr/{_W}tblHeader") is not None:
         marked += 1
-    # Word marks header rows only where the author asked for it; by its own default style the first row is one.
+    # Word marks header rows only where the author asked for it; by its own default style the first
+    # row is one.
     header = marked if 0 < marked < len(rows) else int(len(rows) > 1)
     grid: list[list[str]] = []
     for number, row in enumerate(rows):
@@ -209,7 +209,7 @@ def _table(node: Any, caption: str | None) -> Element | None:
 
 
 def _cells(row: Any, above: list[str], *, spread: bool) -> list[str]:
-    """Texts of a row. A cell merged downwards repeats in each row; a header cell in each column it covers."""
+    """A cell merged downwards repeats in each row, a header cell in each column it covers."""
     texts: list[str] = []
     for cell in row.iter(f"{_W}tc"):
         if next(cell.iterancestors(f"{_W}tr")) is not row:
@@ -226,15 +226,13 @@ def _cells(row: Any, above: list[str], *, spread: bool) -> list[str]:
 
 def _footnotes(document: Any) -> list[Element]:
     """Footnotes and endnotes, at the end: they hang on a word, not between two paragraphs."""
-    from lxml import etree
+    from docx.oxml import parse_xml
 
     notes = []
     for relation in document.part.rels.values():
         if relation.is_external or not relation.reltype.endswith(("/footnotes", "/endnotes")):
             continue
-        # A note part is a foreign file: no entities are resolved in it.
-        parser = etree.XMLParser(resolve_entities=False, no_network=True)
-        for note in etree.fromstring(relation.target_part.blob, parser):
+        for note in parse_xml(relation.target_part.blob):
             text = " ".join(" ".join(_text(p) for p in note.iter(f"{_W}p")).split())
             if note.get(f"{_W}type") is None and text:
                 notes.append(Element("text", text))

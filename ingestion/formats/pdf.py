@@ -1,10 +1,11 @@
 """PDF: text layer, outline and geometry through pdfium to elements with page, label and box.
 
-Pages that hold only an image are reported as failures, never skipped in silence. Running heads, page numbers and tables
-of contents are left out; everything else that pdfium reads ends up in exactly one element.
+Pages that hold only an image are reported as failures, never skipped in silence. Running heads,
+page numbers and tables of contents are left out; everything else that pdfium reads ends up in
+exactly one element.
 
-It does not recognise text in images and knows nothing about passages. pdfium is not safe in several threads: one
-process reads one document at a time.
+It does not recognise text in images and knows nothing about passages. pdfium is not safe in several
+threads: one process reads one document at a time.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from kb.errors import ParseFailed
 _SCANNED = "scanned: no text layer, only an image; run OCR on the file and upload it again"
 _UNMAPPED = "text layer without a Unicode map: its characters cannot be read; run OCR on the file"
 _UNLOADABLE = "the page is damaged: pdfium cannot load it"
+_EMPTIED = "the file is truncated: nothing is left of this page"
+_TRUNCATED = "the end of the file is missing: pages may be incomplete; download it again"
+_END, _END_WITHIN = b"%%EOF", 2048
 _IMAGE_SHARE, _UNREADABLE_SHARE = 0.2, 0.4
 _FLOATS = (
     8  # how many figures, tables and footnotes a paragraph may pass on its way to the next page
@@ -59,7 +63,8 @@ def parse_pdf(data: bytes) -> ParsedDocument:
     """Read a PDF; raises ParseFailed when no page of it can be read."""
     document = _open(data)
     try:
-        read = _read_pages(document)
+        truncated = _END not in data[-_END_WITHIN:]
+        read = _read_pages(document, truncated)
         outline = outline_of(document)
         title = " ".join((document.get_metadata_value("Title") or "").split()) or None
     finally:
@@ -71,7 +76,8 @@ def parse_pdf(data: bytes) -> ParsedDocument:
             "no page of this PDF can be read: the file is truncated or damaged",
             hint="Download or export the file again and upload it anew.",
         )
-    return _assemble(read, outline, title)
+    parsed = _assemble(read, outline, title)
+    return replace(parsed, warnings=(_TRUNCATED, *parsed.warnings)) if truncated else parsed
 
 
 def _open(data: bytes) -> pypdfium2.PdfDocument:
@@ -92,11 +98,11 @@ def _open(data: bytes) -> pypdfium2.PdfDocument:
             ) from error
         raise ParseFailed(
             f"this PDF cannot be opened: {error}",
-            hint="The file is truncated or is no PDF; download or export it again and upload it anew.",
+            hint="The file is truncated or is no PDF; download or export it again.",
         ) from error
 
 
-def _read_pages(document: pypdfium2.PdfDocument) -> _Read:
+def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _Read:
     lines: list[tuple[Line, ...]] = []
     tables: list[tuple[PlacedTable, ...]] = []
     heights: list[float] = []
@@ -110,7 +116,7 @@ def _read_pages(document: pypdfium2.PdfDocument) -> _Read:
             page = read_page(document, index)
         except pypdfium2.PdfiumError:
             page = None
-        reason = _UNLOADABLE if page is None else _failure(page)
+        reason = _UNLOADABLE if page is None else _failure(page, truncated)
         label = page.label if page else None
         if reason:
             failures.append(PageFailure(index, label, reason))
@@ -134,9 +140,11 @@ def _read_pages(document: pypdfium2.PdfDocument) -> _Read:
     )
 
 
-def _failure(page: PageText) -> str | None:
+def _failure(page: PageText, truncated: bool) -> str | None:
     if not page.words:
-        return _SCANNED if page.image_share > _IMAGE_SHARE else None
+        if page.image_share > _IMAGE_SHARE:
+            return _SCANNED
+        return _EMPTIED if truncated else None
     return _UNMAPPED if page.unreadable_share > _UNREADABLE_SHARE else None
 
 
@@ -172,7 +180,7 @@ def _warnings(content: Content, labels: Sequence[str | None]) -> tuple[str, ...]
 def _title(
     metadata: str | None, elements: Sequence[Element], body_size: float, blocks: Sequence[Block]
 ) -> str | None:
-    """The title of the file's metadata unless a tool put a file name there, else the largest heading up front."""
+    """The title in the metadata unless it is a file name, else the largest heading up front."""
     if metadata and not re.search(
         r"\.(?:docx?|tex|dvi|pptx?|pdf|indd|fm)$|^untitled|^microsoft word", metadata, re.I
     ):
@@ -186,7 +194,7 @@ def _title(
 
 
 def _appended(blocks: list[Block], found: list[Block], body_size: float) -> list[Block]:
-    """The blocks of the next page after all before it, with what the page break divided made whole."""
+    """The blocks of the next page after all others; what the page break divided is whole again."""
     for block in found:
         column_break = (
             blocks
@@ -223,7 +231,7 @@ def _table_goes_on(blocks: Sequence[Block], block: Block) -> bool:
 
 
 def _home(blocks: Sequence[Block], block: Block, body_size: float) -> int | None:
-    """The paragraph of the page (or column) before that this block goes on with, past floats and footnotes."""
+    """The paragraph that this block goes on with, past floats and footnotes in between."""
     here = (block.first.page, block.first.column)
     for index in range(len(blocks) - 1, max(-1, len(blocks) - _FLOATS), -1):
         other = blocks[index]
@@ -247,13 +255,13 @@ def _element(block: Block, labels: Sequence[str | None], vocabulary: frozenset[s
 
 
 def _boxes(block: Block, labels: Sequence[str | None]) -> tuple[Box, ...]:
-    places = [
+    places: list[tuple[int, int, float, float, float, float]] = [
         (line.page, line.column, line.x0, line.y0, line.x1, line.y1)
         for part in block.pages
         for line in part
     ]
     if block.placed:
-        places = [(page, 0, *rest) for page, _, *rest in places]
+        places = [(p[0], 0, p[2], p[3], p[4], p[5]) for p in places]
     places += [(t.page, 0, t.x0, t.y0, t.x1, t.y1) for t in block.placed]
     boxes = []
     for page, column in sorted({place[:2] for place in places}):

@@ -1,6 +1,7 @@
-"""Lines of a page to blocks: paragraphs, lists, listings, captions, headings and tables in reading order.
+"""Lines of a page to blocks in reading order: paragraphs, lists, listings, headings, tables.
 
-A block is an element that still knows its lines; `pdf` joins blocks across pages and writes elements.
+A block is an element that still knows its lines; `pdf` joins blocks across pages and writes
+elements.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from ingestion.formats.pdf_lines import Line, join_lines
 from ingestion.formats.pdf_tables import PlacedTable
 from ingestion.formats.pdf_text import LINE_END_HYPHEN
 
-_BULLET = re.compile(r"^([•◦▪▫‣●○■□❑➢➤✓·∙*]|[-–](?=\s)|o(?=\s))\s*")
+_BULLET = re.compile(r"^([•◦▪▫‣●○■□❑➢➤✓·∙*]|[-\u2013](?=\s)|o(?=\s))\s*")
 _ENUMERATED = re.compile(r"^(?:\(?\d{1,2}[.)]|\([a-z]\)|[a-z]\)|\(?[ivx]{1,4}\))\s+(?=\S)")
 _CAPTION = re.compile(r"^(?:table|figure|fig\.|tab\.|listing|algorithm)\s+[A-Z]?[\d.\-]*\d", re.I)
 _CAPTION_MARK = re.compile(
-    r"^(?:table|figure|fig\.|tab\.|listing|algorithm)\s+[A-Z]?[\d.\-]*\d\s*[:.|–—-]\s", re.I
+    r"^(?:table|figure|fig\.|tab\.|listing|algorithm)\s+[A-Z]?[\d.\-]*\d\s*[:.|\u2013\u2014-]\s",
+    re.I,
 )
-_TERMINAL = re.compile(r"[.!?:;][\"'”’)\]]*$")
+_TERMINAL = re.compile(r"[.!?:;][\"'\u201d\u2019)\]]*$")
 _MAX_CAPTION = 400
 
 
@@ -140,7 +142,7 @@ def _starts_block(block: Sequence[Line], line: Line, style: Typography) -> bool:
 
 
 def _inline_code(block: Sequence[Line], line: Line, style: Typography) -> bool:
-    """Whether a monospaced line is just the wrapped words of a sentence (or the other way round)."""
+    """Whether a monospaced line is just wrapped words of a sentence, or the other way round."""
     last, first = block[-1], block[0]
     if first.mono and len(block) > 1:
         return False
@@ -150,7 +152,7 @@ def _inline_code(block: Sequence[Line], line: Line, style: Typography) -> bool:
 
 
 def _indented_start(block: Sequence[Line], line: Line) -> bool:
-    """A first-line indent after a finished sentence; in a list a line that falls back behind the item's text."""
+    """A first-line indent after a full stop; in a list a line that falls back behind the item."""
     last, first = block[-1], block[0]
     if is_item(first):
         return line.x0 < first.hang - 0.8 * line.size and line.x0 < first.x0 + 0.5 * line.size
@@ -188,13 +190,13 @@ def _is_caption(lines: Sequence[Line], style: Typography) -> bool:
 
 
 def _merged_lists(blocks: Sequence[Block]) -> list[Block]:
-    """Items that follow each other are one list; an item is still told by how its first line begins."""
+    """Items that follow each other are one list; the first line of an item still tells it."""
     merged: list[Block] = []
     for block in blocks:
         last = merged[-1] if merged else None
-        if last and block.kind == last.kind == "list" and block.first.column == last.last.column:
-            merged[-1] = replace(last, pages=((*last.pages[0], *block.pages[0]),))
-        elif last and last.kind == "list" and _belongs_to_item(last, block):
+        if (
+            last and block.kind == last.kind == "list" and block.first.column == last.last.column
+        ) or (last and last.kind == "list" and _belongs_to_item(last, block)):
             merged[-1] = replace(last, pages=((*last.pages[0], *block.pages[0]),))
         else:
             merged.append(block)
@@ -247,7 +249,7 @@ def _captions(block: Block) -> bool:
 
 
 def continues_text(last: Block, following: Block) -> bool:
-    """Whether a block at the top of a page (or column) is plainly the rest of the one at the bottom of the last."""
+    """Whether a block is plainly the rest of the one at the end of the page or column before."""
     if last.kind == "code":
         return following.kind == "code" and abs(following.first.size - last.last.size) < 0.3
     if last.kind not in ("text", "list") or following.kind != "text":

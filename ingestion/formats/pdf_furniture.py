@@ -1,7 +1,7 @@
-"""What a page carries besides its content: running heads, footers, page numbers, tables of contents.
+"""What a page carries besides content: running heads, footers, page numbers, contents lists.
 
-They are taken out before paragraphs are made. The printed page number is not thrown away: it labels the page where the
-file itself has no page labels. Knows lines only.
+They are taken out before paragraphs are made. The printed page number is not thrown away: it labels
+the page where the file itself has no page labels. Knows lines only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ingestion.formats.pdf_lines import Line
 _EDGE = 0.13
 _ROMAN = r"[ivxlc]{1,7}"
 _PAGE_NUMBER = re.compile(
-    rf"^[\s\-–—|.\[(]*(?:page\s+)?(\d{{1,4}}|{_ROMAN})(?:\s*(?:/|of)\s*\d+)?[\s\-–—|.\])]*$", re.I
+    rf"^[\s\-\u2013\u2014|.\[(]*(?:page\s+)?(\d{{1,4}}|{_ROMAN})(?:\s*(?:/|of)\s*\d+)?[\s\-\u2013\u2014|.\])]*$",
+    re.I,
 )
 _LAST_NUMBER = re.compile(rf"(?:^|[\s|])(\d{{1,4}}|{_ROMAN})\s*$", re.I)
 _FIRST_NUMBER = re.compile(r"^\s*(\d{1,4})(?=\s)")
@@ -27,13 +28,14 @@ _DIGITS = re.compile(r"\d+")
 _MIN_CONTENTS_LINES = 5
 _SHORT_TITLE = 3
 
-# Head or foot of the page, height on it, font size: a chapter title may stand where others have a running head.
+# Head or foot of the page, height on it, font size: a chapter title may stand where others have a
+# running head.
 Slot = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Content:
-    """Lines of each page without furniture, printed page numbers, and the pages whose table of contents was left out."""
+    """Lines without furniture, printed page numbers, and pages that lost a table of contents."""
 
     pages: tuple[tuple[Line, ...], ...]
     printed: Mapping[int, str]
@@ -46,7 +48,7 @@ def without_furniture(
     labels: Sequence[str | None],
     headings: Collection[str] = (),
 ) -> Content:
-    """Take furniture out. `headings` are normalised titles of the outline: a running head often repeats one."""
+    """Take furniture out. `headings`: normalised outline titles, which running heads repeat."""
     slots = _recurring_slots(pages, heights, headings)
     numbers = _lone_numbers(pages, heights, labels)
     printed: dict[int, str] = {}
@@ -85,7 +87,7 @@ def _slot(line: Line, zone: str) -> Slot:
 def _lone_numbers(
     pages: Sequence[Sequence[Line]], heights: Sequence[float], labels: Sequence[str | None]
 ) -> dict[int, Line]:
-    """Lines that are nothing but the page number: the label of the page, or counting up with the pages."""
+    """Lines that are nothing but a page number: the page's label, or counting up with the pages."""
     found: dict[int, tuple[Line, str]] = {}
     for index, lines in enumerate(pages):
         for line in lines:
@@ -113,7 +115,7 @@ def _outermost(line: Line, lines: Sequence[Line], zone: str) -> bool:
 
 
 def _page_numbers(text: str) -> list[str]:
-    """What could be the page number in a running head: it stands at the end or, on left pages, at the start."""
+    """Candidates for the page number of a running head: at its end or, on left pages, its start."""
     whole = _PAGE_NUMBER.match(text)
     if whole:
         return [whole.group(1)]
@@ -123,7 +125,7 @@ def _page_numbers(text: str) -> list[str]:
 def _recurring_slots(
     pages: Sequence[Sequence[Line]], heights: Sequence[float], headings: Collection[str]
 ) -> set[Slot]:
-    """Heights on the page at which most lines repeat a text, carry the page number or repeat a heading."""
+    """Slots in which most lines repeat a text, carry the page number or repeat a heading."""
     lines: dict[Slot, list[Line]] = defaultdict(list)
     for index, page in enumerate(pages):
         for line in page:
@@ -166,7 +168,7 @@ def _repeats_heading(text: str, headings: Collection[str]) -> bool:
 
 
 def _without_contents(lines: Sequence[Line]) -> list[Line]:
-    """The lines of a page without its table of contents: dotted leaders that end in a page number."""
+    """The lines of a page without its table of contents: dotted leaders to a page number."""
     leaders = [line for line in lines if _LEADERS.search(line.text)]
     if len(leaders) < _MIN_CONTENTS_LINES:
         return list(lines)
@@ -194,7 +196,7 @@ def _without_contents(lines: Sequence[Line]) -> list[Line]:
 
 
 def _plausible(printed: Mapping[int, str]) -> dict[int, str]:
-    """Printed numbers, if they count up with the pages; a number that does not is something else."""
+    """Printed numbers, if they count up with the pages; others are something else."""
     arabic = Counter(int(n) - i for i, n in printed.items() if n.isdigit())
     if not arabic:
         return dict(printed) if len(printed) > 1 else {}

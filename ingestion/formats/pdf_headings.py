@@ -1,7 +1,8 @@
 """Which lines of a PDF are headings, and how deep.
 
-The outline of the file decides where there is one: its titles are found again on their pages. Headings that it leaves
-out, and files without an outline, go by font size, weight and numbering. Knows lines, not paragraphs.
+The outline of the file decides where there is one: its titles are found again on their pages.
+Headings that it leaves out, and files without an outline, go by font size, weight and numbering.
+Knows lines, not paragraphs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PREFIX = re.compile(
 )
 _NUMBERED = re.compile(r"^(?:(?:chapter|section)\s+)?(\d{1,2}(?:\.\d{1,3}){0,5})\.?\s+\S", re.I)
 _CAPTION = re.compile(r"^(?:table|figure|fig\.|tab\.|listing|algorithm|example)\s+[A-Z]?\d", re.I)
-_NOT_TITLE = re.compile(r"^[•◦▪‣●○■\-–*➢]\s|[.;,]$|^\W*$|^[a-z(]\S*\)?$|(?:\s?\.){4,}")
+_NOT_TITLE = re.compile(r"^[•◦▪‣●○■\-\u2013*➢]\s|[.;,]$|^\W*$|^[a-z(]\S*\)?$|(?:\s?\.){4,}")
 _MIN_OUTLINE = 3
 
 
@@ -265,7 +266,7 @@ def _levels(
     groups: Sequence[tuple[int, int, int]],
     found: Sequence[Heading],
 ) -> tuple[dict[Style, int], set[Style]]:
-    """The level of each look, as the outline has it, else by numbering, else by rank; and the looks that are numbered."""
+    """The level of each look by outline, numbering or rank; and the looks that are numbered."""
     votes: dict[Style, Counter[int]] = defaultdict(Counter)
     for heading in found:
         votes[_style(pages[heading.page][heading.start])][heading.level] += 1

@@ -1,6 +1,7 @@
 """Words of a page to lines in reading order, columns included.
 
-Knows geometry only: not what a heading, a list or a table is. A line never runs across a column gutter.
+Knows geometry only: not what a heading, a list or a table is. A line never runs across a column
+gutter.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _MIN_GUTTER = 9.0
 class Line:
     """One printed line, without its words: a manual of thousands of pages stays small in memory.
 
-    column: the column of the page in reading order. hang: where the second word begins. tail_gap: the white space
-    before the last word, inner_gap the widest one after the second word. pieces: (x, text) of each word of a monospaced line, whose layout matters.
+    column: the column of the page in reading order. hang: where the second word begins. tail_gap:
+    the white space before the last word, inner_gap the widest one after the second word. pieces:
+    (x, text) of each word of a monospaced line, whose layout matters.
     """
 
     text: str
@@ -97,13 +99,14 @@ def join_words(words: Sequence[Word]) -> str:
 def join_lines(texts: Iterable[str], vocabulary: Collection[str] = ()) -> str:
     """Lines of one paragraph as one string; a word that was divided at a line end is whole again.
 
-    Whether a hyphen belongs to the word is decided by how the rest of the document (`vocabulary`, lower case) writes it.
+    Whether a hyphen belongs to the word is decided by how the rest of the document (`vocabulary`,
+    lower case) writes it.
     """
     joined = ""
     for text in texts:
         if not joined:
             joined = text
-        elif joined.endswith((LINE_END_HYPHEN, "-", "‐")) and joined[-2:-1].isalpha():
+        elif joined.endswith((LINE_END_HYPHEN, "-", "\u2010")) and joined[-2:-1].isalpha():
             joined = joined[:-1] + _hyphen(joined[:-1], text, vocabulary) + text
         else:
             joined = (
@@ -115,8 +118,10 @@ def join_lines(texts: Iterable[str], vocabulary: Collection[str] = ()) -> str:
 
 
 def _hyphen(before: str, after: str, vocabulary: Collection[str]) -> str:
-    first = before.rsplit(None, 1)[-1].lstrip("(\"'“‘[").lower()
-    second = after.split(None, 1)[0].rstrip(".,;:)\"'”’]").lower() if after.strip() else ""
+    first = before.rsplit(None, 1)[-1].lstrip("(\"'\u201c\u2018[").lower()
+    second = (
+        after.split(None, 1)[0].rstrip(".,;:)\"'\u201d\u2019]").lower() if after.strip() else ""
+    )
     if f"{first}-{second}" in vocabulary:
         return "-"
     if first + second in vocabulary:
@@ -226,8 +231,8 @@ def _flush_band(
 def _gutter(runs: Sequence[list[Word]]) -> float | None:
     """The x of a gutter with wide prose on both sides, or None.
 
-    A table without rules has columns too; there the content stream goes across the gutter row by row, in prose it
-    goes down one column first.
+    A table without rules has columns too; there the content stream goes across the gutter row by
+    row, in prose it goes down one column first.
     """
     prose = [r for r in runs if len(r) >= 3 and not r[0].font.mono]
     if len(prose) < 2 * _MIN_COLUMN_RUNS:

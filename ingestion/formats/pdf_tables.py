@@ -1,8 +1,8 @@
 """Ruled tables of a PDF page, as cells.
 
-The lattice of rules is found by pdfplumber's table algorithm, fed with the rules that pdfium saw; so a page is never
-parsed twice, and a page without rules costs nothing. Text of a cell comes from the same words as the rest of the page.
-It does not know captions or what stands on the next page.
+The lattice of rules is found by pdfplumber's table algorithm, fed with the rules that pdfium saw;
+so a page is never parsed twice, and a page without rules costs nothing. Text of a cell comes from
+the same words as the rest of the page. It does not know captions or what stands on the next page.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _STACKED = 3  # as many lines at equal heights in every column are rows, not wra
 class PlacedTable:
     """A table and where it stands. `columns` are the x of its column edges.
 
-    header_sure: the header differs visibly from the body; otherwise the first row was taken for want of better.
+    header_sure: the header differs visibly from the body; otherwise the first row was taken for
+    want of better.
     """
 
     table: Table
@@ -278,7 +279,7 @@ def _spanned_depth(rows: Sequence[Sequence[Cell]], row_count: int) -> int:
 
 
 def _grid(cells: Sequence[Cell], rows: int, columns: int, header: int) -> list[list[str]]:
-    """Cells on a full grid. A spanning header names every column under it; a body cell every row it covers."""
+    """A full grid: a spanning header names each column under it, a body cell each row it covers."""
     grid = [[""] * columns for _ in range(rows)]
     for cell in cells:
         across = range(cell.column, min(columns, cell.column + cell.columns))
@@ -292,7 +293,7 @@ def _grid(cells: Sequence[Cell], rows: int, columns: int, header: int) -> list[l
 
 
 def _unstacked(cells: Sequence[Cell], columns: int) -> list[list[str]]:
-    """The rows of a band that has rules between columns only; empty when its lines are just wrapped text."""
+    """The rows of a band with rules between columns only; empty when its lines are wrapped text."""
     counts = {len(c.lines) for c in cells}
     if len(cells) != columns or len(counts) != 1 or counts.pop() < _STACKED:
         return []
@@ -302,7 +303,7 @@ def _unstacked(cells: Sequence[Cell], columns: int) -> list[list[str]]:
 
 
 def continues(first: PlacedTable, second: PlacedTable) -> bool:
-    """Whether the second table has the columns of the first and could be its rest on the next page."""
+    """Whether the second table has the columns of the first and could be its rest."""
     same = len(first.columns) == len(second.columns)
     return same and all(
         abs(a - b) <= 4.0 for a, b in zip(first.columns, second.columns, strict=True)
@@ -310,7 +311,7 @@ def continues(first: PlacedTable, second: PlacedTable) -> bool:
 
 
 def joined(first: Table, second: PlacedTable) -> Table:
-    """The rows of both; a header repeated on the second page is dropped, a guessed one becomes a row."""
+    """The rows of both; a repeated header is dropped, a guessed one becomes a row."""
     header = second.table.header
     rows = second.table.rows
     if header and header != first.header and not (second.header_sure and first.header):

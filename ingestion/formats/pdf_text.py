@@ -1,9 +1,10 @@
 """The text layer of one PDF page: words with their place, size and font.
 
-Reads pdfium only. It does not know lines, paragraphs or headings; `pdf_lines` makes those from the words.
+Reads pdfium only. It does not know lines, paragraphs or headings; `pdf_lines` makes those from the
+words.
 
-Coordinates are PDF points with the origin at the top left of the page as it is shown: crop box and page rotation are
-applied here once, so that nobody after this module thinks about them.
+Coordinates are PDF points with the origin at the top left of the page as it is shown: crop box and
+page rotation are applied here once, so that nobody after this module thinks about them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _MONO = re.compile(
 _BOLD = re.compile(r"bold|black|heavy|semibold|demi|cmbx|cmssbx|medi\b|-bd", re.I)
 _ITALIC = re.compile(r"ital|obli|cmti|cmmi|slant", re.I)
 _FIXED_PITCH, _MAX_FORM_DEPTH = 1, 6
-# A rectangle has at most 5 segments and a closing one; more means several rules drawn as one path, or a curve.
+# A rectangle has at most 5 segments and a closing one; more means several rules drawn as one path,
+# or a curve.
 _SIMPLE_PATH, _LONGEST_PATH = 6, 400
 
 

@@ -73,7 +73,8 @@ class TableReader:
         for key in self.raw:
             if key not in names:
                 near = nearest(key, names, count=1)
-                fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
+                fix = f"did you mean {near[0]}? " if near else ""
+                fix += f"known keys: {', '.join(names)}"
                 self.add(key, "unknown key", fix)
 
     def text(self, key: str, *, required: bool = False, limit: int = 500) -> str:

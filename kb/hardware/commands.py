@@ -111,6 +111,7 @@ def _placeholders(
     plain = all(not spec and conversion is None for _, _, spec, conversion in parts)
     if unknown := sorted(used - allowed):
         reader.add(key, f"unknown placeholder {{{unknown[0]}}}", f"allowed here: {listed}")
-    elif not plain:
+        return None
+    if not plain:
         reader.add(key, "a placeholder with a format", "write the bare name, as in {source}")
     return used

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from kb.hardware.checks import Problems, TableReader, names_of
 from kb.hardware.commands import PLACEHOLDERS, read_toolchains
@@ -51,6 +52,8 @@ __all__ = [
 
 MAX_PATTERN = 300
 MAX_ITEMS = 500
+
+_LARGEST = 1e100
 
 _SNAKE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
@@ -88,7 +91,7 @@ def _load(toml: str | Mapping[str, Any], problems: Problems) -> Mapping[str, Any
         return toml
     try:
         return tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         problems.add("(file)", f"not TOML: {error}", "correct the syntax at that line")
         problems.raise_if_any()
         raise
@@ -186,8 +189,8 @@ def _fact_unit(reader: TableReader, key: str) -> str:
     fix = f'unit = "{known.unit}"'
     value = reader.raw.get("value")
     stated = find_unit(unit)
-    if stated is not None and stated.canonical == known.unit and isinstance(value, int | float):
-        fix = f'value = {value * stated.factor:g}, unit = "{known.unit}"'
+    if stated is not None and stated.canonical == known.unit and _is_quantity(value):
+        fix = f'value = {float(value) * stated.factor:g}, unit = "{known.unit}"'
     reader.add("unit", f"{key} is kept in {known.unit}, not {unit}", fix)
     return known.unit
 
@@ -201,8 +204,8 @@ def _fact_value(reader: TableReader, key: str) -> FactValue:
         reader.add("value", "neither number nor text", "write a number in the key's unit")
     elif isinstance(value, str):
         return _text_value(reader, key, value)
-    elif not math.isfinite(value) or value < 0:
-        reader.add("value", f"{value} cannot be", "a finite number, not negative")
+    elif not _is_quantity(value):
+        reader.add("value", f"{str(value)[:20]} cannot be", "a finite number, not negative")
     elif known is not None and known.unit == "text":
         reader.add("value", f"{key} is text", f'write value = "{value}"')
     elif known is not None and not known.plausible(value) and _in_unit_of(reader, key):
@@ -212,6 +215,13 @@ def _fact_value(reader: TableReader, key: str) -> FactValue:
     else:
         return value
     return 0
+
+
+def _is_quantity(value: object) -> TypeGuard[int | float]:
+    """TOML integers have no upper bound; what does not fit a float is no measure of a chip."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= _LARGEST
 
 
 def _text_value(reader: TableReader, key: str, value: str) -> str:
@@ -250,8 +260,10 @@ def _check_pattern(reader: TableReader, pattern: str) -> None:
     if not pattern or len(pattern) > MAX_PATTERN:
         return
     try:
-        compiled = re.compile(pattern)
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # "[[" will change its meaning
+            compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         fix = "correct it; in TOML, single quotes keep backslashes as they are"
         reader.add("pattern", f"no regular expression: {error}", fix)
         return

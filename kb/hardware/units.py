@@ -17,13 +17,13 @@ CANONICAL_UNITS = ("count", "threads", "B", "B/s", "bit", "Hz", "flop/s", "op/s"
 
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _WORDS = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p"}
-_BYTE = re.compile(r"([kmgtpe]?)(i?)(?:b|bytes?)", re.IGNORECASE)
-_RATE = re.compile(r"([kmgtpe]?)(i?)(?:b|bytes?)(?:/s|/sec|/second|ps)", re.IGNORECASE)
+# a small b is a bit
+_BYTE = re.compile(r"([kKmMgGtTpPeE]?)(i?)(?:B|[bB]ytes?)")
+_RATE = re.compile(r"([kKmMgGtTpPeE]?)(i?)(?:B|[bB]ytes?)(?:/s|/sec|/second|ps)")
 _HERTZ = re.compile(r"([kmgt]?)hz", re.IGNORECASE)
 _FLOPS = re.compile(r"([kmgtpe]?)(?:flops|flops?/s|flops?/sec)", re.IGNORECASE)
 _OPS = re.compile(r"([kmgtpe]?)(?:ops|i?ops|ops?/s|ops?/sec)", re.IGNORECASE)
 _WATT = re.compile(r"(k?)(?:w|watts?)", re.IGNORECASE)
-_BITS_PER_SECOND = re.compile(r"[KMGTkmgt]i?b(?:/s|/sec|ps)")
 _PLAIN = {
     "bit": "bit",
     "bits": "bit",
@@ -54,8 +54,6 @@ def find_unit(text: str) -> Unit | None:
     for word, letter in _WORDS.items():
         if spelled.lower().startswith(word):
             spelled = letter + spelled[len(word) :]
-    if not spelled or _BITS_PER_SECOND.fullmatch(spelled):
-        return None
     if spelled.lower() in _PLAIN:
         return Unit(_PLAIN[spelled.lower()], 1.0)
     return _sized(spelled) or _decimal(spelled)
@@ -63,8 +61,6 @@ def find_unit(text: str) -> Unit | None:
 
 def _sized(spelled: str) -> Unit | None:
     if found := _BYTE.fullmatch(spelled):
-        if spelled in ("b", "kb", "mb", "gb") and spelled != "kb":
-            return None  # bits, most likely
         return Unit("B", _binary(found[1]), assumed=bool(found[1]) and not found[2])
     if found := _RATE.fullmatch(spelled):
         factor = _binary(found[1]) if found[2] else _thousands(found[1])

@@ -17,8 +17,8 @@ WIDTH, HEIGHT = A4
 LEFT, TOP = 72, 720
 
 SPLIT_SENTENCE = (
-    "The scheduler issues at most one instruction per cycle and warp, which means that a kernel with "
-    "too few resident warps leaves the pipe idle whenever it waits for memory"
+    "The scheduler issues at most one instruction per cycle and warp, which means that a kernel "
+    "with too few resident warps leaves the pipe idle whenever it waits for memory"
 )
 HYPHENATED = "A divergent branch serialises its two paths until they reconverge."
 OCCUPANCY_HEADER = (
@@ -59,7 +59,9 @@ class Page:
         self, rows: Sequence[Sequence[str]], style: Sequence[tuple[object, ...]] = ()
     ) -> None:
         table = Table(
-            rows, style=TableStyle([("GRID", (0, 0), (-1, -1), 0.5, colors.black), *style])
+            rows,
+            colWidths=80,
+            style=TableStyle([("GRID", (0, 0), (-1, -1), 0.5, colors.black), *style]),
         )
         _, height = table.wrap(WIDTH - 2 * LEFT, HEIGHT)
         table.drawOn(self.canvas, LEFT, self.y - height + 10)

@@ -165,3 +165,4 @@ def test_complaint_03_a_truncated_file_never_looks_complete(share: float) -> Non
         assert error.hint
         return
     assert document.failures or document.elements == whole.elements
+    assert any("end of the file is missing" in warning for warning in document.warnings)

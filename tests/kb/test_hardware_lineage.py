@@ -18,7 +18,9 @@ from kb.hardware.lineage import (
 from kb.hardware.spec import FactKind, FactSpec, HardwareSpec
 
 
-def chip(id_: str, parent: str | None = None, *aliases: str, facts: tuple[FactSpec, ...] = ()):  # type: ignore[no-untyped-def]
+def chip(
+    id_: str, parent: str | None = None, *aliases: str, facts: tuple[FactSpec, ...] = ()
+) -> HardwareSpec:
     return HardwareSpec(id_, id_, "v", parent, aliases, facts=facts)
 
 

@@ -138,6 +138,7 @@ def test_ids_that_are_refused(bad: str) -> None:
 
 def test_not_toml_is_an_invalid_file_with_the_line() -> None:
     assert "line 1" in problems("id = = 3")["(file)"].message
+    assert "(file)" in problems("a = " + "[" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,7 @@ def test_not_toml_is_an_invalid_file_with_the_line() -> None:
         ({"value": -1}, "facts[0].value", "not negative"),
         ({"value": float("nan")}, "facts[0].value", "finite"),
         ({"value": True}, "facts[0].value", "number"),
+        ({"value": 10**400}, "facts[0].value", "finite"),
         ({"value": "3.35e12"}, "facts[0].value", "unquoted"),
         ({"unit": "B"}, "facts[0].unit", "B/s"),
         ({"unit": ""}, "facts[0].unit", "fill it in"),
@@ -158,7 +160,7 @@ def test_not_toml_is_an_invalid_file_with_the_line() -> None:
         ({"title": ""}, "facts[0].title", "fill"),
         ({"formula": "2 * 3"}, "facts[0].formula", "derived"),
         ({"kind": "derived"}, "facts[0].formula", "formula"),
-        ({"page": "3"}, "facts[0].page", "one of"),
+        ({"page": "3"}, "facts[0].page", "locator"),
     ],
 )
 def test_a_wrong_fact_says_what_to_write(change: dict[str, Any], path: str, fix: str) -> None:
@@ -204,7 +206,7 @@ def test_a_toolchain_needs_its_language_listed() -> None:
     assert found["toolchains.c"].fix == 'add "c" to languages'
 
 
-@pytest.mark.parametrize("pattern", ["(", "a" * 301, "(a+)+b", ".*", ""])
+@pytest.mark.parametrize("pattern", ["(", "a" * 301, "(a+)+b", ".*", "", "a{99999999999}", "[[a]"])
 def test_patterns_that_are_broken_endless_or_match_everything_are_refused(pattern: str) -> None:
     signature = {"pattern": pattern, "signal": "compile_error", "title": "t"}
     assert "signatures[0].pattern" in problems(base(signatures=[signature]))
@@ -265,6 +267,31 @@ def test_a_disagreeing_formula_is_a_warning_of_the_file() -> None:
     fact = {"key": "x_t", "value": 5, "unit": "B", "kind": "derived", "formula": "2 * 2"}
     spec = parse_hardware(base(facts=[fact]), "o")
     assert formula_warnings(spec) == ("x_t = 5, but its formula gives 4",)
+
+
+_SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates()
+)
+_KEYS = st.sampled_from(
+    re.findall(
+        r"\w+",
+        "id name vendor facts signatures toolchains key value unit kind date pattern run compile"
+        " env aliases languages url formula c",
+    )
+)
+_TABLES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(_KEYS, _TABLES, max_size=6))
+def test_whatever_a_file_holds_only_one_kind_of_error_comes_out(raw: dict[str, Any]) -> None:
+    try:
+        parse_hardware(raw, "fuzz")
+    except InvalidKnowledge as error:
+        assert error.details["problems"]
 
 
 def test_each_known_key_has_a_canonical_unit_and_holds_its_range() -> None:

@@ -1,0 +1,282 @@
+"""The hardware registry in the catalog: specs, lineage, and facts with their sources.
+
+A spec (hardware.toml or POST /hardware) is stored as it was given and its facts are rows beside those proposed from
+tables and those a person entered. Per key the fact that holds is: a person's, then the spec's own, then an accepted
+one; a chip without the key inherits it from above. Proposed facts hold nowhere until somebody accepts them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog import meta
+from kb.catalog.engine import Catalog
+from kb.catalog.tables.hardware import facts, hardware
+from kb.errors import InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
+from kb.hardware import lineage as lines
+from kb.hardware.emit import dump_hardware
+from kb.hardware.schema import parse_hardware
+from kb.hardware.spec import HardwareSpec
+from kb.ids import derived_id
+from kb.scope import ANY
+
+PutOutcome = Literal["created", "updated", "unchanged"]
+FactStatus = Literal["accepted", "proposed", "rejected"]
+_ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2}
+_KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`number` is in `unit`; `text` is the value as its source writes it. `hardware_id` is the owner."""
+
+    id: str
+    hardware_id: str
+    key: str
+    number: float | None
+    text: str
+    unit: str
+    kind: str
+    status: str
+    origin: str
+    title: str
+    publisher: str
+    locator: str
+    url: str | None
+    date: str | None
+    note: str | None
+    formula: str | None
+    subject: str | None
+    document_id: str | None
+    version_id: str | None
+    page_index: int | None
+    page_label: str | None
+    cell: Mapping[str, Any] | None
+    actor: str | None
+
+    @property
+    def value(self) -> float | str:
+        return self.number if self.number is not None else self.text
+
+
+_FACT_COLUMNS = [facts.c[name] for name in Fact.__dataclass_fields__]
+
+
+class HardwareRegistry:
+    """Look-ups are cached until a spec changes; every method fails closed on unknown ids."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = threading.Lock()  # protects _cached
+        self._cached: tuple[int, dict[str, HardwareSpec]] | None = None
+
+    # -- specs and lineage
+
+    def all(self) -> dict[str, HardwareSpec]:
+        """Every registered hardware by id."""
+        with self._catalog.read() as connection:
+            state = int(meta.get(connection, "hardware_revision") or 0)
+            with self._lock:
+                if self._cached is not None and self._cached[0] == state:
+                    return self._cached[1]
+            rows = connection.execute(
+                sa.select(hardware.c.id, hardware.c.spec).order_by(hardware.c.id)
+            )
+            specs = {row.id: parse_hardware(row.spec, row.id) for row in rows}
+        with self._lock:
+            self._cached = (state, specs)
+        return specs
+
+    def resolve(self, name: str) -> str:
+        """The id that a name, alias or spelling means; UnknownHardware names the nearest."""
+        return lines.resolve(name, self.all())
+
+    def get(self, name: str) -> HardwareSpec:
+        return self.all()[self.resolve(name)]
+
+    def lineage(self, hardware_id: str) -> tuple[str, ...]:
+        """From the chip up to its vendor."""
+        return lines.lineage(hardware_id, self.all())
+
+    def scopes(self, hardware_id: str) -> tuple[str, ...]:
+        """What a request for this hardware may see: its lineage and what is about no hardware."""
+        return (*self.lineage(hardware_id), ANY)
+
+    def put(self, spec: HardwareSpec, origin: str) -> PutOutcome:
+        """Register or replace a spec. Its own facts are replaced; other facts stay."""
+        text = dump_hardware(spec)
+        known = dict(self.all())
+        before = known.get(spec.id)
+        known[spec.id] = spec
+        self._check(spec, known)
+        with self._catalog.write() as connection:
+            stored = connection.execute(
+                sa.select(hardware.c.spec).where(hardware.c.id == spec.id)
+            ).scalar()
+            if stored == text:
+                return "unchanged"
+            values = _hardware_values(spec, text, origin)
+            if stored is None:
+                connection.execute(hardware.insert().values(**values, created_at=clock.now()))
+            else:
+                connection.execute(
+                    hardware.update().where(hardware.c.id == spec.id).values(**values)
+                )
+            _replace_spec_facts(connection, spec)
+            meta.put(
+                connection,
+                "hardware_revision",
+                int(meta.get(connection, "hardware_revision") or 0) + 1,
+            )
+            meta.bump_revision(connection)
+        return "created" if before is None else "updated"
+
+    @staticmethod
+    def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec]) -> None:
+        if spec.id == ANY:
+            raise InvalidKnowledge(
+                "the id `any` means no hardware in particular", hint="Choose another id."
+            )
+        if spec.parent is not None and spec.parent not in known:
+            raise UnknownHardware(spec.parent, known)
+        problems = lines.registry_problems(known)
+        if problems:
+            raise InvalidKnowledge(
+                f"{spec.id} does not fit the registered hardware: {problems[0]}",
+                hint="Change its parent or aliases.",
+                details={"problems": problems},
+            )
+
+    # -- facts
+
+    def facts(self, name: str, *, status: FactStatus | None = None) -> list[Fact]:
+        """All facts stated for exactly this hardware, by key."""
+        hardware_id = self.resolve(name)
+        query = sa.select(*_FACT_COLUMNS).where(facts.c.hardware_id == hardware_id)
+        if status is not None:
+            query = query.where(facts.c.status == status)
+        with self._catalog.read() as connection:
+            rows = connection.execute(query.order_by(facts.c.key, facts.c.origin, facts.c.id))
+            return [Fact(**row._mapping) for row in rows]
+
+    def effective_facts(self, name: str) -> dict[str, Fact]:
+        """The fact that holds for each key, inherited ones included; by key."""
+        found: dict[str, Fact] = {}
+        for owner in self.lineage(self.resolve(name)):
+            stated = sorted(
+                self.facts(owner, status="accepted"),
+                key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id),
+            )
+            own: dict[str, Fact] = {}
+            for fact in stated:
+                # A fact about a variant ("PCIe") does not speak for the model as such.
+                if not fact.subject or fact.origin == "person":
+                    own.setdefault(fact.key, fact)
+            found = {**own, **found}
+        return dict(sorted(found.items()))
+
+    def values(self, name: str) -> dict[str, float | str]:
+        """Fact values by key, for predicates."""
+        return {key: fact.value for key, fact in self.effective_facts(name).items()}
+
+    def propose(self, connection: Connection, proposals: Sequence[Fact]) -> int:
+        """Add facts read from a document, in its transaction; what a person decided before stays decided."""
+        added = 0
+        for proposal in proposals:
+            known = connection.execute(
+                sa.select(facts.c.id).where(facts.c.id == proposal.id)
+            ).scalar()
+            if known is None:
+                connection.execute(
+                    facts.insert().values(
+                        **{name: getattr(proposal, name) for name in Fact.__dataclass_fields__},
+                        created_at=clock.now(),
+                    )
+                )
+                added += 1
+        return added
+
+    def patch_fact(
+        self,
+        fact_id: str,
+        *,
+        status: FactStatus | None = None,
+        number: float | None = None,
+        text: str | None = None,
+        note: str | None = None,
+        actor: str,
+    ) -> Fact:
+        """Accept, reject or correct a fact. A corrected value becomes a person's and is accepted."""
+        changes: dict[str, Any] = {"actor": actor}
+        if status is not None:
+            changes["status"] = status
+        if number is not None or text is not None:
+            changes |= {"number": number, "origin": "person", "status": status or "accepted"}
+            changes["text"] = text if text is not None else str(number)
+        if note is not None:
+            changes["note"] = note
+        if len(changes) == 1:
+            raise InvalidRequest(
+                "nothing to change", hint="Give status (accepted, rejected), number, text or note."
+            )
+        with self._catalog.write() as connection:
+            changed = connection.execute(
+                facts.update().where(facts.c.id == fact_id).values(**changes)
+            )
+            if changed.rowcount != 1:
+                raise NotFound(
+                    f"no fact {fact_id!r}", hint="GET /hardware/{id}/facts lists them with ids."
+                )
+            meta.bump_revision(connection)
+            row = connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
+            return Fact(**row._mapping)
+
+
+def _hardware_values(spec: HardwareSpec, text: str, origin: str) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "name": spec.name,
+        "vendor": spec.vendor,
+        "parent_id": spec.parent,
+        "kind": spec.kind,
+        "summary": spec.summary,
+        "aliases": list(spec.aliases),
+        "languages": list(spec.languages),
+        "signatures": [vars(signature) for signature in spec.signatures],
+        "toolchains": {
+            language: {**vars(chain), "env": dict(chain.env)}
+            for language, chain in spec.toolchains.items()
+        },
+        "spec": text,
+        "origin": origin,
+        "updated_at": clock.now(),
+    }
+
+
+def _replace_spec_facts(connection: Connection, spec: HardwareSpec) -> None:
+    connection.execute(
+        facts.delete().where(facts.c.hardware_id == spec.id, facts.c.origin == "spec")
+    )
+    for number, fact in enumerate(spec.facts):
+        numeric = None if isinstance(fact.value, str) else float(fact.value)
+        values = {key: value or None for key, value in vars(fact).items() if key != "value"}
+        values |= {"unit": fact.unit, "title": fact.title, "publisher": fact.publisher}
+        connection.execute(
+            facts.insert().values(
+                **{**values, "locator": fact.locator},
+                id=derived_id("fact", spec.id, "spec", number, fact.key, fact.value),
+                hardware_id=spec.id,
+                number=numeric,
+                text=str(fact.value),
+                status="accepted",
+                origin="spec",
+                created_at=clock.now(),
+            )
+        )

@@ -1,0 +1,1 @@
+"""Nearest passages by vector: exactly from the catalog (`exact`), or through Chroma (`chroma`)."""

@@ -1,0 +1,71 @@
+"""One service per data directory: a lock file that also tells other processes where the service listens.
+
+The lock is the operating system's (flock), so it goes with the process however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
+from kb.errors import Conflict
+
+_NAME = "service.json"
+
+
+class ServiceLock:
+    """Held by the service while it runs; the file holds its URL and pid."""
+
+    def __init__(self, data_dir: Path, url: str) -> None:
+        self._path = data_dir / _NAME
+        self._url = url
+        self._fd = -1
+
+    def __enter__(self) -> ServiceLock:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise Conflict(
+                f"another Kernlore service already runs on {self._path.parent}"
+                f" ({running_service(self._path.parent) or 'address unknown'})",
+                hint="Use that one, stop it, or give this one another --data-dir.",
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, json.dumps({"url": self._url, "pid": os.getpid()}).encode())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def running_service(data_dir: Path) -> str | None:
+    """The URL of the service that holds the directory now, or None."""
+    path = data_dir / _NAME
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        pass  # held: the service runs
+    else:
+        return None
+    finally:
+        os.close(fd)
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["url"])
+    except (ValueError, KeyError, OSError):
+        return None
