@@ -1,16 +1,18 @@
-"""The lines of a log that carry its message, found fast; their shape without names and numbers.
+"""The lines of a log that carry its message, found fast, and the shape of such lines.
 
-Knows no signatures. A log is any text up to many megabytes: it is scanned as lower-case bytes, since
-finding a literal that way costs about two milliseconds in five megabytes.
+Knows no signatures. A log is any text up to many megabytes: it is scanned as lower-case bytes,
+since finding a literal that way costs about two milliseconds in five megabytes.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_LINE = 2_000
+WINDOW = 300
 # Of the lines that contain a keyword, the first and the last so many are looked at.
 MAX_HITS = 200
 MAX_QUERY_LINE = 400
@@ -44,6 +46,8 @@ class LogIndex:
         self._numbers = list(first.values())
         self._raw = [raw[number] for number in self._numbers]
         self._lower = b"\n".join(self._raw).lower()
+        # Logs repeat their words, so most keywords are refuted by this much shorter text.
+        self._words = b"\n".join(set(self._lower.split()))
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -51,28 +55,46 @@ class LogIndex:
     def lines(self, keywords: Iterable[str]) -> Iterator[tuple[Line, frozenset[str]]]:
         """The lines that contain a keyword (lower case), in order, each with those it contains."""
         found: dict[int, set[str]] = {}
-        where: dict[int, int] = {}
+        where: dict[int, list[int]] = {}
         for keyword in sorted(set(keywords)):
+            if any(word not in self._words for word in keyword.encode().split()):
+                continue
             for start, at in self._hits(keyword.encode()):
                 found.setdefault(start, set()).add(keyword)
-                where.setdefault(start, at)
+                where.setdefault(start, []).append(at - start)
         number = seen = 0
         for start in sorted(found):
             number += self._lower.count(b"\n", seen, start)
             seen = start
-            text = self._cut(number, where[start] - start)
+            text = self._cut(number, where[start])
             yield Line(self._numbers[number] + 1, text), frozenset(found[start])
 
     def tail(self, count: int) -> Iterator[Line]:
         """The last lines that are not empty, in order."""
         full = [i for i, raw in enumerate(self._raw) if raw.strip()]
         for i in full[-count:]:
-            yield Line(self._numbers[i] + 1, self._cut(i, 0))
+            yield Line(self._numbers[i] + 1, self._cut(i, []))
 
-    def _cut(self, index: int, at: int) -> str:
-        """A long line is cut around the keyword: mangled names push messages far right."""
-        start = max(0, at - MAX_LINE // 2) if len(self._raw[index]) > MAX_LINE else 0
-        return self._raw[index][start : start + MAX_LINE].decode("utf-8", "replace").rstrip()
+    def after(self, line: Line) -> Line | None:
+        """The line that follows one of this index, unless it is the last."""
+        i = bisect_right(self._numbers, line.number - 1)
+        return Line(self._numbers[i] + 1, self._cut(i, [])) if i < len(self._raw) else None
+
+    def _cut(self, index: int, places: list[int]) -> str:
+        """Of a long line its head and what is around the keywords.
+
+        Mangled names of thousands of characters part the tool from its message.
+        """
+        raw = self._raw[index]
+        if len(raw) > MAX_LINE:
+            kept, end = raw[:WINDOW], WINDOW
+            for place in sorted(places):
+                start = max(end, place - WINDOW)
+                gap = b" ... " if start > end else b""
+                end = max(end, place + WINDOW)
+                kept += gap + raw[start:end]
+            raw = kept[:MAX_LINE]
+        return raw.decode("utf-8", "replace").rstrip()
 
     def _hits(self, keyword: bytes) -> Iterator[tuple[int, int]]:
         """Start of line and place of the first and last lines with a keyword."""
@@ -134,7 +156,12 @@ _CODE = re.compile(
 _EXCEPTION = re.compile(
     r"^\s*(?:E\s+)?(?:[A-Za-z_]\w{0,60}\.){0,6}\w{0,60}(?:Error|Exception|Failure)\b"
 )
-_LABEL = re.compile(r"\b(?:error|fatal|ERROR|FATAL|Error)\b *:?|\bfatal error\b")
+_LABEL = re.compile(
+    r"\b[Ee]rror\s{0,4}:|\b(?:ERROR|FATAL)\b|^\s*(?:[Ee]rror|fatal)\b|\bfatal\s{0,4}:"
+)
+_CARET = re.compile(r"^\s*\^[\s~]*$")
+# Mangled names say nothing to a search and would fill the whole line.
+_LONG_WORD = re.compile(r"\w{60,}")
 _SCORES = (
     (_CODE, 5),
     (_EXCEPTION, 4),
@@ -167,7 +194,7 @@ _TRIGGERS = (
         "unsupported",
     ),
     *("undefined", "fail", "assert", "cannot", "unable", "not support", "mismatch", "invalid"),
-    *("exceed", "timed out", "timeout", "spill", "ncc_", "nrt_", "nan", "signal"),
+    *("exceed", "timed out", "timeout", "spill", "ncc_", "nrt_", "nan", "signal", "^"),
 )
 
 
@@ -175,21 +202,31 @@ def query_lines(log: str, limit: int = 12) -> list[str]:
     """The lines of a log that carry its message, best first; the last lines if none does."""
     index = LogIndex(log)
     if len(index) == 1:
-        return [log.strip()[:MAX_QUERY_LINE]] if log.strip() else []
-    scored: dict[str, tuple[int, int, str]] = {}
-    last = 0
-    for line, _ in index.lines(_TRIGGERS):
+        return [_short(log)] if log.strip() else []
+    best: dict[str, tuple[int, int, str]] = {}
+    for line, score in _scored(index):
+        shape = normalise_error(line.text)
+        if shape not in best or -score < best[shape][0]:
+            best[shape] = (-score, line.number, _short(line.text))
+    # A traceback ends with its message, so the last line outranks its equals.
+    last = max((number for _, number, _ in best.values()), default=0)
+    ranked = sorted(best.values(), key=lambda row: (row[0] - (row[1] == last), row[1]))
+    if not ranked:
+        return [_short(line.text) for line in index.tail(min(limit, 3))]
+    return [text for _, _, text in ranked[:limit]]
+
+
+def _scored(index: LogIndex) -> Iterator[tuple[Line, int]]:
+    for line, keywords in index.lines(_TRIGGERS):
         score = sum(points for pattern, points in _SCORES if pattern.search(line.text))
-        if score <= 0:
-            continue
-        last = line.number
-        text = line.text.strip()[:MAX_QUERY_LINE]
-        key = normalise_error(line.text)
-        if key not in scored:
-            scored[key] = (-score, line.number, text)
-    # A traceback ends with its message, so the last such line outranks its equals.
-    ranked = sorted(scored.values(), key=lambda s: (s[0] - (s[1] == last), s[1]))
-    chosen = [text for _, _, text in ranked[:limit]]
-    if not chosen:
-        chosen = [line.text.strip()[:MAX_QUERY_LINE] for line in index.tail(min(limit, 3))]
-    return chosen
+        if score > 0:
+            yield line, score
+        # Compilers that print a caret on a line of its own say what is wrong on the next one.
+        if "^" in keywords and _CARET.match(line.text):
+            message = index.after(line)
+            if message and message.text.strip():
+                yield message, 4
+
+
+def _short(text: str) -> str:
+    return " ".join(_LONG_WORD.sub("", text[:MAX_LINE]).split())[:MAX_QUERY_LINE]

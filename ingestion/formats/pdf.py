@@ -70,7 +70,7 @@ def parse_pdf(data: bytes) -> ParsedDocument:
     finally:
         document.close()
     if len(read.failures) == len(read.lines) and all(
-        f.reason == _UNLOADABLE for f in read.failures
+        f.reason in (_UNLOADABLE, _EMPTIED) for f in read.failures
     ):
         raise ParseFailed(
             "no page of this PDF can be read: the file is truncated or damaged",

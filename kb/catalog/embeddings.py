@@ -67,10 +67,8 @@ def missing(connection: Connection, model: str, limit: int) -> list[MissingText]
     return list(found.values())
 
 
-def counts(
-    connection: Connection, model: str, document_ids: Sequence[str] | None = None
-) -> tuple[int, int]:
-    """(embedded, all) active passages, of the whole store or of some documents."""
+def counts(connection: Connection, model: str) -> tuple[int, int]:
+    """(embedded, all) active passages of the store."""
     join = t.passages.outerjoin(
         t.embeddings,
         sa.and_(
@@ -78,14 +76,11 @@ def counts(
             t.embeddings.c.model_fingerprint == model,
         ),
     )
-    query = (
+    embedded, total = connection.execute(
         sa.select(sa.func.count(t.embeddings.c.text_sha256), sa.func.count())
         .select_from(join)
         .where(t.passages.c.active.is_(True))
-    )
-    if document_ids is not None:
-        query = query.where(t.passages.c.document_id.in_(document_ids))
-    embedded, total = connection.execute(query).one()
+    ).one()
     return int(embedded), int(total)
 
 
@@ -145,9 +140,41 @@ def hardware_scopes(connection: Connection, access_scope: str = "all") -> list[s
     """Every scope that has active passages."""
     return list(
         connection.execute(
-            sa.select(sa.distinct(t.passage_hardware.c.hardware_id))
+            sa.select(t.passage_hardware.c.hardware_id).distinct()
             .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
             .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope)
             .order_by(t.passage_hardware.c.hardware_id)
         ).scalars()
     )
+
+
+
+def pending_documents(connection: Connection, model: str) -> set[str]:
+    """Documents with an active passage that has no vector of this model yet."""
+    return set(
+        connection.execute(
+            sa.select(t.passages.c.document_id).distinct()
+            .outerjoin(
+                t.embeddings,
+                sa.and_(
+                    t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
+                    t.embeddings.c.model_fingerprint == model,
+                ),
+            )
+            .where(t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None))
+        ).scalars()
+    )
+
+
+def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[str]:
+    """Hardware scopes of the active passages of some documents."""
+    scopes: set[str] = set()
+    for part in portions(document_ids):
+        scopes |= set(
+            connection.execute(
+                sa.select(t.passage_hardware.c.hardware_id).distinct()
+                .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
+                .where(t.passages.c.document_id.in_(part), t.passages.c.active.is_(True))
+            ).scalars()
+        )
+    return scopes

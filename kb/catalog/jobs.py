@@ -142,6 +142,15 @@ class Jobs:
         with self._catalog.write() as connection:
             self._update_owned(connection, job_id, owner, values)
 
+    def renew(self, owner: str, lease_seconds: float) -> None:
+        """Renew the lease of every job that this worker still owns."""
+        with self._catalog.write() as connection:
+            connection.execute(
+                jobs.update()
+                .where(jobs.c.state == "running", jobs.c.lease_owner == owner)
+                .values(heartbeat_at=clock.now(), lease_expires_at=clock.after(lease_seconds))
+            )
+
     def finish(
         self,
         connection: Connection,

@@ -1,0 +1,193 @@
+"""Everything wired together once: the parts that HTTP routes and CLI commands call.
+
+`open_services` opens the catalog and builds the parts, nothing heavy yet; `Background` adds what only the service does
+(loading the built-in knowledge, ingestion, the vector index). No logic of its own beyond the wiring.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+
+import structlog
+
+from ingestion.builtin import load_builtin
+from ingestion.parse_process import ParseLimits, ParserPool
+from ingestion.read import pipeline_fingerprint
+from ingestion.tags import SignalWords, Tagger
+from ingestion.uploads import Uploads
+from ingestion.worker import Parts, Worker
+from kb.blobs import Blobs, open_blobs
+from kb.catalog import Catalog, embeddings, open_catalog
+from kb.catalog.documents import Documents
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.jobs import Jobs
+from kb.embedding import Embedder, open_embedder
+from kb.errors import KernloreError
+from kb.index.exact import ExactIndex
+from kb.settings import MIB, Settings
+from retrieval.service import Retriever
+from retrieval.signals import load_signals
+from retrieval.vectors import VectorIndex
+
+log = structlog.get_logger(__name__)
+
+
+class Services:
+    """The parts, built when first used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.catalog: Catalog = open_catalog(settings.data_dir)
+        self.blobs: Blobs = open_blobs(settings.data_dir, settings.blob_url)
+        self.jobs = Jobs(self.catalog)
+        self.documents = Documents(self.catalog)
+        self.registry = HardwareRegistry(self.catalog)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        return open_embedder(self.settings.embedder, self.settings.data_dir / "models")
+
+    @cached_property
+    def tagger(self) -> Tagger:
+        return Tagger({s.id: SignalWords(s.topics, s.phrases) for s in load_signals()})
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        return Uploads(
+            self.catalog,
+            self.blobs,
+            self.jobs,
+            self.registry,
+            pipeline_fingerprint(self.embedder, self.tagger),
+            self.settings.max_file_bytes,
+        )
+
+    @cached_property
+    def index(self) -> VectorIndex:
+        """Exact search over the catalog; the service puts Chroma in its place."""
+        return ExactIndex(self.catalog, self.embedder.fingerprint)
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        return Retriever(self.catalog, self.registry, self.embedder, lambda: self.index)
+
+    def parser_pool(self) -> ParserPool:
+        return ParserPool(
+            ParseLimits(
+                memory_mib=self.settings.parse_memory_bytes // MIB,
+                cpu_seconds=int(self.settings.parse_seconds),
+                wall_seconds=self.settings.parse_seconds,
+            )
+        )
+
+    def worker(self, parsers: ParserPool, on_vectors: object = None) -> Worker:
+        parts = Parts(
+            self.catalog,
+            self.blobs,
+            self.jobs,
+            self.registry,
+            self.embedder,
+            self.tagger,
+            parsers,
+        )
+        callback = on_vectors if callable(on_vectors) else None
+        return Worker(parts, self.settings.lease_seconds, callback)
+
+    def load_builtin(self) -> None:
+        report = load_builtin(
+            self.settings.knowledge_dir, self.registry, self.uploads, self.documents
+        )
+        log.info("built-in knowledge", **vars(report))
+
+    def close(self) -> None:
+        if "retriever" in self.__dict__:
+            self.retriever.close()
+        self.catalog.close()
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """How far the service is: `ready` when the built-in knowledge is loaded and every passage has its vector."""
+
+    ready: bool
+    knowledge_loaded: bool
+    passages: int
+    embedded: int
+    index: str  # starting | chroma | failed: reason
+    jobs: dict[str, int]
+
+
+class Background:
+    """The service's own threads. Answers are lexical (and exactly dense) until the vector index is open."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._stop = threading.Event()
+        self._loaded = threading.Event()
+        self._index_state = "starting"
+        self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
+        self._services.close()
+
+    def readiness(self) -> Readiness:
+        services = self._services
+        with services.catalog.read() as connection:
+            embedded, passages = embeddings.counts(connection, services.embedder.fingerprint)
+        jobs = services.jobs.counts()
+        loaded = self._loaded.is_set()
+        busy = jobs.get("queued", 0) + jobs.get("running", 0)
+        ready = loaded and embedded == passages and not busy and self._index_state == "chroma"
+        return Readiness(ready, loaded, passages, embedded, self._index_state, jobs)
+
+    def _run(self) -> None:
+        services = self._services
+        with services.parser_pool() as parsers:
+            worker = services.worker(parsers, self._on_vectors)
+            try:
+                services.load_builtin()
+            except KernloreError as error:
+                log.error("built-in knowledge cannot be loaded", reason=error.message)
+                raise
+            self._loaded.set()
+            # Words first: a request in the first seconds finds every document by its text.
+            worker.read_all(self._stop)
+            self._open_index()
+            worker.run(self._stop)
+
+    def _open_index(self) -> None:
+        """Open Chroma, check that it answers, bring it up to the catalog."""
+        from kb.index.chroma import ChromaIndex
+
+        services = self._services
+        try:
+            index = ChromaIndex(
+                services.catalog,
+                services.embedder.fingerprint,
+                services.settings.data_dir / "chroma",
+                services.settings.chroma_url,
+            )
+            index.open_or_rebuild()
+        except KernloreError as error:
+            self._index_state = f"failed: {error.message}"
+            log.error("no vector index; answering from the catalog", reason=error.message)
+            return
+        services.__dict__["index"] = index
+        self._index_state = "chroma"
+
+    def _on_vectors(self, scopes: set[str]) -> None:
+        index = self._services.index
+        sync = getattr(index, "sync", None)
+        if sync is not None:
+            sync(scopes)
+
+
+def open_services(settings: Settings) -> Services:
+    return Services(settings)

@@ -1,0 +1,110 @@
+"""The built-in knowledge into the store: hardware specs parents first, then every document, as `builtin` uploads.
+
+Runs at every start; unchanged files cost one hash each. Built-in documents whose file is gone are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ingestion.uploads import Submitted, Upload, Uploads
+from kb.catalog.documents import Documents
+from kb.catalog.hardware import HardwareRegistry
+from kb.errors import InvalidKnowledge
+from kb.hardware.schema import parse_hardware
+from kb.hardware.spec import HardwareSpec
+
+_FOLDERS = {"constraints": "constraint", "guidance": "guidance"}
+
+
+@dataclass(frozen=True)
+class BuiltinReport:
+    hardware: int
+    documents: int
+    changed: int
+    removed: int
+
+
+def load_builtin(
+    folder: Path, registry: HardwareRegistry, uploads: Uploads, documents: Documents
+) -> BuiltinReport:
+    """Bring the store up to the files of `folder` (hw_manuals)."""
+    specs = builtin_hardware(folder)
+    for spec in specs:
+        registry.put(spec, "builtin")
+    submitted = [uploads.submit(upload) for upload in builtin_documents(folder)]
+    kept = {s.document_id for s in submitted}
+    stale = [d for d in documents.list() if d.origin == "builtin" and d.id not in kept]
+    for document in stale:
+        documents.delete(document.id)
+    changed = sum(s.job_id is not None for s in submitted)
+    return BuiltinReport(len(specs), len(submitted), changed, len(stale))
+
+
+def builtin_hardware(folder: Path) -> list[HardwareSpec]:
+    """The specs of the folder, each after its parent."""
+    found = {}
+    for path in sorted((folder / "hardware").glob("*/hardware.toml")):
+        spec = parse_hardware(path.read_text(encoding="utf-8"), f"{path.parent.name}/hardware.toml")
+        if spec.id != path.parent.name:
+            raise InvalidKnowledge(
+                f"{path} describes {spec.id!r}", hint="Name the folder like the id."
+            )
+        found[spec.id] = spec
+    ordered: dict[str, HardwareSpec] = {}
+
+    def place(spec: HardwareSpec) -> None:
+        if spec.parent in found and spec.parent not in ordered:
+            place(found[spec.parent])
+        ordered[spec.id] = spec
+
+    for spec in found.values():
+        if spec.id not in ordered:
+            place(spec)
+    return list(ordered.values())
+
+
+def builtin_documents(folder: Path) -> list[Upload]:
+    """Every document of the folder with the scope that its place and front matter give it."""
+    uploads = []
+    for name, category in _FOLDERS.items():
+        for path in sorted((folder / name).glob("*.md")):
+            uploads.append(_upload(folder, path, category, ()))
+    for path in sorted((folder / "hardware").glob("*/*.md")):
+        uploads.append(_upload(folder, path, "hardware", (path.parent.name,)))
+    return uploads
+
+
+def _upload(folder: Path, path: Path, category: str, hardware: tuple[str, ...]) -> Upload:
+    data = path.read_bytes()
+    front = front_matter(data.decode("utf-8"), str(path))
+    return Upload(
+        name=path.name,
+        data=data,
+        category=category,
+        hardware=hardware or tuple(front.get("hardware") or ()),
+        languages=tuple(front.get("languages") or ()),
+        title=str(front.get("title") or path.stem),
+        source_key=f"builtin/{path.relative_to(folder).as_posix()}",
+        origin="builtin",
+    )
+
+
+def front_matter(text: str, origin: str) -> Mapping[str, Any]:
+    """The YAML block at the top of a built-in document."""
+    if not text.startswith("---\n") or "\n---\n" not in text:
+        raise InvalidKnowledge(f"{origin} has no front matter", hint="See hw_manuals/FORMAT.md.")
+    try:
+        loaded = yaml.safe_load(text[4 : text.index("\n---\n")])
+    except yaml.YAMLError as error:
+        raise InvalidKnowledge(
+            f"the front matter of {origin} is not YAML: {error}", hint="Correct that line."
+        ) from error
+    if not isinstance(loaded, dict):
+        raise InvalidKnowledge(f"the front matter of {origin} is no mapping", hint="See FORMAT.md.")
+    return loaded

@@ -1,0 +1,69 @@
+"""Moves as a document's front matter states them, checked: the predicate compiles, the vocabulary is known.
+
+Knows nothing about the catalog or about which signals exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kb.errors import InvalidKnowledge
+from kb.predicates import compile_predicate
+
+ROLES = frozenset(
+    """tile_m tile_n tile_k block stages warps vector unroll pad swizzle order fuse split layout
+    prefetch dtype accumulate mask grid threads reuse store sync precision library graph
+    occupancy_hint""".split()
+)
+DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
+
+
+@dataclass(frozen=True)
+class Move:
+    """A remedy as data. `section` is the heading in the document that argues for it."""
+
+    name: str
+    when: str
+    signals: tuple[str, ...]
+    change: Mapping[str, Any]
+    limit: str | None
+    section: str
+    why: str
+
+
+def moves_of(front_matter: Mapping[str, Any]) -> list[Move]:
+    """The moves of a document; an unusable one is an error that says which and why."""
+    listed = front_matter.get("moves") or []
+    if not isinstance(listed, list):
+        raise InvalidKnowledge("front matter `moves` is not a list", hint="See hw_manuals/FORMAT.md.")
+    return [_move(entry, number) for number, entry in enumerate(listed)]
+
+
+def _move(entry: Any, number: int) -> Move:
+    where = f"moves[{number}]"
+    if not isinstance(entry, Mapping):
+        raise InvalidKnowledge(f"{where} is not a mapping", hint="See hw_manuals/FORMAT.md.")
+    missing = [key for key in ("id", "when", "change", "why") if not entry.get(key)]
+    if missing:
+        raise InvalidKnowledge(f"{where} lacks {', '.join(missing)}", hint="Add the missing keys.")
+    change = entry["change"]
+    if not isinstance(change, Mapping) or change.get("role") not in ROLES:
+        raise InvalidKnowledge(
+            f"{where} has no known role", hint=f"Use one of {', '.join(sorted(ROLES))}."
+        )
+    if change.get("direction") not in DIRECTIONS:
+        raise InvalidKnowledge(
+            f"{where} has no known direction", hint=f"Use one of {', '.join(sorted(DIRECTIONS))}."
+        )
+    predicate = compile_predicate(str(entry["when"]))
+    return Move(
+        name=str(entry["id"]),
+        when=str(entry["when"]),
+        signals=tuple(sorted(predicate.names().signals)),
+        change=dict(change),
+        limit=str(entry["limit"]) if entry.get("limit") else None,
+        section=str(entry.get("section") or ""),
+        why=str(entry["why"]),
+    )

@@ -1,0 +1,140 @@
+"""One parsed file into what the catalog stores of it: sections, passages with tags and scope, proposed facts, a report.
+
+Pure: the same bytes, vocabulary, registry and pipeline give the same content. The report's accounting is exact and is
+checked here: every page is parsed or failed, every element is in a section, every section's text is in its passages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from ingestion import passages as cutting
+from ingestion.elements import Box, ParsedDocument
+from ingestion.facts import ProposedFact, propose_facts
+from ingestion.passages import Passage, cut_passages
+from ingestion.scopes import SectionScopes
+from ingestion.sections import Section, split_sections
+from ingestion.tags import Tagger
+from kb.catalog.versions import PassageDraft, SectionDraft, VersionContent
+from kb.embedding import Embedder
+from kb.ids import sha256
+
+# Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
+PIPELINE = 1
+_PARSERS = ("pypdfium2", "pdfplumber", "markdown-it-py", "beautifulsoup4")
+_FUNCTION_WORD = re.compile(
+    r"\b(?:the|a|an|of|to|in|is|are|for|and|that|this|with|on|be|it|by|as|or|from|can|not)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class ReadDocument:
+    """`facts` are proposals with the section they stand in."""
+
+    content: VersionContent
+    facts: tuple[tuple[ProposedFact, tuple[str, ...]], ...]
+    complete: bool
+
+
+def pipeline_fingerprint(embedder: Embedder, tagger: Tagger) -> str:
+    """Changes whenever reading the same bytes again could give something else."""
+    parts = [
+        f"pipeline {PIPELINE}",
+        f"cut {cutting.MAX_CHARS} {cutting.MAX_CODE_CHARS}",
+        f"tags {tagger.fingerprint}",
+        f"window {embedder.window} {embedder.fingerprint}",
+        *(f"{name} {version(name)}" for name in _PARSERS),
+    ]
+    return sha256("\n".join(parts))[:16]
+
+
+def read_document(
+    parsed: ParsedDocument, embedder: Embedder, tagger: Tagger, scopes: SectionScopes
+) -> ReadDocument:
+    sections = split_sections(parsed.elements)
+    passages = cut_passages(sections, embedder.count_tokens, embedder.window)
+    document_tags = _front_matter_tags(parsed.front_matter)
+    drafts = [_passage_draft(p, sections[p.section], tagger, document_tags) for p in passages]
+    content = VersionContent(
+        sections=[_section_draft(section, scopes) for section in sections],
+        passages=drafts,
+        report=_report(parsed, sections, passages),
+    )
+    facts = tuple(
+        (fact, section.path) for section in sections for fact in propose_facts(section.elements)
+    )
+    return ReadDocument(content, facts, parsed.complete)
+
+
+def _section_draft(section: Section, scopes: SectionScopes) -> SectionDraft:
+    boxes = section.heading.boxes if section.heading else ()
+    if not boxes:
+        boxes = next((e.boxes for e in section.elements if e.boxes), ())
+    first = boxes[0] if boxes else None
+    return SectionDraft(
+        path=section.path,
+        level=section.level,
+        parent=section.parent,
+        page_index=first.page_index if first else None,
+        page_label=first.page_label if first else None,
+        hardware=scopes.of(section.path),
+    )
+
+
+def _passage_draft(
+    passage: Passage, section: Section, tagger: Tagger, document_tags: Sequence[tuple[str, str]]
+) -> PassageDraft:
+    words = len(passage.text.split())
+    prose = round(1000 * len(_FUNCTION_WORD.findall(passage.text)) / words) if words else 0
+    tags = dict.fromkeys([*document_tags, *tagger.tags(section.path, passage.shown)])
+    return PassageDraft(
+        section=passage.section,
+        kind=passage.kind,
+        text=passage.text,
+        lead=passage.lead,
+        language=passage.language,
+        boxes=tuple(_box(box) for box in passage.boxes),
+        prose=prose,
+        tags=tuple(tags),
+    )
+
+
+def _box(box: Box) -> dict[str, Any]:
+    return {name: round(v, 2) if isinstance(v, float) else v for name, v in vars(box).items()}
+
+
+def _front_matter_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Signals and topics that a document's author named for the whole of it."""
+    found = []
+    for kind, key in (("signal", "signals"), ("topic", "topics")):
+        values = front_matter.get(key)
+        if isinstance(values, list):
+            found += [(kind, value) for value in values if isinstance(value, str)]
+    return found
+
+
+def _report(
+    parsed: ParsedDocument, sections: Sequence[Section], passages: Sequence[Passage]
+) -> dict[str, Any]:
+    """What became of the file, counted; the characters of all elements must be in the passages."""
+    elements = [element for section in sections for element in section.elements]
+    return {
+        "pages_seen": parsed.pages_seen,
+        "pages_parsed": parsed.pages_parsed,
+        "pages_failed": [
+            {"page_index": f.page_index, "page_label": f.page_label, "reason": f.reason}
+            for f in parsed.failures
+        ],
+        "elements": len(elements),
+        "sections": len(sections),
+        "passages": len(passages),
+        "tables": sum(element.table is not None for element in elements),
+        "code_blocks": sum(element.kind == "code" for element in elements),
+        "characters": sum(len("".join(e.text.split())) for e in elements),
+        "warnings": list(parsed.warnings),
+    }

@@ -1,0 +1,204 @@
+"""Files in: what a caller hands over becomes a document, a version and a queued job, or a clear refusal.
+
+Names are labels, never paths: directories, control characters and dots that climb are stripped before anything is
+stored. Nothing is parsed here.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ingestion.formats.detect import detect
+from kb.blobs import Blobs
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.identity import Outcome, Source, register
+from kb.catalog.jobs import Jobs
+from kb.errors import InvalidRequest, KernloreError, PayloadTooLarge, nearest
+from kb.ids import DocumentId, JobId, sha256
+from kb.scope import ALL_ACCESS, CATEGORIES
+
+MAX_NAME = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
+_LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
+# Found in directories beside manuals; uploading one by name is still possible.
+_SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One file and what its sender says of it. Empty hardware means about no hardware in particular."""
+
+    name: str
+    data: bytes
+    category: str | None = None
+    hardware: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    title: str | None = None
+    source_key: str | None = None
+    origin: str = "upload"
+    access_scope: str = ALL_ACCESS
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """`job_id` is None when nothing is to be done (unchanged, duplicate_of)."""
+
+    document_id: DocumentId
+    job_id: JobId | None
+    outcome: Outcome
+    name: str
+
+
+def safe_name(name: str) -> str:
+    """A file name as a relative label: no drive, no root, no climbing, no control characters."""
+    text = unicodedata.normalize("NFC", name).replace("\\", "/")
+    parts = [
+        _CONTROL.sub("_", part).strip(". ") or "_"
+        for part in PurePosixPath(text).parts
+        if part not in ("/", ".", "..", "")
+    ]
+    label = "/".join(parts)[-MAX_NAME:].strip("/")
+    if not label or not label.strip("_/"):
+        raise InvalidRequest(
+            f"unusable file name {name[:80]!r}", hint="Send the file with a plain name."
+        )
+    return label
+
+
+class Uploads:
+    """Accepts files into the catalog; `pipeline` is the fingerprint of the reader that will read them."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        blobs: Blobs,
+        jobs: Jobs,
+        registry: HardwareRegistry,
+        pipeline: str,
+        max_bytes: int,
+    ) -> None:
+        self._catalog = catalog
+        self._blobs = blobs
+        self._jobs = jobs
+        self._registry = registry
+        self._pipeline = pipeline
+        self._max_bytes = max_bytes
+
+    def submit(self, upload: Upload) -> Submitted:
+        """Store one file and queue its reading. Raises on what can be refused without parsing."""
+        name = safe_name(upload.name)
+        if len(upload.data) > self._max_bytes:
+            raise PayloadTooLarge(
+                f"{name} has {len(upload.data):,} bytes; the limit is {self._max_bytes:,}",
+                hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
+            )
+        kind = detect(upload.data, name)  # refuses empty files and unreadable bytes
+        hardware = tuple(sorted({self._registry.resolve(h) for h in upload.hardware if h}))
+        category = self._category(upload.category, hardware)
+        source = Source(
+            source_key=self._source_key(upload, name, category, hardware),
+            title=(upload.title or "").strip() or title_from_name(name),
+            category=category,
+            hardware=hardware,
+            languages=_languages(upload.languages),
+            file_name=name,
+            format=kind.value,
+            sha256=sha256(upload.data),
+            size_bytes=len(upload.data),
+            blob_key=self._blobs.put(upload.data),
+            pipeline=self._pipeline,
+            origin=upload.origin,
+            access_scope=upload.access_scope,
+        )
+        with self._catalog.write() as connection:
+            registered = register(connection, source)
+            job_id = None
+            if registered.version_id is not None:
+                payload = {
+                    "version_id": registered.version_id,
+                    "title_given": bool((upload.title or "").strip()),
+                }
+                job_id = self._jobs.enqueue(
+                    connection, "ingest", registered.document_id, payload
+                )
+        return Submitted(registered.document_id, job_id, registered.outcome, name)
+
+    @staticmethod
+    def _source_key(upload: Upload, name: str, category: str, hardware: Sequence[str]) -> str:
+        """The caller's key, else the name within its scope: the same name for another chip is another document."""
+        if upload.source_key and upload.source_key.strip():
+            return upload.source_key.strip()[:500]
+        return f"{'+'.join(hardware) or category}/{name}"
+
+    @staticmethod
+    def _category(category: str | None, hardware: Sequence[str]) -> str:
+        if category is None or not category.strip():
+            return "hardware" if hardware else "guidance"
+        if category not in CATEGORIES:
+            near = nearest(category, CATEGORIES)
+            raise InvalidRequest(
+                f"unknown category {category!r}",
+                hint=f"Use one of {', '.join(CATEGORIES)}"
+                + (f"; did you mean {near[0]}?" if near else "."),
+            )
+        if category == "hardware" and not hardware:
+            raise InvalidRequest(
+                "a document of category hardware needs a hardware id",
+                hint="Give `hardware`, or use category guidance or constraint.",
+            )
+        return category
+
+
+def title_from_name(name: str) -> str:
+    """What to call a document until it says its own title."""
+    stem = PurePosixPath(name).stem
+    return re.sub(r"[_\s]+", " ", stem).strip() or name
+
+
+def _languages(values: Sequence[str]) -> tuple[str, ...]:
+    languages = sorted({value.strip().lower() for value in values if value.strip()})
+    for language in languages:
+        if not _LANGUAGE.fullmatch(language):
+            raise InvalidRequest(
+                f"unusable language name {language[:40]!r}",
+                hint="Use short names such as triton, cuda, hip, cpp.",
+            )
+    return tuple(languages)
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file found for ingestion; `name` is its path below the folder that was given."""
+
+    path: Path
+    name: str
+
+
+def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
+    """The files of paths and directories in a stable order; hidden files and caches are left out."""
+    for path in paths:
+        if path.is_file():
+            yield LocalFile(path, path.name)
+        elif path.is_dir():
+            for file in sorted(path.rglob("*")):
+                relative = file.relative_to(path)
+                hidden = any(p in _SKIPPED or p.startswith(".") for p in relative.parts)
+                if file.is_file() and not hidden:
+                    yield LocalFile(file, relative.as_posix())
+        else:
+            raise InvalidRequest(
+                f"no file or folder {path}", hint="Check the path; it is relative to where you are."
+            )
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A file that was not accepted, with the reason in the one shape."""
+
+    name: str
+    error: KernloreError

@@ -1,0 +1,321 @@
+"""The ingestion worker: claims jobs, reads documents, makes them current, embeds what has no vector yet.
+
+A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when its passages are
+embedded too. Vectors are kept as they come, so a crash costs at most one batch. All documents that wait share the
+batches, sorted by length, which is what keeps the encoder busy.
+
+One worker a process; several processes may work on one catalog, because a job belongs to who holds its lease.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from ingestion.facts import ProposedFact
+from ingestion.moves import moves_of
+from ingestion.parse_process import ParserPool
+from ingestion.read import read_document
+from ingestion.scopes import SectionScopes
+from ingestion.tags import Tagger
+from kb.blobs import Blobs
+from kb.catalog import embeddings, versions
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.identity import scopes_of
+from kb.catalog.jobs import Job, Jobs
+from kb.catalog.moves import replace_document_moves
+from kb.catalog.tables import knowledge as t
+from kb.embedding import Embedder
+from kb.errors import Conflict, KernloreError
+from kb.hardware.lineage import find
+from kb.ids import derived_id, new_id
+
+CLAIM = 64  # documents read before the next batch of vectors
+EMBED_BATCH = 512  # passages a transaction; about 3 s on two cores
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the worker works with."""
+
+    catalog: Catalog
+    blobs: Blobs
+    jobs: Jobs
+    registry: HardwareRegistry
+    embedder: Embedder
+    tagger: Tagger
+    parsers: ParserPool
+
+
+class Worker:
+    """`on_vectors` is told the hardware scopes that got new vectors (the service refreshes its index)."""
+
+    def __init__(
+        self, parts: Parts, lease_seconds: float, on_vectors: Callable[[set[str]], None] | None = None
+    ) -> None:
+        self._parts = parts
+        self._lease = lease_seconds
+        self._on_vectors = on_vectors or (lambda scopes: None)
+        self._owner = new_id(f"worker{os.getpid()}")
+        self._waiting: dict[str, Job] = {}  # read, not yet embedded
+
+    def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
+        """Work until told to stop."""
+        while not stop.is_set():
+            if not self.step():
+                stop.wait(idle_seconds)
+
+    def drain(self) -> None:
+        """Work until nothing is queued and nothing waits."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Read what is queued, embed one batch; False when there was nothing to do."""
+        self._parts.jobs.expire()
+        if self._waiting:
+            self._parts.jobs.renew(self._owner, self._lease)
+        read = self._read_queued()
+        embedded = self._embed_batch()
+        self._finish_embedded()
+        return read or embedded
+
+    # -- reading
+
+    def _read_queued(self) -> bool:
+        worked = False
+        for _ in range(CLAIM):
+            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease)
+            if job is None:
+                break
+            worked = True
+            self._read(job)
+        return worked
+
+    def _read(self, job: Job) -> None:
+        version_id = str(job.payload["version_id"])
+        try:
+            with _Heartbeat(self._parts.jobs, job.id, self._owner, self._lease):
+                self._read_version(job, version_id)
+        except Conflict as error:  # the lease ran out; whoever took over will finish
+            log.warning("job lost", job=job.id, reason=error.message)
+        except KernloreError as error:
+            self._fail(job, version_id, error.as_json())
+        except Exception as error:  # the job boundary: recorded, never swallowed
+            log.exception("ingestion failed", job=job.id)
+            self._fail(
+                job,
+                version_id,
+                {
+                    "code": "internal_error",
+                    "message": f"{type(error).__name__}: {error}",
+                    "hint": "This is a defect of Kernlore; please report it with the document.",
+                    "details": {},
+                },
+            )
+
+    def _read_version(self, job: Job, version_id: str) -> None:
+        parts = self._parts
+        with parts.catalog.read() as connection:
+            version = connection.execute(
+                sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
+            ).one_or_none()
+            if version is None:
+                raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
+            scope = scopes_of(connection, version.document_id)
+        hardware = sorted(value for kind, value in scope if kind == "hardware")
+        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
+            path = Path(folder) / "document"
+            path.write_bytes(parts.blobs.get(version.blob_key))
+            parsed = parts.parsers.parse(path, version.file_name)
+        scopes = SectionScopes(hardware, parts.registry.all())
+        read = read_document(parsed, parts.embedder, parts.tagger, scopes)
+        if not read.content.passages:
+            self._finish_empty(job, version_id, dict(read.content.report))
+            return
+        title = None if job.payload.get("title_given") else parsed.title
+        content = versions.VersionContent(
+            read.content.sections, read.content.passages, read.content.report, title
+        )
+        with parts.catalog.write() as connection:
+            passages = versions.activate(connection, version_id, content)
+            facts = [
+                self._fact(fact, path, version, hardware)
+                for fact, path in read.facts
+                if hardware
+            ]
+            proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
+            replace_document_moves(
+                connection, version.document_id, moves_of(parsed.front_matter), hardware
+            )
+        report = {**content.report, "facts_proposed": proposed, "passages": passages}
+        state = "ready" if read.complete else "partial"
+        parts.jobs.heartbeat(
+            job.id, self._owner, self._lease, {"stage": "embedding", "state": state, **_counts(report)}
+        )
+        self._waiting[job.id] = parts.jobs.get(job.id)
+
+    def _fact(
+        self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
+    ) -> Fact | None:
+        """A proposal as a row of the hardware it is about; None when its subject is another thing."""
+        registry = self._parts.registry
+        owner, subject = hardware[0], fact.subject or None
+        if subject is not None:
+            named = find(subject, registry.all())
+            if named is not None and named not in hardware:
+                return None  # the table's other chips have manuals of their own
+            if named is not None:
+                owner, subject = named, None
+        numeric = None if isinstance(fact.value, str) else float(fact.value)
+        section = " > ".join(path[-2:])
+        return Fact(
+            id=derived_id(
+                "fact", owner, fact.key, fact.text_value, subject, version.document_id, fact.locator
+            ),
+            hardware_id=owner,
+            key=fact.key,
+            number=numeric,
+            text=fact.text_value,
+            unit=fact.unit,
+            kind="datasheet",
+            status="proposed",
+            origin="table",
+            title=version.file_name,
+            publisher="",
+            locator=f"{section}: {fact.locator}" if section else fact.locator,
+            url=None,
+            date=None,
+            note=None,
+            formula=None,
+            subject=subject,
+            document_id=version.document_id,
+            version_id=version.id,
+            page_index=fact.page_index,
+            page_label=fact.page_label,
+            cell={
+                "caption": fact.caption,
+                "row": fact.cell[0],
+                "column": fact.cell[1],
+                "row_label": fact.row_label,
+                "column_label": fact.column_label,
+            },
+            actor=None,
+        )
+
+    def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
+        """A file that parses but says nothing is a failure with the reason, not a ready document."""
+        reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
+        self._fail(
+            job,
+            version_id,
+            {
+                "code": "parse_failed",
+                "message": f"nothing could be read: {'; '.join(reasons[:5]) or 'no text in it'}",
+                "hint": "Scanned pages need OCR first; upload a version with a text layer.",
+                "details": report,
+            },
+        )
+
+    def _fail(self, job: Job, version_id: str, error: dict[str, Any]) -> None:
+        try:
+            with self._parts.catalog.write() as connection:
+                versions.fail(connection, version_id, {"error": error})
+                self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
+        except Conflict as lost:
+            log.warning("job lost", job=job.id, reason=lost.message)
+
+    # -- embedding
+
+    def _embed_batch(self) -> bool:
+        """Embed the oldest texts without a vector, of any document; False when there are none."""
+        parts = self._parts
+        with parts.catalog.read() as connection:
+            missing = embeddings.missing(connection, parts.embedder.fingerprint, EMBED_BATCH)
+        if not missing:
+            return False
+        missing.sort(key=lambda item: len(item.text))
+        vectors = parts.embedder.encode([item.text for item in missing])
+        shas = [item.sha256 for item in missing]
+        with parts.catalog.write() as connection:
+            embeddings.put(
+                connection, parts.embedder.fingerprint, dict(zip(shas, vectors, strict=True))
+            )
+        self._parts.jobs.renew(self._owner, self._lease)
+        return True
+
+    def _finish_embedded(self) -> None:
+        """End the jobs whose passages all have vectors now."""
+        if not self._waiting:
+            return
+        parts = self._parts
+        with parts.catalog.read() as connection:
+            pending = embeddings.pending_documents(connection, parts.embedder.fingerprint)
+            done = [job for job in self._waiting.values() if job.subject_id not in pending]
+            subjects = [job.subject_id for job in done if job.subject_id is not None]
+            scopes = embeddings.document_scopes(connection, subjects)
+        if not done:
+            return
+        if scopes:
+            self._on_vectors(scopes)
+        with parts.catalog.write() as connection:
+            for job in done:
+                self._finish(connection, job)
+                del self._waiting[job.id]
+
+    def _finish(self, connection: sa.Connection, job: Job) -> None:
+        progress = {key: value for key, value in job.progress.items() if key != "stage"}
+        state = "partial" if progress.pop("state", "ready") == "partial" else "ready"
+        try:
+            self._parts.jobs.finish(connection, job.id, self._owner, state, result=progress)
+        except Conflict as error:
+            log.warning("job lost", job=job.id, reason=error.message)
+
+
+def _counts(report: dict[str, Any]) -> dict[str, Any]:
+    """What a job's result says: counts, and the first of what went wrong."""
+    kept = {
+        key: report[key]
+        for key in ("pages_seen", "pages_parsed", "sections", "passages", "tables", "code_blocks")
+    }
+    failed = report["pages_failed"]
+    return {
+        **kept,
+        "pages_failed": failed[:20],
+        "facts_proposed": report["facts_proposed"],
+        "warnings": report["warnings"][:20],
+    }
+
+
+class _Heartbeat:
+    """Renews the lease of one job while a long parse runs."""
+
+    def __init__(self, jobs: Jobs, job_id: str, owner: str, lease_seconds: float) -> None:
+        self._jobs, self._job_id, self._owner, self._lease = jobs, job_id, owner, lease_seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._lease / 3):
+            try:
+                self._jobs.heartbeat(self._job_id, self._owner, self._lease)
+            except Conflict:
+                return  # finishing will notice and discard
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()

@@ -1,0 +1,235 @@
+"""Verdicts on a real profile, on each vendor's counters, and on evidence that is missing."""
+
+import pytest
+
+from kb.errors import InvalidKnowledge
+from retrieval.diagnosis import Verdict, diagnose
+from retrieval.metrics import load_metrics, normalise
+from retrieval.rules import load_rules, rules_from
+from retrieval.signals import load_signals
+
+H200 = ("h200", "hopper", "nvidia", "any")
+MI300X = ("mi300x", "cdna3", "amd", "any")
+CPU = ("x86-64", "any")
+
+# ncu 2025.3.1 on an H200, --clock-control none --csv: two Triton kernels over 64M fp32,
+# 805 MB compulsory each.
+COMMON = {
+    "l1tex__t_sector_hit_rate.pct": "0",
+    "launch__occupancy_limit_registers": "16",
+    "launch__occupancy_limit_shared_mem": "32",
+    "launch__waves_per_multiprocessor": "31.03",
+    "sm__maximum_warps_per_active_cycle_pct": "100",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "0",
+    "smsp__inst_executed_op_local_ld.sum": "0",
+}
+LONG_SCOREBOARD = "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"
+STREAMING_ADD = COMMON | {
+    "dram__bytes.sum": "786,134,784",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "89.57",
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "89.57",
+    "gpu__time_duration.sum": "182,432",
+    "l1tex__data_bank_conflicts_pipe_lsu.sum": "731,101",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": "22.93",
+    "launch__registers_per_thread": "26",
+    "lts__t_sector_hit_rate.pct": "34.59",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "92.21",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "5.72",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "84.05",
+    LONG_SCOREBOARD: "167.52",
+    "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio": "13.70",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "5.90",
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct": "100",
+}
+STRIDED_GATHER = COMMON | {
+    "dram__bytes.sum": "4,547,290,624",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "65.62",
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "65.62",
+    "gpu__time_duration.sum": "1,440,096",
+    "l1tex__data_bank_conflicts_pipe_lsu.sum": "2,376,030",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": "14.10",
+    "launch__registers_per_thread": "28",
+    "lts__t_sector_hit_rate.pct": "9.50",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "91.33",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "2.68",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "71.37",
+    LONG_SCOREBOARD: "117.58",
+    "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio": "36.39",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "2.70",
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct": "12.50",
+}
+COMPULSORY = {"compulsory_bytes": 3 * 4 * 64 * 1024**2}
+
+
+def ids(verdict: Verdict) -> list[str]:
+    return [finding.id for finding in verdict.signals]
+
+
+def verdict_of(
+    raw: dict[str, float | str], lineage: tuple[str, ...] = H200, **problem: str
+) -> Verdict:
+    return diagnose(normalise(raw), {}, dict(problem), lineage)
+
+
+def test_the_streaming_add_is_at_the_bandwidth_roof() -> None:
+    verdict = diagnose(normalise(STREAMING_ADD), {}, COMPULSORY, H200)
+    assert ids(verdict) == ["memory_bound", "at_roofline"]
+    assert "uncoalesced_access" in {entry.signal for entry in verdict.ruled_out}
+    assert verdict.unrecognised == ()
+    (dram,) = [e for e in verdict.signals[1].evidence if e.name == "dram_throughput_pct"]
+    assert (dram.value, dram.test) == (89.57, "dram_throughput_pct >= 85")
+    assert dram.raw == "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
+
+
+def test_without_the_compulsory_bytes_the_roofline_rule_abstains_and_asks() -> None:
+    verdict = diagnose(normalise(STREAMING_ADD), {}, {}, H200)
+    assert ids(verdict) == ["memory_bound"]
+    assert "nvidia-bytes-unavoidable" in {entry.rule for entry in verdict.abstained}
+    assert verdict.measure_next[0] == "bytes_ratio"
+
+
+@pytest.mark.parametrize("problem", [{}, COMPULSORY])
+def test_the_strided_gather_is_uncoalesced_and_not_merely_memory_bound(
+    problem: dict[str, int],
+) -> None:
+    verdict = diagnose(normalise(STRIDED_GATHER), {}, problem, H200)
+    assert verdict.primary == "uncoalesced_access"
+    assert ids(verdict) == ["uncoalesced_access", "memory_bound"]
+    assert {"at_roofline", "memory_latency", "poor_reuse"} <= {e.signal for e in verdict.ruled_out}
+
+
+@pytest.mark.parametrize("raw", [STREAMING_ADD, STRIDED_GATHER])
+def test_raw_bank_conflict_counts_say_nothing_without_wavefronts(
+    raw: dict[str, float | str],
+) -> None:
+    verdict = diagnose(normalise(raw), {}, {}, H200)
+    assert "bank_conflict" not in ids(verdict)
+    with_wavefronts = raw | {
+        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 300,
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": 1000,
+    }
+    assert "bank_conflict" in ids(diagnose(normalise(with_wavefronts), {}, {}, H200))
+
+
+def test_an_impossible_percentage_allows_no_other_conclusion() -> None:
+    verdict = diagnose(normalise(STRIDED_GATHER | {"l1_hit_pct": 131}), {}, COMPULSORY, H200)
+    assert ids(verdict) == ["measurement_error"]
+    assert verdict.measure_next == ("l1_hit_pct",)
+    assert any(e.name == "l1_hit_pct" and e.value == 131 for e in verdict.signals[0].evidence)
+
+
+def test_nothing_given_nothing_said() -> None:
+    verdict = diagnose(normalise({}), {}, {}, H200)
+    assert verdict == Verdict()
+    assert verdict.primary == "unknown"
+    assert verdict_of({"mystery": 1}).unrecognised == ("mystery",)
+
+
+@pytest.mark.parametrize(
+    ("raw", "lineage", "problem", "signal"),
+    [
+        ({"n_spills": 12}, H200, {}, "register_spill"),
+        ({"n_spills": 12}, (), {}, "register_spill"),
+        ({".vgpr_spill_count": 4}, MI300X, {}, "register_spill"),
+        ({"gpu__time_duration.sum": 4000}, H200, {}, "launch_overhead"),
+        ({"DurationNs": 4000}, MI300X, {}, "launch_overhead"),
+        ({"hbm_util": 0.3, "VALUBusy": 20}, MI300X, {}, "latency_bound"),
+        ({"hbm_util": 0.8, "VALUBusy": 20}, MI300X, {}, "memory_bound"),
+        ({"LDSBankConflict": 9}, MI300X, {}, "bank_conflict"),
+        ({"workgroup_count": 300}, MI300X, {}, "grid_too_small"),
+        ({"MfmaUtil": 12}, MI300X, {"op": "gemm"}, "tensor_core_underuse"),
+        ({"instructions": 50, "cycles": 100}, CPU, {}, "latency_bound"),
+        ({"branch-misses": 9, "branches": 100}, CPU, {}, "divergence"),
+        ({"vec_missed": 1, "packed_instructions": 0}, CPU, {}, "not_vectorized"),
+        ({"nan_count": 1}, (), {}, "numerical_instability"),
+        ({"mismatch_pct": 2}, (), {}, "correctness_mismatch"),
+        ({"mma_instructions": 0}, H200, {"op": "gemm", "dtype": "bf16"}, "tensor_core_underuse"),
+    ],
+)
+def test_one_counter_of_each_collector(
+    raw: dict[str, float | str], lineage: tuple[str, ...], problem: dict[str, str], signal: str
+) -> None:
+    assert verdict_of(raw, lineage, **problem).primary == signal
+
+
+def test_a_child_counts_only_when_its_parent_fired() -> None:
+    children = {
+        "tma_memory_bound": 40,
+        "tma_l2_bound": 30,
+        "tma_l1_bound": 30,
+        "tma_4k_aliasing": 50,
+    }
+    assert ids(verdict_of({"tma_backend_bound": 10} | children, CPU)) == []
+    found = ids(verdict_of({"tma_backend_bound": 60} | children, CPU))
+    assert {"memory_latency", "cache_thrash", "onchip_bandwidth"} <= set(found)
+    without_l1 = children | {"tma_l1_bound": 1, "tma_l2_bound": 1}
+    assert "cache_thrash" not in ids(verdict_of({"tma_backend_bound": 60} | without_l1, CPU))
+
+
+def test_bandwidth_overrides_a_leading_stall() -> None:
+    stalled = {"issue_active_pct": 6, "long_scoreboard_stall_share": 0.9, "l2_throughput_pct": 30}
+    idle = verdict_of(stalled | {"dram_throughput_pct": 30})
+    assert "memory_latency" in ids(idle)
+    busy = verdict_of(stalled | {"dram_throughput_pct": 90})
+    assert "memory_latency" not in ids(busy)
+    assert ids(busy) == ["memory_bound"]
+
+
+def test_vendor_rules_stay_with_their_vendor() -> None:
+    raw: dict[str, float | str] = {"duration_us": 7}
+    assert ids(verdict_of(raw, H200)) == ["launch_overhead"]
+    assert ids(verdict_of(raw, MI300X)) == []
+    assert ids(verdict_of({"gpu__time_duration.sum": 7000}, ())) == ["launch_overhead"]
+    assert ids(verdict_of({"DurationNs": 7000}, ())) == []
+
+
+def test_facts_of_the_hardware_are_used() -> None:
+    facts = {"shared_memory_per_block": 232448, "shared_memory_per_unit": 233472}
+    metrics = normalise({"metadata.shared": 300000})
+    assert diagnose(metrics, facts, {}, H200).primary == "shared_memory_limit"
+    assert diagnose(metrics, {}, {}, H200).abstained[0].missing == (
+        "facts.shared_memory_per_block",
+    )
+
+
+def test_verdicts_do_not_depend_on_the_order_of_the_metrics() -> None:
+    forward = diagnose(normalise(STRIDED_GATHER), {}, COMPULSORY, H200)
+    backward = diagnose(normalise(dict(reversed(STRIDED_GATHER.items()))), {}, COMPULSORY, H200)
+    assert forward == backward
+
+
+def test_every_metric_an_enabled_rule_reads_has_a_collector() -> None:
+    table = load_rules()
+    without = {
+        (rule.id, name)
+        for rule in table
+        if rule.enabled
+        for name in rule.when.names().metrics
+        if not table.metrics.collectors_of(name)
+    }
+    assert without == set()
+
+
+def test_rules_that_are_off_are_not_marked_verified() -> None:
+    off = [rule for rule in load_rules() if not rule.enabled]
+    assert off
+    assert not any(rule.verified for rule in off)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"when": "metrics.nothing > 1"}, "unknown metric"),
+        ({"when": "metrics.ipc >"}, "invalid syntax"),
+        ({"when": "signals.memory_bound"}, "no earlier rule"),
+        ({"when": "tile_m > 1"}, "recipe parameter"),
+        ({"signal": "slow"}, "unknown signal"),
+        ({"parent": "later"}, "earlier parent"),
+        ({"confidence": "D"}, "confidence"),
+        ({"colour": "red"}, "unknown keys: colour"),
+    ],
+)
+def test_a_broken_rule_is_refused(change: dict[str, str], message: str) -> None:
+    row = {"id": "r", "when": "metrics.ipc > 1", "confidence": "A", "source": "s"} | change
+    with pytest.raises(InvalidKnowledge, match=message):
+        rules_from({"rules": [row]}, "team.toml", load_metrics(), load_signals())

@@ -1,0 +1,164 @@
+"""Whatever a profiler prints becomes a canonical value or a query word, never an error."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge
+from retrieval.metrics import MAX_METRICS, load_metrics, metrics_from, normalise
+from retrieval.quantities import parse_quantity
+
+CANONICAL = [
+    *(
+        "dram_throughput_pct",
+        "l2_throughput_pct",
+        "l1_throughput_pct",
+        "compute_throughput_pct",
+        "memory_throughput_pct",
+    ),
+    *(
+        "duration_us",
+        "load_efficiency_pct",
+        "sectors_per_request",
+        "bank_conflict_ratio",
+        "occupancy_pct",
+    ),
+    *(
+        "theoretical_occupancy_pct",
+        "registers_per_thread",
+        "shared_memory_per_block_bytes",
+        "spill_bytes",
+    ),
+    *(
+        "waves_per_unit",
+        "tensor_pipe_pct",
+        "long_scoreboard_stall_share",
+        "barrier_stall_share",
+        "l1_hit_pct",
+        "l2_hit_pct",
+    ),
+    *("launches", "bytes_ratio"),
+]
+
+
+def test_canonical_names_and_their_documentation() -> None:
+    registry = load_metrics()
+    assert [name for name in CANONICAL if name not in registry] == []
+    for metric in registry:
+        assert metric.description and metric.query_words
+
+
+@pytest.mark.parametrize(
+    ("raw", "value", "canonical", "expected"),
+    [
+        ("gpu__time_duration.sum", "182,432", "duration_us", 182.432),
+        ("gpu__time_duration.sum", "1.44 ms", "duration_us", 1440.0),
+        ("Duration [ms]", "3.2", "duration_us", 3200.0),
+        ("dram__bytes.sum", "786.13 Mbyte", "dram_bytes", 786_130_000.0),
+        ("launch__shared_mem_per_block", "96 Kbyte/block", "shared_memory_per_block_bytes", 96_000),
+        ("launch__registers_per_thread", "26 register/thread", "registers_per_thread", 26),
+        ("SM__THROUGHPUT.avg.pct_of_peak_sustained_elapsed", 5.72, "compute_throughput_pct", 5.72),
+        ("n_spills", 3, "spill_bytes", 12),
+        ("FETCH_SIZE", 2, "dram_read_bytes", 2048),
+        ("tma_memory_bound", "23.5%", "tma_memory_bound_pct", 23.5),
+        ("smsp__warp_issue_stalled_barrier_per_warp_active.pct", 40, "barrier_stall_share", 0.4),
+        ("dram_throughput_pct", "91", "dram_throughput_pct", 91),
+    ],
+)
+def test_raw_names_and_units(raw: str, value: float | str, canonical: str, expected: float) -> None:
+    found = normalise({raw: value})
+    assert found.values[canonical] == pytest.approx(expected)
+    assert found.sources[canonical] == raw
+    assert found.unrecognised == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "n/a", "1,5", "1.234,5", "--", "1e999", "9" * 100, "12 parsec", "12 Gbyte/second"),
+        *(1e300, 10**400, float("nan"), float("inf"), True, None, [1]),
+    ],
+)
+def test_what_is_no_number_is_unrecognised(value: object) -> None:
+    found = normalise({"dram__bytes.sum": value})  # type: ignore[dict-item]
+    assert "dram_bytes" not in found.values
+    assert found.unrecognised == ("dram__bytes.sum",)
+
+
+def test_unknown_names_are_returned_and_cut() -> None:
+    found = normalise({"unpacker_write_efficiency": 0.21, "x" * 5000: 1})
+    assert found.unrecognised == ("unpacker_write_efficiency", "x" * 200)
+
+
+def test_too_many_metrics_are_refused() -> None:
+    with pytest.raises(PayloadTooLarge):
+        normalise({f"m{i}": 1 for i in range(MAX_METRICS + 1)})
+
+
+def test_two_raw_names_of_one_metric_do_not_depend_on_their_order() -> None:
+    one = {"DRAM Throughput": 70.0, "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": 80.0}
+    other = dict(reversed(one.items()))
+    assert normalise(one).values["dram_throughput_pct"] == 80.0
+    assert list(normalise(one).values.items()) == list(normalise(other).values.items())
+
+
+def test_formulas_use_metrics_facts_and_problem_and_a_reported_value_wins() -> None:
+    found = normalise({"FETCH_SIZE": 1024, "WRITE_SIZE": 1024, "DurationNs": 1000})
+    assert found.values["dram_bytes"] == 2 * 1024**2
+    full = load_metrics().derive(found, {"memory_bandwidth": 5.3e12}, {"compulsory_bytes": 1024**2})
+    assert full.values["dram_throughput_pct"] == pytest.approx(39.57, abs=0.01)
+    assert full.values["bytes_ratio"] == 2
+    assert full.sources["bytes_ratio"] == "derived"
+    assert normalise({"TCC_HIT_sum": 1, "TCC_MISS_sum": 3}).values["l2_hit_pct"] == 25
+    reported = normalise({"TCC_HIT_sum": 1, "TCC_MISS_sum": 3, "L2CacheHit": 50})
+    assert reported.values["l2_hit_pct"] == 50
+    assert "l2_hit_pct" not in normalise({"TCC_HIT_sum": 0, "TCC_MISS_sum": 0}).values
+
+
+def test_impossible_values_are_kept_and_named() -> None:
+    found = normalise({"dram_throughput_pct": 131, "occupancy_pct": 50})
+    assert found.implausible == ("dram_throughput_pct",)
+    assert normalise({"dram_throughput_pct": 104.9}).implausible == ()
+
+
+def test_a_collector_can_be_asked_for_a_formula() -> None:
+    registry = load_metrics()
+    assert registry.raw_names("bank_conflict_ratio", "ncu") == (
+        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    )
+    assert registry.collectors_of("bank_conflict_ratio") == {"ncu"}
+    with pytest.raises(NotFound, match="dram_bits"):
+        registry.get("dram_bits")
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=40), st.one_of(st.text(max_size=30), st.floats(), st.integers())
+    )
+)
+def test_nothing_a_profiler_prints_raises(raw: dict[str, float | str]) -> None:
+    found = normalise(raw)
+    assert all(math.isfinite(value) for value in found.values.values())
+
+
+@given(st.integers(0, 10**12))
+def test_thousands_separators(number: int) -> None:
+    assert parse_quantity(f"{number:,}", "1") == number
+    assert parse_quantity(hex(number), "B") == number
+
+
+def test_a_broken_registry_is_refused() -> None:
+    row = {
+        "name": "a",
+        "unit": "furlong",
+        "kind": "count",
+        "description": "d",
+        "query_words": ["a"],
+    }
+    with pytest.raises(InvalidKnowledge, match="furlong"):
+        metrics_from({"metrics": [row]}, "team.toml")
+    with pytest.raises(InvalidKnowledge, match="may not"):
+        metrics_from({"metrics": [row | {"unit": "1", "derived": ["metrics.b * 2"]}]}, "team.toml")

@@ -1,0 +1,299 @@
+"""Real messages are recognised, fast, and untrusted patterns cannot stop the service."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kb.errors import InvalidKnowledge
+from retrieval.signatures import (
+    SignatureIndex,
+    load_signatures,
+    normalise_error,
+    query_lines,
+    signature_from_mapping,
+)
+
+INDEX = SignatureIndex(load_signatures())
+MANGLED = "_ZN6alpaka6detail9gpuKernel" + "I14LockStepKernel" * 300
+
+MESSAGES = [
+    (
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 163840, "
+        "Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
+        "shared_memory_limit",
+    ),
+    ("arange's range must be a power of 2", "compile_error"),
+    ("arange's arguments must be of type tl.constexpr", "compile_error"),
+    ("input and other must have equal reduction dimensions", "compile_error"),
+    ("Input shapes should have M >= 1, N >= 1 and K >= 16", "compile_error"),
+    ("Both operands must be same dtype. Got fp16 and fp32", "compile_error"),
+    (
+        "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are "
+        "('fp8e4b15', 'fp8e5')",
+        "unsupported_dtype",
+    ),
+    (
+        "ValueError('Cannot make_shape_compatible: incompatible dimensions at index 0: 16 and 32')",
+        "compile_error",
+    ),
+    ("unsupported AST node type: Break", "compile_error"),
+    (
+        f"ptxas error   : Entry function '{MANGLED}' uses too much shared data (0xe810 bytes, "
+        "0xc000 max)",
+        "shared_memory_limit",
+    ),
+    (
+        "ptxas p.ptx, line 4; error   : Instruction 'wgmma.fence' not supported on .target 'sm_70'",
+        "unsupported_dtype",
+    ),
+    (
+        "ptxas p.ptx, line 4; error   : Feature '.bf16x2' requires .target sm_80 or higher",
+        "unsupported_dtype",
+    ),
+    ("ptxas fatal   : Unresolved extern function '_Z1qf'", "link_error"),
+    ("ptxas p.ptx, line 4; error   : Unknown modifier '.bar'", "compile_error"),
+    ("nvcc fatal   : Unsupported gpu architecture 'sm_12'", "compile_error"),
+    ('a.cu(1): error: identifier "undefined_fn" is undefined', "compile_error"),
+    ('a.cu(1): error: expected a ";"', "compile_error"),
+    (
+        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+        "illegal_memory_access",
+    ),
+    ("torch.AcceleratorError: CUDA error: misaligned address", "misaligned_access"),
+    ("CUDA error: too many resources requested for launch", "register_limit"),
+    ("CUDA error: no kernel image is available for execution on the device", "launch_error"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "out_of_memory"),
+    (
+        "Memory access fault by GPU node-1 (Agent handle: 0x1f829860) on address 0x7a8a4be00000. "
+        "Reason: Page not present or supervisor privilege.",
+        "illegal_memory_access",
+    ),
+    ("RuntimeError: HIP error: invalid device function", "launch_error"),
+    (
+        "error: <unknown>:0:0: local memory (82944) exceeds limit (65536) in function 'gemm1'",
+        "shared_memory_limit",
+    ),
+    ("error: ran out of registers during register allocation", "register_limit"),
+    ("d.cpp:2:10: fatal error: nothere.h: No such file or directory", "compile_error"),
+    (
+        "e.cpp:4:24: error: cannot convert \u2018double\u2019 to \u2018int*\u2019",
+        "compile_error",
+    ),
+    ("f.cpp:(.text+0x5): undefined reference to `z()'", "link_error"),
+    ("test.s:12: Error: illegal operands `vadd.vv v0,v1,v2,v0.t'", "compile_error"),
+    ("Segmentation fault (core dumped)", "illegal_memory_access"),
+    (
+        "[NCC_EOOM002] The combined memory needed for the model tensors exceeds the limit",
+        "out_of_memory",
+    ),
+    ("[NCC_EVRF007] The number of instructions generated exceeds the limit.", "compile_error"),
+    ("[NCC_EVRF051] Data type F8E4M3FN is not supported on TRN1/TRN2.", "unsupported_dtype"),
+    ("[NCC_EVRF031] The compiler encountered a scatter out-of-bounds error.", "compile_error"),
+    (
+        "ERROR  TDRV:exec_consume_infer_status_notifications (FATAL-RT-UNDEFINED-STATE) inference "
+        "timeout (600000 ms) on Neuron Device 4 NC 1",
+        "timeout",
+    ),
+    ("AssertionError: Tensor-likes are not close!", "correctness_mismatch"),
+    ("subprocess.TimeoutExpired: Command 'python' timed out after 30 seconds", "timeout"),
+    ("ModuleNotFoundError: No module named 'triton.backends.ascend'", "link_error"),
+    ("ValueError: output contains NaN", "numerical_instability"),
+]
+
+
+def test_there_are_enough_signatures_and_each_has_a_remedy() -> None:
+    assert len(load_signatures()) >= 45
+    assert all(signature.title and signature.remedy for signature in load_signatures())
+
+
+@pytest.mark.parametrize(("message", "signal"), MESSAGES)
+def test_real_messages(message: str, signal: str) -> None:
+    log = f'Traceback (most recent call last):\n  File "x.py", line 3, in f\n{message}\n'
+    matches = INDEX.match(log)
+    assert matches, message[-200:]
+    assert matches[0].signature.signal == signal
+    assert matches[0].line_number == 3
+
+
+def test_numbers_are_extracted_in_canonical_units() -> None:
+    (shared,) = INDEX.match(MESSAGES[9][0])
+    assert shared.extracted == {"shared_memory_per_block_bytes": 0xE810}
+    (spill,) = INDEX.match(
+        "    412 bytes stack frame, 380 bytes spill stores, 620 bytes spill loads"
+    )
+    assert spill.signature.signal == "register_spill"
+    assert spill.extracted["spill_store_bytes"] == 380
+    (share,) = INDEX.match("Mismatched elements: 12 / 48 (25.0%)")
+    assert share.extracted == {"mismatched_pct": 25.0}
+
+
+def test_a_resource_report_without_spills_is_no_signal() -> None:
+    assert INDEX.match("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == []
+    both = "4 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n" * 3
+    both += "8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
+    assert [match.line_number for match in INDEX.match(both)] == [4]
+
+
+def test_the_cause_outranks_the_generic_form_and_repeats_are_dropped() -> None:
+    log = "\n".join(
+        ["make: *** [all] Error 2", "a.cu(1): error: something"]
+        + [f"CUDA error: an illegal memory access was encountered at 0x{i:x}" for i in range(50)]
+    )
+    matches = INDEX.match(log)
+    assert matches[0].signature.id == "cuda-illegal-address"
+    assert [m.signature.id for m in matches].count("cuda-illegal-address") == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_what_the_compiler_here_prints(tmp_path: Path) -> None:
+    source = tmp_path / "f.cpp"
+    source.write_text("void z(); int main() { z(); }\n")
+    command = ["g++", str(source), "-o", str(tmp_path / "f")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert INDEX.match(ran.stderr)[0].signature.signal == "link_error"
+
+
+def test_colours_carriage_returns_and_empty_logs() -> None:
+    assert (
+        INDEX.match("\x1b[31mCUDA error: \x1b[1mmisaligned address\x1b[0m\r\n")[0].line_number == 1
+    )
+    assert INDEX.match("") == []
+    assert query_lines("") == []
+    assert query_lines("\n\n") == []
+
+
+def build_log(size: int) -> str:
+    lines = [
+        f"[{i}%] Building CXX object src/module_{i % 97}/file_{i}.cc.o with -O2 -Wall "
+        f"warning: unused variable 'x{i}' at 0x{i * 7919:x}"
+        for i in range(size // 110)
+    ]
+    middle = len(lines) // 2
+    return "\n".join([*lines[:middle], MESSAGES[9][0], *lines[middle:]])
+
+
+def test_a_log_of_five_megabytes_is_scanned_in_well_under_a_second() -> None:
+    log = build_log(5_000_000)
+    started = time.perf_counter()
+    matches = INDEX.match(log)
+    lines = query_lines(log)
+    assert time.perf_counter() - started < 2.0  # 0.3 s alone; the rest is for a busy machine
+    assert matches[0].signature.id == "ptxas-shared-data"
+    assert "uses too much shared data" in lines[0] or "ptxas error" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["error: " * 300, "a" * 5_000_000, "error" * 100_000, "x\n" * 500_000]
+)
+def test_odd_logs_do_not_take_long(line: str) -> None:
+    started = time.perf_counter()
+    INDEX.match(line)
+    query_lines(line)
+    assert time.perf_counter() - started < 3.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=300))
+def test_any_text_can_be_scanned(log: str) -> None:
+    INDEX.match(log)
+    assert len(query_lines(log, limit=3)) <= 3
+
+
+HARDWARE = {
+    "pattern": r"TILE_OVERFLOW: need (?P<need>\d+) bytes",
+    "signal": "shared_memory_limit",
+    "title": "The tile does not fit the scratchpad",
+    "remedy": "Shrink the tile.",
+}
+
+
+def test_a_signature_of_a_chip_joins_the_built_in_ones() -> None:
+    own = signature_from_mapping(
+        HARDWARE | {"extract": {"need": "shared_memory_per_block_bytes"}}, "acme1"
+    )
+    again = signature_from_mapping(HARDWARE, "acme1")
+    assert own.id == again.id and own.origin == "acme1"
+    (match,) = SignatureIndex([*load_signatures(), own]).match(
+        "error: TILE_OVERFLOW: need 70000 bytes"
+    )
+    assert match.signature == own
+    assert match.extracted == {"shared_memory_per_block_bytes": 70000.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pattern": "(a+)+failed"},
+        {"pattern": "([a-z]*)*failed"},
+        {"pattern": ".*error.*at.*line.*"},
+        {"pattern": "a?" * 40 + "failed"},
+        {"pattern": "(?=x)failed"},
+        {"pattern": r"(\w+) failed \1"},
+        {"pattern": "(?i)failed"},
+        {"pattern": "[failed"},
+        {"pattern": "abc"},
+        {"pattern": r"\d+"},
+        {"pattern": "failed " * 60},
+        {"pattern": ""},
+        {"pattern": 7},
+        {"signal": "no_such_signal"},
+        {"title": " "},
+        {"extract": {"need": "no_such_metric"}},
+        {"extract": {"absent": "spill_bytes"}},
+        {"priority": 1000},
+        {"when": "import os"},
+        {"colour": "red"},
+    ],
+)
+def test_dangerous_or_broken_signatures_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(InvalidKnowledge) as caught:
+        signature_from_mapping(HARDWARE | change, "acme1")
+    assert caught.value.hint
+
+
+def test_the_shape_of_an_error_has_no_paths_numbers_or_names() -> None:
+    one = normalise_error('/home/ann/a.cu(12): error: identifier "foo" is undefined at 0x7fff12')
+    two = normalise_error('/tmp/b9/kernel.cu(7): error: identifier "bar" is undefined at 0x1234')
+    assert one == two == "<path>: error: identifier <name> is undefined at <hex>"
+    assert (
+        normalise_error("[NCC_EVRF051] sm_90 needs 12 bytes")
+        == "[NCC_EVRF051] sm_90 needs <n> bytes"
+    )
+
+
+def test_query_lines_pick_the_message_of_a_traceback() -> None:
+    log = """Traceback (most recent call last):
+  File "/home/x/kernel.py", line 12, in <module>
+    run()
+  File "/opt/triton/compiler.py", line 80, in compile
+    raise error
+triton.compiler.errors.CompilationError: at 2:15:
+def kernel(x, N: tl.constexpr):
+    tl.store(x+tl.arange(0,N), 1.0)
+               ^
+arange's range must be a power of 2
+"""
+    lines = query_lines(log)
+    assert "triton.compiler.errors.CompilationError: at 2:15:" in lines
+    assert "arange's range must be a power of 2" in lines
+    assert not any("File " in line for line in lines)
+
+
+def test_query_lines_prefer_codes_and_errors_over_notes_and_respect_the_limit() -> None:
+    log = "\n".join(
+        [
+            "note: something failed earlier",
+            "a.cpp:3: error: no such thing",
+            "[NCC_EVRF051] not supported",
+        ]
+        + [f"error: kind {chr(97 + i)}" for i in range(20)]
+    )
+    lines = query_lines(log, limit=5)
+    assert len(lines) == 5
+    assert lines[0] == "[NCC_EVRF051] not supported"
+    assert query_lines("nothing special\nhere at all") == ["nothing special", "here at all"]
