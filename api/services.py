@@ -1,8 +1,8 @@
 """Everything wired together once: the parts that HTTP routes and CLI commands call.
 
-`open_services` opens the catalog and builds the parts, nothing heavy yet; `Background` adds what only the service does
-(loading the built-in knowledge, ingestion, the vector index). No logic of its own beyond the wiring.
-"""
+`open_services` opens the catalog and builds the parts, nothing heavy yet; `Background` adds what
+only the service does (loading the built-in knowledge, ingestion, the vector index). No logic of its
+own beyond the wiring."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ class Services:
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is: `ready` when the built-in knowledge is loaded and every passage has its vector."""
+    """How far the service is: `ready` when the built-in knowledge is loaded and every passage has
+    its vector.
+    """
 
     ready: bool
     knowledge_loaded: bool
@@ -120,7 +122,9 @@ class Readiness:
 
 
 class Background:
-    """The service's own threads. Answers are lexical (and exactly dense) until the vector index is open."""
+    """The service's own threads. Answers are lexical (and exactly dense) until the vector index is
+    open.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services

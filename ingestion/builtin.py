@@ -1,7 +1,8 @@
-"""The built-in knowledge into the store: hardware specs parents first, then every document, as `builtin` uploads.
+"""The built-in knowledge into the store: hardware specs parents first, then every document, as
+`builtin` uploads.
 
-Runs at every start; unchanged files cost one hash each. Built-in documents whose file is gone are removed.
-"""
+Runs at every start; unchanged files cost one hash each. Built-in documents whose file is gone are
+removed. """
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def load_builtin(
         registry.put(spec, "builtin")
     submitted = [uploads.submit(upload) for upload in builtin_documents(folder)]
     kept = {s.document_id for s in submitted}
-    stale = [d for d in documents.list() if d.origin == "builtin" and d.id not in kept]
+    stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in kept]
     for document in stale:
         documents.delete(document.id)
     changed = sum(s.job_id is not None for s in submitted)

@@ -1,11 +1,11 @@
 """What a parser saw: the words between a file format and everything after it.
 
-A parser turns bytes into one `ParsedDocument`; sections, passages, tags and facts are made from it and never look at
-the bytes again. Knows nothing about the catalog, hardware or embedding.
+A parser turns bytes into one `ParsedDocument`; sections, passages, tags and facts are made from it
+and never look at the bytes again. Knows nothing about the catalog, hardware or embedding.
 
-Invariant: `text` is what a reader of the document would read, in the document's own words. Text formats (Markdown,
-reStructuredText, plain text) keep their source lines as they are, because a rewritten line can no longer be quoted.
-"""
+Invariant: `text` is what a reader of the document would read, in the document's own words. Text
+formats (Markdown, reStructuredText, plain text) keep their source lines as they are, because a
+rewritten line can no longer be quoted. """
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ElementKind = Literal["title", "text", "list", "table", "code", "caption"]
 
 @dataclass(frozen=True)
 class Box:
-    """Where an element stands on a page: PDF points (1/72 inch), origin at the top left of the page."""
+    """Where an element stands on a page: PDF points (1/72 inch), origin at the top left of the
+    page.
+    """
 
     page_index: int
     page_label: str | None
@@ -30,7 +32,8 @@ class Box:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as cells. `rows` excludes the `header` rows; all rows have the same number of cells."""
+    """A table as cells. `rows` excludes the `header` rows; all rows have the same number of cells.
+    """
 
     header: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[str, ...], ...]

@@ -1,4 +1,5 @@
-"""Moves as a document's front matter states them, checked: the predicate compiles, the vocabulary is known.
+"""Moves as a document's front matter states them, checked: the predicate compiles, the vocabulary
+is known.
 
 Knows nothing about the catalog or about which signals exist.
 """

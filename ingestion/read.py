@@ -1,8 +1,10 @@
-"""One parsed file into what the catalog stores of it: sections, passages with tags and scope, proposed facts, a report.
+"""One parsed file into what the catalog stores of it: sections, passages with tags and scope,
+proposed facts, a report.
 
-Pure: the same bytes, vocabulary, registry and pipeline give the same content. The report's accounting is exact and is
-checked here: every page is parsed or failed, every element is in a section, every section's text is in its passages.
-"""
+Pure: the same bytes, vocabulary, registry and pipeline give the same content. The report's
+accounting is exact and is
+checked here: every page is parsed or failed, every element is in a section, every section's text is
+in its passages. """
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Which hardware a section is about, when its heading says so.
 
-"On A100 ..." in a vendor-wide manual is about the A100 alone. Only relatives count: what stands below the document's own
-scope, or beside it under the same parent. A heading that compares ("H100 compared with A100") stays in the document's
-scope too. Knows nothing about the catalog.
-"""
+"On A100 ..." in a vendor-wide manual is about the A100 alone. Only relatives count: what stands
+below the document's own scope, or beside it under the same parent. A heading that compares ("H100
+compared with A100") stays in the document's scope too. Knows nothing about the catalog. """
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files in: what a caller hands over becomes a document, a version and a queued job, or a clear refusal.
+"""Files in: what a caller hands over becomes a document, a version and a queued job, or a clear
+refusal.
 
-Names are labels, never paths: directories, control characters and dots that climb are stripped before anything is
-stored. Nothing is parsed here.
-"""
+Names are labels, never paths: directories, control characters and dots that climb are stripped
+before anything is stored. Nothing is parsed here. """
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 
 @dataclass(frozen=True)
 class Upload:
-    """One file and what its sender says of it. Empty hardware means about no hardware in particular."""
+    """One file and what its sender says of it. Empty hardware means about no hardware in
+    particular.
+    """
 
     name: str
     data: bytes
@@ -71,7 +73,9 @@ def safe_name(name: str) -> str:
 
 
 class Uploads:
-    """Accepts files into the catalog; `pipeline` is the fingerprint of the reader that will read them."""
+    """Accepts files into the catalog; `pipeline` is the fingerprint of the reader that will read
+    them.
+    """
 
     def __init__(
         self,
@@ -130,7 +134,9 @@ class Uploads:
 
     @staticmethod
     def _source_key(upload: Upload, name: str, category: str, hardware: Sequence[str]) -> str:
-        """The caller's key, else the name within its scope: the same name for another chip is another document."""
+        """The caller's key, else the name within its scope: the same name for another chip is
+        another document.
+        """
         if upload.source_key and upload.source_key.strip():
             return upload.source_key.strip()[:500]
         return f"{'+'.join(hardware) or category}/{name}"
@@ -180,7 +186,8 @@ class LocalFile:
 
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
-    """The files of paths and directories in a stable order; hidden files and caches are left out."""
+    """The files of paths and directories in a stable order; hidden files and caches are left out.
+    """
     for path in paths:
         if path.is_file():
             yield LocalFile(path, path.name)

@@ -1,11 +1,12 @@
-"""The ingestion worker: claims jobs, reads documents, makes them current, embeds what has no vector yet.
+"""The ingestion worker: claims jobs, reads documents, makes them current, embeds what has no vector
+yet.
 
-A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when its passages are
-embedded too. Vectors are kept as they come, so a crash costs at most one batch. All documents that wait share the
-batches, sorted by length, which is what keeps the encoder busy.
+A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when
+its passages are embedded too. Vectors are kept as they come, so a crash costs at most one batch.
+All documents that wait share the batches, sorted by length, which is what keeps the encoder busy.
 
-One worker a process; several processes may work on one catalog, because a job belongs to who holds its lease.
-"""
+One worker a process; several processes may work on one catalog, because a job belongs to who holds
+its lease. """
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from kb.catalog import embeddings, versions
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry
 from kb.catalog.identity import scopes_of
-from kb.catalog.jobs import Job, Jobs
+from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.moves import replace_document_moves
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
@@ -59,7 +60,9 @@ class Parts:
 
 
 class Worker:
-    """`on_vectors` is told the hardware scopes that got new vectors (the service refreshes its index)."""
+    """`on_vectors` is told the hardware scopes that got new vectors (the service refreshes its
+    index).
+    """
 
     def __init__(
         self, parts: Parts, lease_seconds: float, on_vectors: Callable[[set[str]], None] | None = None
@@ -169,7 +172,8 @@ class Worker:
     def _fact(
         self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
     ) -> Fact | None:
-        """A proposal as a row of the hardware it is about; None when its subject is another thing."""
+        """A proposal as a row of the hardware it is about; None when its subject is another thing.
+        """
         registry = self._parts.registry
         owner, subject = hardware[0], fact.subject or None
         if subject is not None:
@@ -215,7 +219,8 @@ class Worker:
         )
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
-        """A file that parses but says nothing is a failure with the reason, not a ready document."""
+        """A file that parses but says nothing is a failure with the reason, not a ready document.
+        """
         reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
         self._fail(
             job,
@@ -276,7 +281,7 @@ class Worker:
 
     def _finish(self, connection: sa.Connection, job: Job) -> None:
         progress = {key: value for key, value in job.progress.items() if key != "stage"}
-        state = "partial" if progress.pop("state", "ready") == "partial" else "ready"
+        state: JobState = "partial" if progress.pop("state", "") == "partial" else "ready"
         try:
             self._parts.jobs.finish(connection, job.id, self._owner, state, result=progress)
         except Conflict as error:

@@ -16,9 +16,9 @@ from kb.scope import ALL_ACCESS
 class RetrieveRequest:
     """Any combination of signal, log, metrics and query; at least one of them.
 
-    metrics: raw profiler names to numbers (or numeric text). k: excerpts in the ranked list. max_tokens: budget of the
-    packed context. run_id, node_id: of an optimizer's run, for the log. Everything else narrows the answer.
-    """
+    metrics: raw profiler names to numbers (or numeric text). k: excerpts in the ranked list.
+    max_tokens: budget of the packed context. run_id, node_id: of an optimizer's run, for the log.
+    Everything else narrows the answer."""
 
     signal: str | None = None
     log: str | None = None
@@ -39,7 +39,9 @@ class RetrieveRequest:
 
 @dataclass(frozen=True)
 class SignalFinding:
-    """confidence: A vendor's rule, B peer's code, C heuristic; "given" when the caller named the signal."""
+    """confidence: A vendor's rule, B peer's code, C heuristic; "given" when the caller named the
+    signal.
+    """
 
     id: str
     confidence: str
@@ -68,8 +70,8 @@ class DocumentRef:
 class Excerpt:
     """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
 
-    page: {index, label} of its first page, or None; score: the fused score it was ranked by, channels: its parts.
-    """
+    page: {index, label} of its first page, or None; score: the fused score it was ranked by,
+    channels: its parts."""
 
     id: str
     category: str
@@ -86,7 +88,9 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class MoveAnswer:
-    """A remedy whose predicate holds, or could not be decided for lack of a value (then `applies` is None)."""
+    """A remedy whose predicate holds, or could not be decided for lack of a value (then `applies`
+    is None).
+    """
 
     id: str
     name: str

@@ -75,7 +75,7 @@ class Documents:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def list(
+    def find(
         self,
         *,
         hardware: str | None = None,

@@ -140,7 +140,8 @@ def hardware_scopes(connection: Connection, access_scope: str = "all") -> list[s
     """Every scope that has active passages."""
     return list(
         connection.execute(
-            sa.select(t.passage_hardware.c.hardware_id).distinct()
+            sa.select(t.passage_hardware.c.hardware_id)
+            .distinct()
             .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
             .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope)
             .order_by(t.passage_hardware.c.hardware_id)
@@ -148,12 +149,12 @@ def hardware_scopes(connection: Connection, access_scope: str = "all") -> list[s
     )
 
 
-
 def pending_documents(connection: Connection, model: str) -> set[str]:
     """Documents with an active passage that has no vector of this model yet."""
     return set(
         connection.execute(
-            sa.select(t.passages.c.document_id).distinct()
+            sa.select(t.passages.c.document_id)
+            .distinct()
             .outerjoin(
                 t.embeddings,
                 sa.and_(
@@ -172,7 +173,8 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
     for part in portions(document_ids):
         scopes |= set(
             connection.execute(
-                sa.select(t.passage_hardware.c.hardware_id).distinct()
+                sa.select(t.passage_hardware.c.hardware_id)
+                .distinct()
                 .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
                 .where(t.passages.c.document_id.in_(part), t.passages.c.active.is_(True))
             ).scalars()

@@ -1,9 +1,9 @@
 """The hardware registry in the catalog: specs, lineage, and facts with their sources.
 
-A spec (hardware.toml or POST /hardware) is stored as it was given and its facts are rows beside those proposed from
-tables and those a person entered. Per key the fact that holds is: a person's, then the spec's own, then an accepted
-one; a chip without the key inherits it from above. Proposed facts hold nowhere until somebody accepts them.
-"""
+A spec (hardware.toml or POST /hardware) is stored as it was given and its facts are rows beside
+those proposed from tables and those a person entered. Per key the fact that holds is: a person's,
+then the spec's own, then an accepted one; a chip without the key inherits it from above. Proposed
+facts hold nowhere until somebody accepts them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 
 @dataclass(frozen=True)
 class Fact:
-    """`number` is in `unit`; `text` is the value as its source writes it. `hardware_id` is the owner."""
+    """`number` is in `unit`; `text` is the value as its source writes it. `hardware_id` is the
+    owner.
+    """
 
     id: str
     hardware_id: str
@@ -187,7 +189,9 @@ class HardwareRegistry:
         return {key: fact.value for key, fact in self.effective_facts(name).items()}
 
     def propose(self, connection: Connection, proposals: Sequence[Fact]) -> int:
-        """Add facts read from a document, in its transaction; what a person decided before stays decided."""
+        """Add facts read from a document, in its transaction; what a person decided before stays
+        decided.
+        """
         added = 0
         for proposal in proposals:
             known = connection.execute(

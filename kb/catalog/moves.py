@@ -1,4 +1,6 @@
-"""Moves in the catalog: remedies with the predicate that says when they apply. Deciding is retrieval's."""
+"""Moves in the catalog: remedies with the predicate that says when they apply. Deciding is
+retrieval's.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def replace_document_moves(
 def candidates(
     connection: Connection, signals: Sequence[str], scope: ScopeFilter
 ) -> list[StoredMove]:
-    """Accepted moves within the scope that speak of any of the signals, or of none; by document and name."""
+    """Accepted moves within the scope that speak of any of the signals, or of none; by document and
+    name.
+    """
     rows = connection.execute(
         sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
         .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)

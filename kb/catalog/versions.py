@@ -125,7 +125,8 @@ def deactivate(connection: Connection, document_id: str) -> None:
     passage_seqs = list(seqs)
     section_seqs = list(
         connection.execute(
-            sa.select(t.sections.c.seq).distinct()
+            sa.select(t.sections.c.seq)
+            .distinct()
             .join(t.passages, t.passages.c.section_id == t.sections.c.id)
             .where(t.passages.c.document_id == document_id, t.passages.c.active.is_(True))
         ).scalars()

@@ -17,7 +17,7 @@ def export_onnx(folder: Path, target: Path) -> None:
     from transformers import AutoModel
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     class Pooled(torch.nn.Module):
         def __init__(self, model: Any) -> None:

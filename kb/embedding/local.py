@@ -109,7 +109,7 @@ class LocalEmbedder:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
 
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         dtype = torch.bfloat16 if _fast_bf16() else torch.float32
         return SentenceTransformer(str(self._folder), device="cpu", model_kwargs={"dtype": dtype})
 

@@ -1,0 +1,16 @@
+"""Any optimizer can ask: post what the compiler said, prompt with the answer, say how it went."""
+
+import sys
+
+import httpx
+
+URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8321"
+LOG = "OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448."
+
+with httpx.Client(base_url=URL, timeout=30) as kernlore:
+    asked = {"log": LOG, "hardware": "h100", "language": "triton"}
+    answer = kernlore.post("/retrieve", json=asked).raise_for_status().json()
+    print(answer["context"])  # goes into your model's prompt
+    # ... your model writes the next kernel, your harness measures it ...
+    outcome = {"used": [e["id"] for e in answer["excerpts"][:3]], "correct": True, "speedup": 1.0}
+    kernlore.post(f"/retrievals/{answer['retrieval_id']}/outcome", json=outcome).raise_for_status()

@@ -1,0 +1,499 @@
+"""The Python client of a Kernlore service: one module, standard library and httpx, nothing else.
+
+Also built as the distribution `kernlore-client`, so it imports nothing of this repository and runs
+on Python 3.10. It knows the JSON of the service and neither how an answer is found nor what is in
+the store. Fields a newer service adds are ignored, fields an older one lacks keep their default.
+
+    with Kernlore() as kernlore:
+        answer = kernlore.retrieve(log=compiler_output, hardware="h100")
+        prompt = answer.context
+        kernlore.report(answer.retrieval_id, used=["psg_..."], correct=True, speedup=1.4)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, SupportsFloat, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+__version__ = "0.1.0"
+DEFAULT_URL = "http://127.0.0.1:8321"
+FINISHED = ("ready", "partial", "failed")
+
+Json = Mapping[str, Any]
+T = TypeVar("T")
+_segment = partial(quote, safe="")  # an id as one part of a path
+
+
+class KernloreClientError(Exception):
+    """Whatever kept an answer away; `hint` says what to do next.
+
+    `code` is the service's own (`unknown_hardware`, ...) or one of this side: unreachable, timeout,
+    connection_lost, unexpected_answer, invalid_url, invalid_request. `status` is None when no HTTP
+    answer arrived.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        hint: str = "",
+        details: Json | None = None,
+        status: int | None = None,
+    ) -> None:
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.details = dict(details or {})
+        self.status = status
+        # All of it in args: that is what pickle hands on between processes.
+        super().__init__(code, message, hint, self.details, status)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" + (f" ({self.hint})" if self.hint else "")
+
+
+@dataclass(frozen=True)
+class SignalFinding:
+    """confidence: A vendor's rule, B peer's code, C heuristic, "given" when the caller named it."""
+
+    id: str
+    confidence: str = ""
+    evidence: tuple[Json, ...] = ()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    signals: tuple[SignalFinding, ...] = ()
+    unrecognised: tuple[str, ...] = ()
+    ruled_out: tuple[Json, ...] = ()
+    abstained: tuple[Json, ...] = ()
+    measure_next: tuple[str, ...] = ()
+    signatures: tuple[Json, ...] = ()
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class DocumentRef:
+    id: str
+    title: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """One cited piece of a document. `hardware` is what it is about, empty for any."""
+
+    id: str
+    category: str
+    text: str
+    document: DocumentRef
+    hardware: tuple[str, ...] = ()
+    section: str = ""
+    page: Json | None = None
+    score: float = 0.0
+    channels: Mapping[str, float] = field(default_factory=dict)
+    passages: tuple[str, ...] = ()
+    citation: str = ""
+
+
+@dataclass(frozen=True)
+class MoveAnswer:
+    """A remedy as data. `applies` is None when values named in `missing` would decide it."""
+
+    id: str
+    name: str = ""
+    when: str = ""
+    applies: bool | None = None
+    change: Json = field(default_factory=dict)
+    limit: Json | None = None
+    why: str = ""
+    missing: tuple[str, ...] = ()
+    source: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SkillAnswer:
+    name: str
+    summary: str = ""
+    tier: str = ""
+    state: str = ""
+    score: Mapping[str, float] = field(default_factory=dict)
+    evidence: Json | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`context` is packed for a prompt, `excerpts` the plain ranked list; `raw` the whole JSON."""
+
+    retrieval_id: str
+    context: str
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    hardware: Json | None = None
+    excerpts: tuple[Excerpt, ...] = ()
+    skills: tuple[SkillAnswer, ...] = ()
+    moves: tuple[MoveAnswer, ...] = ()
+    context_tokens: int = 0
+    skills_withheld: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """outcome: created | new_version | unchanged | duplicate_of. No job when nothing is to do."""
+
+    document_id: str
+    outcome: str
+    job_id: str | None = None
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    id: str
+    state: str
+    progress: Json = field(default_factory=dict)
+    result: Json = field(default_factory=dict)
+    error: Json | None = None
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+
+@dataclass(frozen=True)
+class Part:
+    """One field of a multipart body; a file when it has a `file_name`."""
+
+    name: str
+    content: str | bytes | BinaryIO
+    file_name: str | None = None
+
+
+class Backend(Protocol):
+    """Carries one request to a service, over HTTP or inside one process.
+
+    Answers the status and the decoded JSON body, None for an empty one. An error of the service is
+    an answer too: a status from 400 up with the body `{code, message, hint, details}`.
+    """
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any | None = None,
+        files: Sequence[Part] | None = None,
+    ) -> tuple[int, Any]: ...
+
+
+class HttpBackend:
+    """One pooled connection to a service; may be shared between threads."""
+
+    def __init__(self, url: str, timeout: float, transport: httpx.BaseTransport | None) -> None:
+        parsed = _parse_url(url)
+        self.url = str(parsed)
+        self._http = httpx.Client(
+            base_url=parsed,
+            timeout=timeout,
+            transport=transport,
+            headers={"user-agent": f"kernlore-client/{__version__}"},
+            # A proxy named in the environment cannot reach this machine's own loopback.
+            trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),
+        )
+
+    def send(
+        self, method: str, path: str, *, files: Sequence[Part] | None = None, **carried: Any
+    ) -> tuple[int, Any]:
+        parts = [(part.name, (part.file_name, part.content)) for part in files or ()] or None
+        try:
+            answer = self._http.request(method, path, files=parts, **carried)
+        except httpx.RequestError as error:
+            raise _no_answer(error, self.url, f"{method} {path}") from error
+        if not answer.content and answer.is_success:
+            return answer.status_code, None
+        try:
+            return answer.status_code, answer.json()
+        except ValueError as error:
+            message = f"{method} {self.url}{path} answered {answer.status_code} without JSON"
+            raise _unexpected(message, answer.text, answer.status_code) from error
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class Kernlore:
+    """A Kernlore service, by URL or by any `Backend`; the same calls give the same answers."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self._own: HttpBackend | None = None
+        if backend is None:
+            backend = self._own = HttpBackend(url, timeout, transport)
+        self._backend = backend
+
+    def __enter__(self) -> Kernlore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a backend that was handed in stays open."""
+        if self._own is not None:
+            self._own.close()
+
+    def retrieve(
+        self,
+        *,
+        signal: str | None = None,
+        log: str | None = None,
+        metrics: Mapping[str, SupportsFloat | str] | None = None,
+        query: str | None = None,
+        hardware: str | None = None,
+        op: str | None = None,
+        language: str | None = None,
+        dtype: str | None = None,
+        k: int | None = None,
+        max_tokens: int | None = None,
+        categories: Sequence[str] | None = None,
+        skill_states: Sequence[str] | None = None,
+        run_id: str | None = None,
+        node_id: str | None = None,
+    ) -> Answer:
+        """What is known about what went wrong: name a signal, or hand over the raw log, the
+        profiler's metrics, a question, or several of these."""
+        asked = {
+            "signal": signal,
+            "log": None if log is None else _sendable(log),
+            "metrics": None if metrics is None else {n: _metric(v) for n, v in metrics.items()},
+            "query": None if query is None else _sendable(query),
+            "hardware": hardware,
+            "op": op,
+            "language": language,
+            "dtype": dtype,
+            "k": k,
+            "max_tokens": max_tokens,
+            "categories": None if categories is None else list(categories),
+            "skill_states": None if skill_states is None else list(skill_states),
+            "run_id": run_id,
+            "node_id": node_id,
+        }
+        return _record(Answer, self._call("POST", "/retrieve", json=_given(asked)))
+
+    def search(
+        self, query: str, *, hardware: str | None = None, k: int | None = None, **narrowed: Any
+    ) -> tuple[Excerpt, ...]:
+        """The ranked excerpts for a question; `narrowed` as in `retrieve`."""
+        return self.retrieve(query=query, hardware=hardware, k=k, **narrowed).excerpts
+
+    def report(
+        self,
+        retrieval_id: str,
+        *,
+        used: Sequence[str] = (),
+        correct: bool | None = None,
+        speedup: float | None = None,
+    ) -> None:
+        """Say what became of an answer. used: ids of the excerpts, skills and moves acted on."""
+        if speedup is not None and not math.isfinite(speedup):
+            speedup = None  # JSON has no NaN, and a harness that says so measured nothing
+        outcome = _given({"used": list(used), "correct": correct, "speedup": speedup})
+        self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
+
+    def signals(self) -> list[Json]:
+        return _rows(self._call("GET", "/signals"), "signals")
+
+    def hardware(self) -> list[Json]:
+        return _rows(self._call("GET", "/hardware"), "hardware")
+
+    def facts(self, hardware_id: str) -> list[Json]:
+        """Every number known of a hardware, its own and inherited, each with its source."""
+        return _rows(self._call("GET", f"/hardware/{_segment(hardware_id)}/facts"), "facts")
+
+    def coverage(self, hardware_id: str) -> Json:
+        """What the service holds about a hardware and what it lacks."""
+        return _mapping(self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage"))
+
+    def documents(self, *, hardware: str | None = None, category: str | None = None) -> list[Json]:
+        params = _given({"hardware": hardware, "category": category})
+        return _rows(self._call("GET", "/documents", params=params), "documents")
+
+    def knowledge(self, path: str = "") -> Json:
+        """One place in the tree of knowledge, as `hardware/h100/memory`."""
+        return _mapping(self._call("GET", "/knowledge", params={"path": path}))
+
+    def upload(
+        self,
+        paths: str | Path | Iterable[str | Path],
+        *,
+        hardware: str | Sequence[str] | None = None,
+        category: str | None = None,
+        title: str | None = None,
+        source_key: str | None = None,
+    ) -> list[Upload]:
+        """Send documents, one request each; follow their jobs with `wait`.
+
+        When one is refused the error's `details` name it and list, as `accepted`, the documents
+        sent before it. Sending those again is harmless: they answer `unchanged`.
+        """
+        several = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+        if len(several) != 1 and (title or source_key):
+            hint = "Upload the files one by one to name them, or leave both out."
+            raise KernloreClientError("invalid_request", "one name for several files", hint)
+        chips = [hardware] if isinstance(hardware, str) else list(hardware or ())
+        named = _given({"category": category, "title": title, "source_key": source_key})
+        about = [Part("hardware", chip) for chip in chips]
+        about += [Part(name, value) for name, value in named.items()]
+        sent: list[Upload] = []
+        for path in several:
+            try:
+                sent.append(self._upload_one(path, about))
+            except KernloreClientError as error:
+                error.details.update(path=str(path), accepted=[u.document_id for u in sent])
+                raise
+        return sent
+
+    def job(self, job_id: str) -> Job:
+        return _record(Job, self._call("GET", f"/jobs/{_segment(job_id)}"))
+
+    def wait(self, job_id: str, timeout: float = 600.0) -> Job:
+        """The job once it is ready, partial or failed; which of them is the caller's to check."""
+        deadline = time.monotonic() + timeout
+        pause = 0.1
+        while True:
+            job = self.job(job_id)
+            if job.finished:
+                return job
+            left = deadline - time.monotonic()
+            if left <= 0:
+                message = f"job {job_id} is still {job.state} after {timeout:g} s"
+                raise KernloreClientError("timeout", message, "It goes on: wait again, longer.")
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, 2.0)
+
+    def _upload_one(self, path: Path, about: Sequence[Part]) -> Upload:
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            message = f"cannot read {path}: {error.strerror}"
+            hint = "Give the path of a file, not of a folder, that this process may read."
+            raise KernloreClientError("invalid_request", message, hint) from error
+        with file:
+            body = self._call("POST", "/documents", files=[*about, Part("file", file, path.name)])
+        return _record(Upload, body[0] if isinstance(body, list) and len(body) == 1 else body)
+
+    def _call(self, method: str, path: str, **carried: Any) -> Any:
+        status, body = self._backend.send(method, path, **carried)
+        if status < 300:
+            return body
+        if isinstance(body, Mapping) and "code" in body and "message" in body:
+            hint, details = body.get("hint", ""), body.get("details")
+            raise KernloreClientError(body["code"], body["message"], hint, details, status)
+        raise _unexpected(f"{method} {path} answered {status}", body, status)
+
+
+def _no_answer(error: httpx.RequestError, url: str, request: str) -> KernloreClientError:
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        code, message = "unreachable", f"no Kernlore service answers at {url}"
+        hint = "Start one with `kernlore serve`, or give the URL of a running one."
+    elif isinstance(error, httpx.TimeoutException):
+        code, message = "timeout", f"{request} took longer than the client's timeout"
+        hint = "Give Kernlore(timeout=...) more seconds, or read the service's log."
+    else:
+        code, message = "connection_lost", f"the connection broke during {request}"
+        hint = "Repeat the request; if it breaks again, read the service's log."
+    details = {"url": url, "request": request, "reason": str(error)}
+    return KernloreClientError(code, message, hint, details)
+
+
+def _parse_url(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        hint = f"Write it in full, as {DEFAULT_URL}."
+        raise KernloreClientError("invalid_url", f"{url!r} is no http URL", hint)
+    return parsed
+
+
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Only what the caller chose: every default is the service's."""
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _sendable(text: str) -> str:
+    """Logs decoded with `surrogateescape` hold characters that UTF-8 refuses."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _metric(value: SupportsFloat | str) -> int | float | str:
+    """A profiler's value as JSON can carry it: NaN and infinity, which it cannot, become text."""
+    if isinstance(value, str | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _rows(body: Any, key: str) -> list[Json]:
+    """A list, bare or under its name."""
+    rows = body.get(key) if isinstance(body, Mapping) else body
+    if not isinstance(rows, list):
+        raise _unexpected(f"no list of {key} in the answer", body)
+    return [_mapping(row) for row in rows]
+
+
+def _record(cls: Callable[..., T], body: Any) -> T:
+    row = _mapping(body)
+    hints = _hints(cls)
+    known: Any = {n: _value(hint, row[n]) for n, hint in hints.items() if row.get(n) is not None}
+    if "raw" in hints:
+        known["raw"] = row
+    try:
+        return cls(**known)
+    except TypeError as error:
+        raise _unexpected(f"the answer lacks something: {error}", body) from error
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise _unexpected("a single value where a list is due in the answer", value)
+        return tuple(_value(typing.get_args(hint)[0], part) for part in value)
+    return _record(hint, value) if isinstance(hint, type) and is_dataclass(hint) else value
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    resolved = typing.get_type_hints(cls)
+    return {part.name: resolved[part.name] for part in fields(cls)}
+
+
+def _mapping(body: Any) -> Json:
+    if not isinstance(body, Mapping):
+        raise _unexpected("no JSON object in the answer", body)
+    return body
+
+
+def _unexpected(message: str, body: Any, status: int | None = None) -> KernloreClientError:
+    hint = "Check that the URL is Kernlore's and that service and client are of one age."
+    shown = {"body": str(body)[:300]}
+    return KernloreClientError("unexpected_answer", message, hint, shown, status)

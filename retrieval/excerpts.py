@@ -1,0 +1,137 @@
+"""From ranked passages to the excerpts of an answer: verified, without near duplicates, grown where
+there is room.
+
+The first excerpts are single passages, because a reader pays for every character before the answer.
+Later ones are grown within their section, where the right place is known better than the right
+sentence. Text is the document's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection
+
+from kb.catalog import passages as store
+from kb.catalog.passages import Passage
+from kb.scope import ANY, ScopeFilter
+from kb.tokens import tokenize
+from retrieval.answer import DocumentRef, Excerpt
+from retrieval.ranking import Ranked
+
+SINGLE = 10  # excerpts that stay one passage
+GROWN_CHARS = 1000
+DUPLICATE = 0.85  # shared words over the smaller excerpt's
+_LOOKAHEAD = 3  # candidates verified per excerpt wanted
+
+
+def make_excerpts(
+    connection: Connection, ranked: Sequence[Ranked], scope: ScopeFilter, count: int
+) -> list[Excerpt]:
+    """At most `count` excerpts, best first."""
+    chosen: list[list[Passage]] = []
+    by_seq = {r.seq: r for r in ranked}
+    used: set[int] = set()
+    words: list[frozenset[str]] = []
+    for batch in _batches(ranked, max(count * _LOOKAHEAD, 60)):
+        live = store.load(connection, (r.seq for r in batch), scope)
+        sections = store.of_sections(
+            connection, sorted({p.section_id for p in live.values()}), scope
+        )
+        for entry in batch:
+            passage = live.get(entry.seq)
+            if passage is None or passage.seq in used:
+                continue
+            bag = frozenset(tokenize(passage.shown))
+            if any(_near(bag, other) for other in words):
+                continue
+            group = [passage]
+            if len(chosen) >= SINGLE:
+                group = _grow(passage, sections.get(passage.section_id, []), by_seq, used)
+            used.update(member.seq for member in group)
+            words.append(bag)
+            chosen.append(group)
+            if len(chosen) >= count:
+                return [_excerpt(g, by_seq) for g in chosen]
+    return [_excerpt(g, by_seq) for g in chosen]
+
+
+def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
+    for start in range(0, len(ranked), size):
+        yield ranked[start : start + size]
+
+
+def _near(bag: frozenset[str], other: frozenset[str]) -> bool:
+    smaller = min(len(bag), len(other))
+    return smaller > 0 and len(bag & other) > DUPLICATE * smaller
+
+
+def _grow(
+    passage: Passage, section: Sequence[Passage], scores: dict[int, Ranked], used: set[int]
+) -> list[Passage]:
+    """The passage with its neighbours, the better side first, up to the size of an excerpt."""
+    members = {p.seq: n for n, p in enumerate(section)}
+    low = high = members.get(passage.seq, -1)
+    if low < 0:
+        return [passage]
+    size = len(passage.shown)
+    while True:
+        sides = [
+            n
+            for n in (low - 1, high + 1)
+            if 0 <= n < len(section)
+            and section[n].seq not in used
+            and size + len(section[n].shown) <= GROWN_CHARS
+        ]
+        if not sides:
+            return list(section[low : high + 1])
+        best = max(sides, key=lambda n: (_score(section[n], scores), -n))
+        size += len(section[best].shown)
+        low, high = min(low, best), max(high, best)
+
+
+def _score(passage: Passage, scores: dict[int, Ranked]) -> float:
+    found = scores.get(passage.seq)
+    return found.score if found is not None else 0.0
+
+
+def _excerpt(group: Sequence[Passage], scores: dict[int, Ranked]) -> Excerpt:
+    lead = max(group, key=lambda p: _score(p, scores))
+    ranked = scores[lead.seq]
+    first = group[0]
+    page = None
+    if first.page_index is not None:
+        page = {"index": first.page_index, "label": first.page_label}
+    return Excerpt(
+        id=lead.id,
+        category=lead.category,
+        hardware=tuple(h for h in lead.hardware if h != ANY),
+        text=_joined(group),
+        document=DocumentRef(lead.document_id, lead.document_title, lead.version),
+        section=" > ".join(lead.path),
+        page=page,
+        score=round(ranked.score, 6),
+        channels={"lexical": round(ranked.lexical, 6), "dense": round(ranked.dense, 6)},
+        passages=tuple(p.id for p in group),
+        citation=citation(first),
+    )
+
+
+def _joined(group: Sequence[Passage]) -> str:
+    """The passages' text in order; consecutive pieces of one table share its header."""
+    parts: list[str] = []
+    lead = ""
+    for passage in group:
+        parts.append(passage.shown if passage.lead != lead else passage.text)
+        lead = passage.lead
+    return "\n".join(parts)
+
+
+def citation(passage: Passage) -> str:
+    """Title, version, innermost headings and the printed page, as a person would cite it."""
+    where = " > ".join(passage.path[-2:])
+    label = passage.page_label or (
+        str(passage.page_index + 1) if passage.page_index is not None else ""
+    )
+    page = f", p. {label}" if label else ""
+    section = f", {where}" if where and where != passage.document_title else ""
+    return f"{passage.document_title} (v{passage.version}){section}{page}"

@@ -1,0 +1,89 @@
+"""From what happened to what is searched for: weighted groups of words for the lexical levels,
+texts for the dense one.
+
+A signal is asked in the three phrases in which manuals speak of it; what the caller knows beyond it
+(a question, the telling lines of a log, the names of metrics) weighs more. Knows nothing about
+indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kb.tokens import tokenize
+from retrieval.log_lines import query_lines
+from retrieval.metrics import MetricRegistry
+from retrieval.signals import Signal
+
+MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
+MAX_DENSE_CHARS = 600
+SIGNAL_WEIGHT = 0.8  # of a signal's phrases beside a detail; alone they weigh 1
+
+
+@dataclass(frozen=True)
+class Words:
+    weight: float
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    weight: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    words: tuple[Words, ...]
+    phrases: tuple[Phrase, ...]
+
+    @property
+    def empty(self) -> bool:
+        return not any(group.tokens for group in self.words)
+
+
+def make_plan(
+    *,
+    query: str | None,
+    log: str | None,
+    metrics: Mapping[str, object],
+    registry: MetricRegistry,
+    signals: Sequence[Signal],
+    op: str | None,
+) -> Plan:
+    """signals: those given or found, the leading one first; only the first three are asked for."""
+    detail = " ".join(filter(None, [query, _telling(log), op]))
+    names = " ".join(_metric_words(metrics, registry))
+    words: list[Words] = []
+    phrases: list[Phrase] = []
+    asked = " ".join(filter(None, [detail, names]))
+    tokens = _distinct(tokenize(asked))[:MAX_TOKENS]
+    if tokens:
+        words.append(Words(1.0, tokens))
+        phrases.append(Phrase(1.0, (detail or names)[:MAX_DENSE_CHARS]))
+    share = SIGNAL_WEIGHT if tokens else 1.0
+    for rank, signal in enumerate(signals[:3]):
+        weight = share / (1 + rank)
+        known = {token for group in words for token in group.tokens}
+        fresh = [t for t in _distinct(tokenize(" ".join(signal.phrases))) if t not in known]
+        words.append(Words(weight, tuple(fresh[:MAX_TOKENS])))
+        phrases += [Phrase(weight / len(signal.phrases), text) for text in signal.phrases]
+    return Plan(tuple(words), tuple(phrases))
+
+
+def _telling(log: str | None) -> str:
+    return "\n".join(query_lines(log)) if log else ""
+
+
+def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> Iterable[str]:
+    """Names say what was measured, also those that no rule knows."""
+    for name in metrics:
+        yield name
+        yield name.replace("_", " ")
+        known = registry.metrics.get(name)
+        if known is not None:
+            yield from known.query_words
+
+
+def _distinct(tokens: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(tokens))

@@ -1,0 +1,145 @@
+"""The ranking: lexical and dense scores of the passages within a scope, fused into one order.
+
+    lexical = sum over levels of weight * (score / best score of the level), over its own maximum
+    dense   = cos(query, passage) + NEIGHBOUR * the better neighbour's, between median and best
+    score   = (lexical + DENSE * dense) * prose prior
+
+A normalised sum keeps how much better the best hit is, which rank fusion throws away. The constants
+were chosen on the development rows and confirmed on rows that took no part in it
+(docs/adr/003-ranking.md, with the ablations).
+Deterministic: ties go to the earlier passage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy import Connection
+
+from kb.catalog import lexical, passages
+from kb.catalog.candidates import Candidate, candidates
+from kb.embedding.base import Vectors
+from kb.scope import ScopeFilter
+from retrieval.plan import Plan
+from retrieval.vectors import VectorIndex
+
+LEVEL_WEIGHTS: Mapping[lexical.Level, float] = {"passage": 1.0, "window": 0.5, "section": 2.5}
+HEADING_WEIGHT = 2.0
+DENSE = 0.8
+NEIGHBOUR = 0.6
+PROSE = 0.3  # at most so much off for a passage without function words
+PROSE_SHARE = 200  # per mille of function words that running prose reaches
+PER_LEVEL = 400  # rows taken from each lexical level
+NEAREST = 200  # and from the vector index
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One passage by number, with the parts its score was made of."""
+
+    seq: int
+    score: float
+    lexical: float
+    dense: float
+
+
+EmbedQuery = Callable[[str], Vectors]
+
+
+def rank(
+    connection: Connection,
+    plan: Plan,
+    scope: ScopeFilter,
+    index: VectorIndex,
+    embed: EmbedQuery,
+    model: str,
+) -> list[Ranked]:
+    """All candidates, best first."""
+    if plan.empty:
+        return []
+    words = lexical_scores(connection, plan, scope)
+    vector = query_vector(plan, embed)
+    near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
+    found = candidates(connection, {*words, *near}, model, scope)
+    dense = dense_scores(found, vector)
+    ranked = []
+    for seq, candidate in found.items():
+        if not candidate.wanted:
+            continue
+        prior = 1.0 - PROSE * (1.0 - min(1.0, candidate.prose / PROSE_SHARE))
+        word, meaning = words.get(seq, 0.0), dense.get(seq, 0.0)
+        ranked.append(Ranked(seq, (word + DENSE * meaning) * prior, word, meaning))
+    return sorted(ranked, key=lambda r: (-r.score, r.seq))
+
+
+def lexical_scores(connection: Connection, plan: Plan, scope: ScopeFilter) -> dict[int, float]:
+    """Fused over the levels; 1.0 is the best passage. A section's score counts for all of its
+    passages.
+    """
+    total: dict[int, float] = defaultdict(float)
+    for level, weight in LEVEL_WEIGHTS.items():
+        scores: dict[int, float] = defaultdict(float)
+        for group in plan.words:
+            found = lexical.search(
+                connection,
+                level,
+                group.tokens,
+                scope,
+                heading_weight=HEADING_WEIGHT,
+                limit=PER_LEVEL,
+            )
+            for seq, score in found.items():
+                scores[seq] += group.weight * score
+        normal = _over_best(scores)
+        if level == "section":
+            members = passages.sections_of(connection, normal)
+            for section, seqs in members.items():
+                for seq in seqs:
+                    total[seq] += weight * normal[section]
+        else:
+            for seq, score in normal.items():
+                total[seq] += weight * score
+    return _over_best(total)
+
+
+def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
+    """The weighted mean direction of the plan's phrases, unit length."""
+    total = np.sum([p.weight * embed(p.text) for p in plan.phrases], axis=0)
+    return np.asarray(total / max(float(np.linalg.norm(total)), 1e-12), np.float32)
+
+
+def dense_scores(found: Mapping[int, Candidate], vector: Vectors) -> dict[int, float]:
+    """Cosine with a share of the better neighbour in the section, scaled to 0..1 from median to
+    best.
+    """
+    vectors = {seq: c.vector for seq, c in found.items() if c.vector is not None}
+    if not vectors:
+        return {}
+    seqs = list(vectors)
+    cosine = dict(zip(seqs, (np.stack(list(vectors.values())) @ vector).tolist(), strict=True))
+    raw = {
+        seq: cosine[seq] + NEIGHBOUR * _better_neighbour(seq, found, cosine)
+        for seq in seqs
+        if found[seq].wanted
+    }
+    if not raw:
+        return {}
+    middle, best = float(np.median(list(raw.values()))), max(raw.values())
+    width = max(best - middle, 1e-9)
+    return {seq: min(1.0, max(0.0, (value - middle) / width)) for seq, value in raw.items()}
+
+
+def _better_neighbour(
+    seq: int, found: Mapping[int, Candidate], cosine: Mapping[int, float]
+) -> float:
+    section = found[seq].section_id
+    beside = (n for n in (seq - 1, seq + 1) if n in found and found[n].section_id == section)
+    return max((cosine.get(n, 0.0) for n in beside), default=0.0)
+
+
+def _over_best(scores: Mapping[int, float]) -> dict[int, float]:
+    best = max(scores.values(), default=0.0)
+    return {seq: score / best for seq, score in scores.items()} if best > 0 else {}

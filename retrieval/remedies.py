@@ -1,0 +1,72 @@
+"""The moves that fit a verdict: predicates decided over its signals, the metrics, the chip's facts
+and the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kb.catalog.hardware import Fact
+from kb.catalog.moves import StoredMove
+from kb.predicates import Bindings, Value, compile_predicate
+from retrieval.answer import MoveAnswer
+
+MAX_MOVES = 8
+
+
+def fitting_moves(
+    moves: Sequence[StoredMove],
+    signals: Sequence[str],
+    metrics: Mapping[str, float],
+    facts: Mapping[str, Fact],
+    problem: Mapping[str, Value | None],
+    lineage: Sequence[str],
+) -> tuple[MoveAnswer, ...]:
+    """Moves that hold, then those that only lack a value; the chip's own before general ones."""
+    bindings = Bindings(
+        signals=set(signals),
+        metrics=metrics,
+        facts={key: fact.value for key, fact in facts.items()},
+        problem=problem,
+    )
+    decided: list[tuple[tuple[Any, ...], MoveAnswer]] = []
+    for order, move in enumerate(moves):
+        outcome = compile_predicate(move.predicate).evaluate(bindings)
+        if outcome.value is False:
+            continue
+        place = [lineage.index(h) for h in move.hardware if h in lineage]
+        nearness = min(place, default=len(lineage))
+        leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
+        key = (outcome.value is None, leading, nearness, order)
+        decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
+    return tuple(answer for _, answer in sorted(decided, key=lambda pair: pair[0])[:MAX_MOVES])
+
+
+def _answer(
+    move: StoredMove, applies: bool | None, missing: tuple[str, ...], facts: Mapping[str, Fact]
+) -> MoveAnswer:
+    limit = None
+    if move.limit_fact is not None:
+        fact = facts.get(move.limit_fact)
+        limit = {
+            "fact": move.limit_fact,
+            "value": fact.value if fact else None,
+            "unit": fact.unit if fact else None,
+            "source": f"{fact.title}, {fact.locator}" if fact else None,
+        }
+    return MoveAnswer(
+        id=move.id,
+        name=move.name,
+        when=move.predicate,
+        applies=applies,
+        change=move.change,
+        limit=limit,
+        why=move.why,
+        missing=missing,
+        source={
+            "document": move.document_title or "",
+            "document_id": move.document_id,
+            "section": move.section,
+        },
+    )

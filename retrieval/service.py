@@ -1,0 +1,274 @@
+"""One question in, one cited answer out: scope, diagnosis, plan, search, excerpts, moves, skills,
+context, log.
+
+The order of steps is DESIGN.md's. Hardware fails closed: an unknown id is an error, and what may be
+seen is listed scope by scope. Knows nothing about HTTP."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import Connection
+
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.meta import revision
+from kb.catalog.moves import candidates as move_candidates
+from kb.embedding import Embedder
+from kb.embedding.base import Vectors
+from kb.errors import InvalidRequest, nearest
+from kb.hardware.spec import HardwareSpec, SignatureSpec
+from kb.ids import new_id
+from kb.scope import ANY, CATEGORIES, ScopeFilter
+from retrieval.answer import Answer, Excerpt, RetrieveRequest
+from retrieval.context import pack
+from retrieval.excerpts import make_excerpts
+from retrieval.journal import Journal
+from retrieval.metrics import load_metrics
+from retrieval.plan import Plan, make_plan
+from retrieval.ranking import rank
+from retrieval.remedies import fitting_moves
+from retrieval.signals import load_signals
+from retrieval.skill_choice import choose_skills
+from retrieval.vectors import VectorIndex
+from retrieval.verdict import Diagnoser, Verdict
+
+MAX_K = 200
+MAX_TOKENS = 100_000
+PER_CATEGORY = 12  # excerpts a category offers to the context
+SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The hardware part of a request, resolved."""
+
+    hardware: HardwareSpec | None
+    lineage: tuple[str, ...]
+    filter: ScopeFilter
+    facts: Mapping[str, Fact]
+
+
+class Retriever:
+    """Thread-safe. `index` is asked for at each request, because the service opens Chroma while it
+    serves.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        registry: HardwareRegistry,
+        embedder: Embedder,
+        index: Callable[[], VectorIndex],
+    ) -> None:
+        self._catalog = catalog
+        self._registry = registry
+        self._embedder = embedder
+        self._index = index
+        self._signals = load_signals()
+        self._diagnoser = Diagnoser(self._signals)
+        self._journal = Journal(catalog)
+        self._embed = functools.lru_cache(maxsize=2048)(self._encode)
+
+    def retrieve(self, request: RetrieveRequest) -> Answer:
+        started = time.perf_counter()
+        _check(request)
+        scope = self._scope(request)
+        verdict = self._diagnoser.conclude(
+            request,
+            {key: fact.value for key, fact in scope.facts.items()},
+            scope.lineage,
+            self._signatures(scope.lineage),
+        )
+        plan = make_plan(
+            query=request.query,
+            log=request.log,
+            metrics=request.metrics or {},
+            registry=load_metrics(),
+            signals=[self._signals.get(signal) for signal in verdict.signals],
+            op=request.op,
+        )
+        problem = {"op": request.op, "language": request.language, "dtype": request.dtype}
+        with self._catalog.read() as connection:
+            excerpts = self._search(connection, plan, scope.filter, request.k)
+            by_category = self._by_category(connection, plan, scope.filter, excerpts)
+            moves = fitting_moves(
+                move_candidates(connection, verdict.signals, scope.filter)
+                if verdict.signals
+                else [],
+                verdict.signals,
+                verdict.metrics,
+                scope.facts,
+                problem,
+                scope.lineage,
+            )
+            skills = choose_skills(
+                connection, request, verdict.signals, scope.filter, verdict.metrics, scope.facts
+            )
+            state = revision(connection)
+        hardware = _hardware(scope)
+        context = pack(
+            diagnosis=verdict.diagnosis,
+            hardware=hardware,
+            by_category=by_category,
+            moves=moves,
+            skills=skills,
+            count=self._embedder.count_tokens,
+            budget=request.max_tokens,
+        )
+        answer = Answer(
+            retrieval_id=new_id("ret"),
+            diagnosis=verdict.diagnosis,
+            hardware=hardware,
+            excerpts=tuple(excerpts),
+            skills=skills,
+            moves=moves,
+            context=context.text,
+            context_tokens=context.tokens,
+            hints=tuple(filter(None, [verdict.diagnosis.hint])),
+        )
+        shown = [e.id for e in excerpts] + [i for i in context.excerpts]
+        self._record(request, answer, verdict, list(dict.fromkeys(shown)), state, started)
+        return answer
+
+    def report_outcome(
+        self,
+        retrieval_id: str,
+        *,
+        used: Sequence[str] = (),
+        correct: bool | None = None,
+        speedup: float | None = None,
+        note: str | None = None,
+    ) -> str:
+        """What became of an answer; returns the outcome's id."""
+        return self._journal.report(
+            retrieval_id, used=used, correct=correct, speedup=speedup, note=note
+        )
+
+    def close(self) -> None:
+        self._journal.close()
+
+    # -- scope
+
+    def _scope(self, request: RetrieveRequest) -> _Scope:
+        categories = request.categories or CATEGORIES
+        if request.hardware is not None:
+            spec = self._registry.get(request.hardware)
+            lineage = self._registry.lineage(spec.id)
+            admitted = (*lineage, ANY)
+            facts = self._registry.effective_facts(spec.id)
+            scope = ScopeFilter(admitted, categories, request.language, request.access_scope)
+            return _Scope(spec, lineage, scope, facts)
+        # Nothing foreign may answer a run-time condition; a plain question may be about any chip.
+        run_time = request.signal or request.log or request.metrics
+        admitted_any = (ANY,) if run_time else None
+        scope = ScopeFilter(admitted_any, categories, request.language, request.access_scope)
+        return _Scope(None, (), scope, {})
+
+    def _signatures(self, lineage: Sequence[str]) -> list[SignatureSpec]:
+        specs = self._registry.all()
+        return [s for hardware_id in lineage for s in specs[hardware_id].signatures]
+
+    # -- search
+
+    def _encode(self, text: str) -> Vectors:
+        return self._embedder.encode_query(text)
+
+    def _search(
+        self, connection: Connection, plan: Plan, scope: ScopeFilter, count: int
+    ) -> list[Excerpt]:
+        ranked = rank(
+            connection, plan, scope, self._index(), self._embed, self._embedder.fingerprint
+        )
+        return make_excerpts(connection, ranked, scope, count)
+
+    def _by_category(
+        self, connection: Connection, plan: Plan, scope: ScopeFilter, excerpts: Sequence[Excerpt]
+    ) -> dict[str, list[Excerpt]]:
+        """What each category offers to the context; a category that the list already fills is not
+        searched again.
+        """
+        if len(scope.categories) == 1:
+            return {scope.categories[0]: list(excerpts)}
+        offered = {}
+        for category in scope.categories:
+            found = [e for e in excerpts if e.category == category][:PER_CATEGORY]
+            if len(found) < PER_CATEGORY:
+                narrow = ScopeFilter(
+                    scope.hardware, (category,), scope.language, scope.access_scope
+                )
+                found = self._search(connection, plan, narrow, PER_CATEGORY)
+            offered[category] = found
+        return offered
+
+    # -- log
+
+    def _record(
+        self,
+        request: RetrieveRequest,
+        answer: Answer,
+        verdict: Verdict,
+        shown: list[str],
+        state: int,
+        started: float,
+    ) -> None:
+        stored = asdict(request)
+        if request.log is not None and len(request.log) > 20_000:
+            stored["log"] = request.log[:10_000] + "\n...\n" + request.log[-10_000:]
+        self._journal.record(
+            {
+                "id": answer.retrieval_id,
+                "request": stored,
+                "hardware_id": answer.hardware["id"] if answer.hardware else None,
+                "signals": list(verdict.signals),
+                "excerpt_ids": shown,
+                "skill_ids": [skill.name for skill in answer.skills],
+                "move_ids": [move.id for move in answer.moves],
+                "skills_withheld": list(answer.skills_withheld),
+                "context_sha256": hashlib.sha256(answer.context.encode()).hexdigest(),
+                "run_id": request.run_id,
+                "node_id": request.node_id,
+                "milliseconds": (time.perf_counter() - started) * 1000,
+                "catalog_revision": state,
+                "access_scope": request.access_scope,
+            }
+        )
+
+
+def _hardware(scope: _Scope) -> dict[str, object] | None:
+    if scope.hardware is None:
+        return None
+    return {
+        "id": scope.hardware.id,
+        "name": scope.hardware.name,
+        "lineage": list(scope.lineage),
+    }
+
+
+def _check(request: RetrieveRequest) -> None:
+    """What a door may not let through, in the one error shape."""
+    if not any((request.signal, request.log, request.metrics, request.query)):
+        raise InvalidRequest(
+            "nothing to retrieve for",
+            hint="Give a signal, a log, metrics or a query (q), in any combination.",
+        )
+    if not 1 <= request.k <= MAX_K:
+        raise InvalidRequest(f"k is {request.k}", hint=f"Use 1 to {MAX_K}.")
+    if not 1 <= request.max_tokens <= MAX_TOKENS:
+        raise InvalidRequest(f"max_tokens is {request.max_tokens}", hint=f"Use 1 to {MAX_TOKENS}.")
+    for name, values, known in (
+        ("category", request.categories or (), CATEGORIES),
+        ("skill state", request.skill_states, SKILL_STATES),
+    ):
+        for value in values:
+            if value not in known:
+                near = nearest(value, known)
+                raise InvalidRequest(
+                    f"unknown {name} {value!r}",
+                    hint=f"Use one of {', '.join(known)}"
+                    + (f"; did you mean {near[0]}?" if near else "."),
+                )

@@ -1,0 +1,439 @@
+"""The client against a scripted service on loopback, for what a healthy service never does, and
+against a running one.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.errors import UnknownHardware
+from retrieval import answer as contract
+from retrieval import client as client_module
+from retrieval.client import Answer, Kernlore, KernloreClientError, Part
+
+SERVED = contract.Answer(
+    retrieval_id="ret_1",
+    diagnosis=contract.Diagnosis(
+        signals=(contract.SignalFinding("bank_conflict", "A", ({"metric": "conflicts"},)),),
+        unrecognised=("my_counter",),
+        measure_next=("shared_load_transactions",),
+        hint="Profile once more.",
+    ),
+    hardware={"id": "h100", "lineage": ["h100", "hopper", "nvidia"]},
+    excerpts=(
+        contract.Excerpt(
+            id="psg_1",
+            category="hardware",
+            hardware=("h100",),
+            text="Pad the row by one element.",
+            document=contract.DocumentRef("doc_1", "Tuning notes", 2),
+            section="Shared memory > Banks",
+            page={"index": 11, "label": "xii"},
+            score=0.75,
+            channels={"lexical": 0.5, "dense": 0.25},
+            passages=("psg_1", "psg_2"),
+            citation="Tuning notes, p. xii",
+        ),
+    ),
+    skills=(contract.SkillAnswer("pad-rows", "Pad.", "curated", "active", {"fit": 1.0}, None),),
+    moves=(
+        contract.MoveAnswer(
+            id="mv_1",
+            name="pad",
+            when="signals.bank_conflict",
+            applies=None,
+            change={"role": "pad", "direction": "add"},
+            limit=None,
+            why="Rows start in different banks.",
+            missing=("metrics.stride",),
+            source={"document": "doc_1"},
+        ),
+    ),
+    context="Pad the row [1]",
+    context_tokens=5,
+    hints=("A hint.",),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Script:
+    """Answers every request with what `reply` says: a status and a body, JSON unless bytes."""
+
+    reply: Callable[[Request], tuple[int, Any]]
+    url: str = ""
+    seen: list[Request] = field(default_factory=list)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    scripted = Script(lambda request: (200, {}))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            length = int(self.headers.get("content-length", 0))
+            request = Request(
+                self.command, self.path, self.rfile.read(length), dict(self.headers.items())
+            )
+            scripted.seen.append(request)
+            status, body = scripted.reply(request)
+            sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        do_POST = do_GET
+
+        def log_message(self, *args: object) -> None:
+            """Silence: the default writes every request to standard error."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    scripted.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield scripted
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def kernlore(script: Script) -> Iterator[Kernlore]:
+    with Kernlore(script.url, timeout=5) as client:
+        yield client
+
+
+def always(status: int, body: Any) -> Callable[[Request], tuple[int, Any]]:
+    return lambda request: (status, body)
+
+
+def as_served(value: Any) -> Any:
+    return json.loads(json.dumps(dataclasses.asdict(value)))
+
+
+def mirrored(answer: Answer) -> Any:
+    body = as_served(answer)
+    del body["raw"]
+    return body
+
+
+def test_every_record_of_the_contract_has_its_mirror_with_the_same_fields() -> None:
+    records = [r for r in vars(contract).values() if dataclasses.is_dataclass(r)]
+    answered = [r for r in records if r is not contract.RetrieveRequest]
+    assert len(answered) == 7
+    for record in answered:
+        mirror = getattr(client_module, record.__name__)
+        names = {part.name for part in dataclasses.fields(mirror)} - {"raw"}
+        assert names == {part.name for part in dataclasses.fields(record)}, record.__name__
+
+
+def test_an_answer_comes_back_whole(script: Script, kernlore: Kernlore) -> None:
+    script.reply = always(200, SERVED.as_json())
+    answer = kernlore.retrieve(signal="bank_conflict", hardware="h100")
+    assert mirrored(answer) == as_served(SERVED)
+    assert answer.excerpts[0].document.title == "Tuning notes"
+    assert answer.diagnosis.signals[0].id == "bank_conflict"
+
+
+def test_only_what_was_asked_is_sent_so_defaults_stay_the_services(
+    script: Script, kernlore: Kernlore
+) -> None:
+    script.reply = always(200, SERVED.as_json())
+    kernlore.retrieve(log="error: x", hardware="h100", categories=("constraint",))
+    sent = script.seen[0]
+    assert (sent.method, sent.path) == ("POST", "/retrieve")
+    assert sent.json == {"log": "error: x", "hardware": "h100", "categories": ["constraint"]}
+
+
+def test_every_field_of_a_request_can_be_asked_for(script: Script, kernlore: Kernlore) -> None:
+    script.reply = always(200, SERVED.as_json())
+    asked: dict[str, Any] = {
+        part.name: [part.name] if "tuple" in str(part.type) else part.name
+        for part in dataclasses.fields(contract.RetrieveRequest)
+        if part.name not in ("access_scope", "metrics")
+    }
+    kernlore.retrieve(**asked, metrics={"dram__throughput": 91.5})
+    assert script.seen[0].json == {**asked, "metrics": {"dram__throughput": 91.5}}
+
+
+def test_unknown_fields_are_ignored_and_absent_ones_defaulted(
+    script: Script, kernlore: Kernlore
+) -> None:
+    excerpt = {
+        "id": "psg_1",
+        "category": "guidance",
+        "text": "T",
+        "document": {"id": "doc_1", "licence": "new"},
+        "page": None,
+        "colour": "new",
+    }
+    body = {"retrieval_id": "ret_2", "context": "", "excerpts": [excerpt], "future": {"a": 1}}
+    script.reply = always(200, body)
+    answer = kernlore.retrieve(query="q")
+    assert answer.excerpts[0].document.title == "" and answer.excerpts[0].hardware == ()
+    assert answer.skills == () and answer.diagnosis.signals == ()
+    assert answer.raw["future"] == {"a": 1}
+
+
+def test_what_profilers_and_compilers_really_print_can_be_sent(
+    script: Script, kernlore: Kernlore
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    script.reply = always(200, SERVED.as_json())
+    log = b"error: \xff in kernel".decode("utf-8", "surrogateescape")
+    metrics = {"a": float("nan"), "b": "12,345.6", "c": numpy.float32(0.5), "d": 3}
+    kernlore.retrieve(log=log, metrics=metrics)
+    assert script.seen[0].json == {
+        "log": "error: ? in kernel",
+        "metrics": {"a": "nan", "b": "12,345.6", "c": 0.5, "d": 3},
+    }
+
+
+def test_an_error_of_the_service_keeps_its_code_hint_details_and_status(
+    script: Script, kernlore: Kernlore
+) -> None:
+    error = UnknownHardware("h10", ["h100", "h200"])
+    script.reply = always(error.status, error.as_json())
+    with pytest.raises(KernloreClientError) as caught:
+        kernlore.facts("h10")
+    raised = caught.value
+    assert (raised.code, raised.message, raised.status) == ("unknown_hardware", error.message, 404)
+    assert raised.hint == error.hint and raised.details["nearest"] == ["h100", "h200"]
+    assert "h100" in str(raised)
+    again = pickle.loads(pickle.dumps(raised))
+    assert (again.code, again.hint, again.details) == (raised.code, raised.hint, raised.details)
+
+
+def test_a_refused_connection_says_to_start_the_service() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Kernlore(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(KernloreClientError) as caught:
+            client.signals()
+    assert caught.value.code == "unreachable" and caught.value.status is None
+    assert "kernlore serve" in caught.value.hint and str(port) in caught.value.message
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_loopback(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.reply = always(200, [])
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with Kernlore(script.url) as client:
+        assert client.signals() == []
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8321", "localhost:8321", "ftp://h", "http://", "::"])
+def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(KernloreClientError, match="invalid_url"):
+        Kernlore(url)
+
+
+def test_a_slow_service_is_a_timeout(script: Script) -> None:
+    def late(request: Request) -> tuple[int, Any]:
+        time.sleep(0.5)
+        return 200, []
+
+    script.reply = late
+    with Kernlore(script.url, timeout=0.1) as client:
+        with pytest.raises(KernloreClientError) as caught:
+            client.signals()
+    assert caught.value.code == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>It works!</html>"),
+        (502, b"<html>Bad gateway</html>"),
+        (500, {"detail": "foreign shape"}),
+        (307, b""),
+        (200, []),
+        (200, {"context": "no id"}),
+        (200, {"retrieval_id": "r", "context": "", "excerpts": "none"}),
+        (200, {"retrieval_id": "r", "context": "", "excerpts": [7]}),
+    ],
+)
+def test_an_answer_that_is_not_kernlores_is_said_to_be_so(
+    script: Script, kernlore: Kernlore, status: int, body: Any
+) -> None:
+    script.reply = always(status, body)
+    with pytest.raises(KernloreClientError) as caught:
+        kernlore.retrieve(query="q")
+    assert caught.value.code == "unexpected_answer"
+    assert "URL" in caught.value.hint
+    assert caught.value.status in (status, None)
+
+
+def test_an_outcome_is_reported_and_an_empty_answer_accepted(
+    script: Script, kernlore: Kernlore
+) -> None:
+    script.reply = always(204, b"")
+    kernlore.report("ret_1", used=["psg_1"], correct=True, speedup=1.25)
+    kernlore.report("ret/1", speedup=float("nan"))
+    first, second = script.seen
+    assert (first.method, first.path) == ("POST", "/retrievals/ret_1/outcome")
+    assert first.json == {"used": ["psg_1"], "correct": True, "speedup": 1.25}
+    assert second.path == "/retrievals/ret%2F1/outcome" and second.json == {"used": []}
+
+
+def test_lists_come_bare_or_under_their_name(script: Script, kernlore: Kernlore) -> None:
+    script.reply = always(200, [{"id": "h100"}])
+    assert kernlore.hardware() == [{"id": "h100"}]
+    script.reply = always(200, {"hardware": [{"id": "h100"}], "count": 1})
+    assert kernlore.hardware() == [{"id": "h100"}]
+    script.reply = always(200, {"documents": []})
+    assert kernlore.documents(hardware="h100", category="guidance") == []
+    assert script.seen[-1].path == "/documents?hardware=h100&category=guidance"
+
+
+def test_the_tree_and_the_coverage_come_as_they_are(script: Script, kernlore: Kernlore) -> None:
+    script.reply = always(200, {"passages": 3})
+    assert kernlore.knowledge("hardware/h100") == {"passages": 3}
+    assert kernlore.coverage("h100") == {"passages": 3}
+    assert script.seen[0].path == "/knowledge?path=hardware%2Fh100"
+    assert script.seen[1].path == "/hardware/h100/coverage"
+
+
+def test_files_are_sent_with_what_they_are_about(
+    script: Script, kernlore: Kernlore, tmp_path: Path
+) -> None:
+    manual = tmp_path / "manual.pdf"
+    manual.write_bytes(b"%PDF-1.7 " + bytes(range(256)))
+    script.reply = always(202, {"document_id": "doc_1", "job_id": "job_1", "outcome": "created"})
+    (upload,) = kernlore.upload(manual, hardware=["h100", "h200"], category="hardware", title="M")
+    assert (upload.document_id, upload.job_id, upload.outcome) == ("doc_1", "job_1", "created")
+    body = script.seen[0].body
+    assert body.count(b'name="hardware"\r\n\r\nh') == 2
+    assert b'name="category"\r\n\r\nhardware' in body and b'name="title"\r\n\r\nM' in body
+    assert b'name="file"; filename="manual.pdf"' in body and manual.read_bytes() in body
+
+
+def test_several_files_answer_one_by_one_and_the_refused_one_is_named(
+    script: Script, kernlore: Kernlore, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.md", tmp_path / "bad.bin"
+    good.write_text("# Good\n")
+    bad.write_bytes(b"\0")
+    refusal = {"code": "unsupported_format", "message": "no reader", "hint": "", "details": {}}
+
+    def reply(request: Request) -> tuple[int, Any]:
+        if b"bad.bin" in request.body:
+            return 415, refusal
+        return 202, [{"document_id": "doc_1", "job_id": None, "outcome": "unchanged"}]
+
+    script.reply = reply
+    assert [u.job_id for u in kernlore.upload([good, str(good)])] == [None, None]
+    with pytest.raises(KernloreClientError) as caught:
+        kernlore.upload([good, bad])
+    assert caught.value.details == {"path": str(bad), "accepted": ["doc_1"]}
+    for refused in (tmp_path / "absent.md", tmp_path):
+        with pytest.raises(KernloreClientError, match="invalid_request: cannot read"):
+            kernlore.upload(refused)
+    with pytest.raises(KernloreClientError, match="one name for several"):
+        kernlore.upload([good, bad], title="Both")
+
+
+def test_waiting_ends_when_the_job_does_or_the_patience(script: Script, kernlore: Kernlore) -> None:
+    states = iter(["queued", "running", "partial"])
+    script.reply = lambda request: (200, {"id": "job_1", "state": next(states)})
+    assert kernlore.wait("job_1", timeout=10).state == "partial"
+    assert [request.path for request in script.seen] == ["/jobs/job_1"] * 3
+    script.reply = always(200, {"id": "job_1", "state": "running"})
+    with pytest.raises(KernloreClientError, match="still running after 0.15 s"):
+        kernlore.wait("job_1", timeout=0.15)
+
+
+class InProcess:
+    """A service in this process: what a `Backend` is asked to be."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Any]] = []
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any | None = None,
+        files: Sequence[Part] | None = None,
+    ) -> tuple[int, Any]:
+        self.asked.append((method, path, json))
+        return (200, SERVED.as_json()) if path == "/retrieve" else (404, error_body())
+
+
+def error_body() -> dict[str, Any]:
+    return UnknownHardware("h10", ["h100"]).as_json()
+
+
+def test_in_process_and_over_http_the_answers_are_equal(script: Script, kernlore: Kernlore) -> None:
+    backend = InProcess()
+    script.reply = always(200, SERVED.as_json())
+    with Kernlore(backend=backend) as inside:
+        assert mirrored(inside.retrieve(query="q", k=3)) == mirrored(
+            kernlore.retrieve(query="q", k=3)
+        )
+        assert inside.search("q")[0].id == "psg_1"
+        with pytest.raises(KernloreClientError, match="unknown_hardware"):
+            inside.coverage("h10")
+    assert backend.asked[0] == ("POST", "/retrieve", {"query": "q", "k": 3})
+
+
+def test_the_module_needs_the_standard_library_and_httpx_only() -> None:
+    source = Path(client_module.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 10))
+    modules = [n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    modules += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    assert {m.split(".")[0] for m in modules} - set(sys.stdlib_module_names) == {"httpx"}
+
+
+def test_a_running_service_answers_every_call(service_url: str, tmp_path: Path) -> None:
+    with Kernlore(service_url, timeout=60) as client:
+        answer = client.retrieve(signal="bank_conflicts", hardware="h100", k=5)
+        assert answer.context and answer.excerpts and answer.retrieval_id.startswith("ret_")
+        assert answer.hardware is not None and answer.hardware["id"] == "h100"
+        client.report(answer.retrieval_id, used=[answer.excerpts[0].id], correct=True)
+        assert {signal["id"] for signal in client.signals()} > {"bank_conflicts"}
+        assert {chip["id"] for chip in client.hardware()} > {"h100"}
+        assert "memory_bandwidth" in {fact["key"] for fact in client.facts("h100")}
+        assert client.coverage("h100") and client.knowledge("hardware/h100")
+        note = tmp_path / "note.md"
+        note.write_text(
+            "# Padding\n\n## Why rows of 33 words help\n\nBanks repeat after 32 words.\n"
+        )
+        (upload,) = client.upload(note, hardware="h100", category="hardware")
+        assert upload.outcome == "created" and upload.job_id is not None
+        assert client.wait(upload.job_id, timeout=120).state == "ready"
+        assert upload.document_id in {d["id"] for d in client.documents(hardware="h100")}
+        with pytest.raises(KernloreClientError) as caught:
+            client.retrieve(query="q", hardware="h10")
+        assert caught.value.code == "unknown_hardware" and "h100" in caught.value.hint
