@@ -171,8 +171,12 @@ def _fit(passage: Passage, count_tokens: CountTokens, budget: int) -> Iterator[P
     """Cut a passage that the embedder could not read whole (dense code, foreign scripts, long
     tables).
     """
-    # A word piece is at least one character: short texts need no count.
-    if len(passage.shown) <= budget or count_tokens(passage.shown) <= budget:
+    # A word piece is at least one byte: short texts need no count. (Not one character: a Hangul
+    # syllable is three pieces.)
+    if len(passage.shown.encode()) <= budget or count_tokens(passage.shown) <= budget:
+        yield passage
+        return
+    if len(passage.text) < 2:  # nothing left to cut; the embedder will refuse it
         yield passage
         return
     if passage.lead and count_tokens(passage.lead) > budget // 2:

@@ -37,7 +37,7 @@ class Tagger:
             self._signal_topics[signal] = words.topics
             self._phrases[signal] = tuple(frozenset(tokenize(phrase)) for phrase in words.phrases)
             for topic in words.topics:
-                self._topics[topic] = tuple(tokenize(topic))
+                self._topics[topic] = tuple(tokenize(topic))  # empty for function words alone
         self.fingerprint = sha256(repr(sorted(vocabulary.items())))[:12]
 
     def tags(self, path: Sequence[str], text: str) -> tuple[Tag, ...]:
@@ -63,7 +63,7 @@ class Tagger:
 def _has(tokens: Sequence[str], words: Sequence[str]) -> bool:
     """Whether the words stand next to each other in the tokens."""
     width = len(words)
-    return any(
+    return bool(words) and any(
         tokens[start] == words[0] and tuple(tokens[start : start + width]) == tuple(words)
         for start in range(len(tokens) - width + 1)
     )

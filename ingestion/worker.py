@@ -6,14 +6,15 @@ its passages are embedded too. Vectors are kept as they come, so a crash costs a
 All documents that wait share the batches, sorted by length, which is what keeps the encoder busy.
 
 One worker a process; several processes may work on one catalog, because a job belongs to who holds
-its lease. """
+its lease."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,10 @@ class Worker:
     """
 
     def __init__(
-        self, parts: Parts, lease_seconds: float, on_vectors: Callable[[set[str]], None] | None = None
+        self,
+        parts: Parts,
+        lease_seconds: float,
+        on_vectors: Callable[[set[str]], None] | None = None,
     ) -> None:
         self._parts = parts
         self._lease = lease_seconds
@@ -75,24 +79,52 @@ class Worker:
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until told to stop."""
-        while not stop.is_set():
-            if not self.step():
-                stop.wait(idle_seconds)
+        with self._alive():
+            while not stop.is_set():
+                if not self._step():
+                    stop.wait(idle_seconds)
 
     def drain(self) -> None:
         """Work until nothing is queued and nothing waits."""
-        while self.step():
-            pass
+        with self._alive():
+            while self._step():
+                pass
 
-    def step(self) -> bool:
+    def read_all(self, stop: threading.Event) -> None:
+        """Read everything that is queued, without embedding: a starting service answers by words
+        first.
+        """
+        with self._alive():
+            while not stop.is_set() and self._read_queued():
+                pass
+
+    def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
         self._parts.jobs.expire()
-        if self._waiting:
-            self._parts.jobs.renew(self._owner, self._lease)
         read = self._read_queued()
         embedded = self._embed_batch()
         self._finish_embedded()
         return read or embedded
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Renew the leases of this worker's jobs from a thread of its own, however long a step
+        takes.
+        """
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(self._lease / 4):
+                self._parts.jobs.renew(self._owner, self._lease)
+
+        self._parts.jobs.renew(self._owner, self._lease)
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     # -- reading
 
@@ -109,8 +141,7 @@ class Worker:
     def _read(self, job: Job) -> None:
         version_id = str(job.payload["version_id"])
         try:
-            with _Heartbeat(self._parts.jobs, job.id, self._owner, self._lease):
-                self._read_version(job, version_id)
+            self._read_version(job, version_id)
         except Conflict as error:  # the lease ran out; whoever took over will finish
             log.warning("job lost", job=job.id, reason=error.message)
         except KernloreError as error:
@@ -154,9 +185,7 @@ class Worker:
         with parts.catalog.write() as connection:
             passages = versions.activate(connection, version_id, content)
             facts = [
-                self._fact(fact, path, version, hardware)
-                for fact, path in read.facts
-                if hardware
+                self._fact(fact, path, version, hardware) for fact, path in read.facts if hardware
             ]
             proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
             replace_document_moves(
@@ -165,15 +194,17 @@ class Worker:
         report = {**content.report, "facts_proposed": proposed, "passages": passages}
         state = "ready" if read.complete else "partial"
         parts.jobs.heartbeat(
-            job.id, self._owner, self._lease, {"stage": "embedding", "state": state, **_counts(report)}
+            job.id,
+            self._owner,
+            self._lease,
+            {"stage": "embedding", "state": state, **_counts(report)},
         )
         self._waiting[job.id] = parts.jobs.get(job.id)
 
     def _fact(
         self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
     ) -> Fact | None:
-        """A proposal as a row of the hardware it is about; None when its subject is another thing.
-        """
+        """A proposal as a row of the hardware it is about; None when its subject is another thing."""
         registry = self._parts.registry
         owner, subject = hardware[0], fact.subject or None
         if subject is not None:
@@ -219,8 +250,7 @@ class Worker:
         )
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
-        """A file that parses but says nothing is a failure with the reason, not a ready document.
-        """
+        """A file that parses but says nothing is a failure with the reason, not a ready document."""
         reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
         self._fail(
             job,
@@ -257,7 +287,6 @@ class Worker:
             embeddings.put(
                 connection, parts.embedder.fingerprint, dict(zip(shas, vectors, strict=True))
             )
-        self._parts.jobs.renew(self._owner, self._lease)
         return True
 
     def _finish_embedded(self) -> None:
@@ -301,26 +330,3 @@ def _counts(report: dict[str, Any]) -> dict[str, Any]:
         "facts_proposed": report["facts_proposed"],
         "warnings": report["warnings"][:20],
     }
-
-
-class _Heartbeat:
-    """Renews the lease of one job while a long parse runs."""
-
-    def __init__(self, jobs: Jobs, job_id: str, owner: str, lease_seconds: float) -> None:
-        self._jobs, self._job_id, self._owner, self._lease = jobs, job_id, owner, lease_seconds
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def _beat(self) -> None:
-        while not self._done.wait(self._lease / 3):
-            try:
-                self._jobs.heartbeat(self._job_id, self._owner, self._lease)
-            except Conflict:
-                return  # finishing will notice and discard
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()

@@ -8,12 +8,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 
 from kb.errors import Conflict
 
 _NAME = "service.json"
+_ATTEMPTS = 10  # `running_service` holds the lock for an instant when it looks
+_PAUSE = 0.02
 
 
 class ServiceLock:
@@ -27,15 +30,13 @@ class ServiceLock:
     def __enter__(self) -> ServiceLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not _lock(self._fd):
             os.close(self._fd)
             raise Conflict(
                 f"another Kernlore service already runs on {self._path.parent}"
                 f" ({running_service(self._path.parent) or 'address unknown'})",
                 hint="Use that one, stop it, or give this one another --data-dir.",
-            ) from error
+            )
         os.ftruncate(self._fd, 0)
         os.write(self._fd, json.dumps({"url": self._url, "pid": os.getpid()}).encode())
         return self
@@ -48,6 +49,17 @@ class ServiceLock:
     ) -> None:
         os.ftruncate(self._fd, 0)
         os.close(self._fd)
+
+
+def _lock(fd: int) -> bool:
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(_PAUSE)
+        else:
+            return True
+    return False
 
 
 def running_service(data_dir: Path) -> str | None:

@@ -26,7 +26,6 @@ import httpx
 
 __version__ = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8321"
-FINISHED = ("ready", "partial", "failed")
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
@@ -168,7 +167,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return self.state in FINISHED
+        return self.state in ("ready", "partial", "failed")
 
 
 @dataclass(frozen=True)
@@ -278,8 +277,7 @@ class Kernlore:
         run_id: str | None = None,
         node_id: str | None = None,
     ) -> Answer:
-        """What is known about what went wrong: name a signal, or hand over the raw log, the
-        profiler's metrics, a question, or several of these."""
+        """Ask by a signal, a raw log, a profiler's metrics, a question, or several of them."""
         asked = {
             "signal": signal,
             "log": None if log is None else _sendable(log),
@@ -291,8 +289,8 @@ class Kernlore:
             "dtype": dtype,
             "k": k,
             "max_tokens": max_tokens,
-            "categories": None if categories is None else list(categories),
-            "skill_states": None if skill_states is None else list(skill_states),
+            "categories": None if categories is None else _listed(categories),
+            "skill_states": None if skill_states is None else _listed(skill_states),
             "run_id": run_id,
             "node_id": node_id,
         }
@@ -315,7 +313,7 @@ class Kernlore:
         """Say what became of an answer. used: ids of the excerpts, skills and moves acted on."""
         if speedup is not None and not math.isfinite(speedup):
             speedup = None  # JSON has no NaN, and a harness that says so measured nothing
-        outcome = _given({"used": list(used), "correct": correct, "speedup": speedup})
+        outcome = _given({"used": _listed(used), "correct": correct, "speedup": speedup})
         self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
 
     def signals(self) -> list[Json]:
@@ -358,9 +356,8 @@ class Kernlore:
         if len(several) != 1 and (title or source_key):
             hint = "Upload the files one by one to name them, or leave both out."
             raise KernloreClientError("invalid_request", "one name for several files", hint)
-        chips = [hardware] if isinstance(hardware, str) else list(hardware or ())
         named = _given({"category": category, "title": title, "source_key": source_key})
-        about = [Part("hardware", chip) for chip in chips]
+        about = [Part("hardware", chip) for chip in _listed(hardware or ())]
         about += [Part(name, value) for name, value in named.items()]
         sent: list[Upload] = []
         for path in several:
@@ -438,6 +435,10 @@ def _parse_url(url: str) -> httpx.URL:
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Only what the caller chose: every default is the service's."""
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def _listed(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _sendable(text: str) -> str:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog, portions
+from kb.catalog.hardware import withdraw_proposals
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import jobs as jobs_table
 from kb.catalog.tables import knowledge as t
@@ -124,6 +125,7 @@ class Documents:
                 ).scalars()
             )
             deactivate(connection, document_id)
+            withdraw_proposals(connection, document_id)
             connection.execute(
                 jobs_table.jobs.delete().where(jobs_table.jobs.c.subject_id == document_id)
             )

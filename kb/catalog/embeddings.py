@@ -167,6 +167,21 @@ def pending_documents(connection: Connection, model: str) -> set[str]:
     )
 
 
+def text_scopes(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:
+    """Hardware scopes of the active passages that have one of these texts."""
+    scopes: set[str] = set()
+    for part in portions(text_sha256s):
+        scopes |= set(
+            connection.execute(
+                sa.select(t.passage_hardware.c.hardware_id)
+                .distinct()
+                .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
+                .where(t.passages.c.embed_sha256.in_(part), t.passages.c.active.is_(True))
+            ).scalars()
+        )
+    return scopes
+
+
 def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[str]:
     """Hardware scopes of the active passages of some documents."""
     scopes: set[str] = set()

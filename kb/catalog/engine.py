@@ -35,7 +35,11 @@ class Catalog:
     def read(self) -> Iterator[Connection]:
         """A consistent view; nothing written here is kept."""
         with self._engine.connect() as connection:
-            yield connection
+            connection.exec_driver_sql("BEGIN")  # else every statement sees another catalog
+            try:
+                yield connection
+            finally:
+                connection.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Connection]:

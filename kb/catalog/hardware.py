@@ -243,6 +243,17 @@ class HardwareRegistry:
             return Fact(**row._mapping)
 
 
+def withdraw_proposals(connection: Connection, document_id: str) -> None:
+    """Remove what a document proposed and nobody decided on: it was deleted, or is read anew."""
+    connection.execute(
+        facts.delete().where(
+            facts.c.document_id == document_id,
+            facts.c.origin == "table",
+            facts.c.status == "proposed",
+        )
+    )
+
+
 def _hardware_values(spec: HardwareSpec, text: str, origin: str) -> dict[str, Any]:
     return {
         "id": spec.id,

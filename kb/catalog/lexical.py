@@ -82,7 +82,7 @@ def search(
     limit: int,
 ) -> dict[int, float]:
     """Rows that hold any of the tokens within the scope, best first: seq -> BM25 (> 0)."""
-    if not tokens:
+    if not tokens or not scope.categories or scope.hardware == ():
         return {}
     table = _TABLES[level]
     statement = sa.text(

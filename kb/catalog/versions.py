@@ -67,52 +67,75 @@ class VersionContent:
 
 
 def fail(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
-    """A version that could not be read. The document's current version, if any, stays as it is."""
+    """A version that could not be read. One that was read before (a retried job) stays as it is."""
     connection.execute(
         t.document_versions.update()
-        .where(t.document_versions.c.id == version_id)
+        .where(
+            t.document_versions.c.id == version_id,
+            t.document_versions.c.state.in_(("staged", "failed")),
+        )
         .values(state="failed", report=dict(report))
     )
 
 
 def activate(connection: Connection, version_id: str, content: VersionContent) -> int:
-    """Make a staged version current with all its content; returns the number of passages.
+    """Make a version current with all its content; returns the number of passages.
 
-    A version that is no longer the newest staged one of its document is recorded as superseded
-    instead."""
+    A version older than the current one (its job was retried late) is stored as superseded instead.
+    Activating a version again replaces what was stored of it, so a retried job leaves no
+    duplicates."""
     version = connection.execute(
         sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
     ).one()
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
-    deactivate(connection, document.id)
-    connection.execute(
-        t.document_versions.update()
-        .where(
-            t.document_versions.c.document_id == document.id,
-            t.document_versions.c.state == "current",
+    newest = _is_newest(connection, version)
+    if newest:
+        deactivate(connection, document.id)
+        connection.execute(
+            t.document_versions.update()
+            .where(
+                t.document_versions.c.document_id == document.id,
+                t.document_versions.c.state == "current",
+            )
+            .values(state="superseded")
         )
-        .values(state="superseded")
-    )
+    connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
     fixes = corrections.load(connection, document.id)
     hardware, languages = _document_scope(connection, document.id)
-    section_rows = _insert_sections(connection, version, content.sections)
-    scopes = _section_scopes(content.sections, hardware, fixes)
+    narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
+    section_rows = _insert_sections(connection, version, content.sections, narrowed)
+    scopes = [own or tuple(hardware) for own in narrowed]
     passages = _insert_passages(connection, version, document, content, section_rows, scopes, fixes)
-    _index(connection, document, content, passages, section_rows, scopes, languages)
     report = {**content.report, "corrections_unmatched": fixes.unmatched()}
     connection.execute(
         t.document_versions.update()
         .where(t.document_versions.c.id == version_id)
-        .values(state="current", report=report)
+        .values(state="current" if newest else "superseded", report=report)
     )
+    if not newest:
+        connection.execute(
+            t.passages.update().where(t.passages.c.version_id == version_id).values(active=False)
+        )
+        return len(passages)
+    _index(connection, document, content, passages, section_rows, scopes, languages)
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
         values["title"] = content.title
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     bump_revision(connection)
     return len(passages)
+
+
+def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
+    current = connection.execute(
+        sa.select(sa.func.max(t.document_versions.c.number)).where(
+            t.document_versions.c.document_id == version.document_id,
+            t.document_versions.c.state == "current",
+        )
+    ).scalar()
+    return current is None or version.number >= current
 
 
 def deactivate(connection: Connection, document_id: str) -> None:
@@ -146,7 +169,10 @@ def _document_scope(connection: Connection, document_id: str) -> tuple[list[str]
 
 
 def _insert_sections(
-    connection: Connection, version: sa.Row[Any], drafts: Sequence[SectionDraft]
+    connection: Connection,
+    version: sa.Row[Any],
+    drafts: Sequence[SectionDraft],
+    narrowed: Sequence[tuple[str, ...] | None],
 ) -> list[tuple[int, SectionId]]:
     ids = [SectionId(derived_id("sec", version.id, n)) for n in range(len(drafts))]
     rows = [
@@ -160,9 +186,9 @@ def _insert_sections(
             "path": list(draft.path),
             "page_index": draft.page_index,
             "page_label": draft.page_label,
-            "hardware_scope": list(draft.hardware) if draft.hardware is not None else None,
+            "hardware_scope": list(own) if own is not None else None,
         }
-        for n, draft in enumerate(drafts)
+        for n, (draft, own) in enumerate(zip(drafts, narrowed, strict=True))
     ]
     if rows:
         connection.execute(t.sections.insert(), rows)
@@ -172,16 +198,6 @@ def _insert_sections(
         .order_by(t.sections.c.ordinal)
     ).scalars()
     return list(zip(seqs, ids, strict=True))
-
-
-def _section_scopes(
-    drafts: Sequence[SectionDraft], hardware: Sequence[str], fixes: corrections.Corrections
-) -> list[tuple[str, ...]]:
-    scopes = []
-    for draft in drafts:
-        corrected = fixes.section_hardware(draft.path)
-        scopes.append(corrected or draft.hardware or tuple(hardware))
-    return scopes
 
 
 @dataclass(frozen=True)
@@ -206,7 +222,9 @@ def _insert_passages(
         anchor = sha256(draft.text)
         fix = fixes.passage(anchor)
         text = fix.text if fix.text is not None else draft.text
-        hardware = fix.hardware or scopes[draft.section]
+        hardware = scopes[draft.section]
+        if fix.hardware is not None:
+            hardware = fix.hardware or (ANY,)
         passage_id = PassageId(derived_id("psg", version.id, n))
         path = content.sections[draft.section].path
         first = draft.boxes[0] if draft.boxes else {}

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 HEADINGS = (
     3  # the innermost say what the passage is about; outer ones repeat the title of the manual
 )
-MAX_HEADER_CHARS = 160
+MAX_HEADER_BYTES = 160  # of UTF-8: a Hangul syllable is one character and three word pieces
 
 
 def header_text(path: Sequence[str]) -> str:
     """The innermost headings, cut to a length that leaves the window to the passage."""
     joined = " > ".join(heading for heading in path[-HEADINGS:] if heading)
-    return joined[-MAX_HEADER_CHARS:]
+    return joined.encode()[-MAX_HEADER_BYTES:].decode(errors="ignore")
 
 
 def embedding_text(path: Sequence[str], lead: str, text: str) -> str:

@@ -2,8 +2,9 @@
 
 One collection per hardware scope and embedding model: Chroma's metadata filters cost 20-40 times an unfiltered query.
 Everything in it is derived: `sync` makes it equal to the catalog without embedding anything, `probe` finds a directory
-that can no longer be read and `rebuild` makes a new one. Two processes on one directory serve deleted vectors, so only
-the service opens it (`kb.service_lock`).
+that can no longer be read and `rebuild` makes a new one. An entry's id is the passage's id and a digest of its vector,
+so a corrected text is another entry. Two processes on one directory serve deleted vectors, so only the service opens it
+(`kb.service_lock`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import hashlib
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ import structlog
 from kb.catalog import embeddings, passages
 from kb.catalog.embeddings import ScopeVectors, Vector
 from kb.catalog.engine import Catalog
+from kb.errors import Unavailable
+from kb.ids import new_id
 from kb.scope import ALL_ACCESS
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
 SEARCH_BREADTH = 200  # of the HNSW graph; recall of the top 100 is 1.00 at 10,000 rows
+PROBED = 100  # passages of a scope among which the probe looks for one that is indexed
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +43,32 @@ class SyncReport:
     removed: int
 
 
+class _Unreadable(Exception):
+    """Chroma cannot read what it wrote."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turns everything that an unreadable directory makes Chroma raise into `_Unreadable`."""
+    from chromadb.errors import ChromaError
+
+    try:
+        yield
+    # A missing table or a half-started system surfaces as any of these.
+    except (ChromaError, AttributeError, KeyError, ValueError, OSError, RuntimeError) as error:
+        raise _Unreadable(f"{type(error).__name__}: {error}") from error
+    except BaseException as error:
+        # A panic in Chroma's Rust part is no Exception and its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise _Unreadable(f"panic: {error}") from error
+
+
 class ChromaIndex:
-    """The service's vector index. `url` names a Chroma server; without it the directory is opened in this process."""
+    """The service's vector index. `url` names a Chroma server; without it the directory is opened in this process.
+
+    Connects when it is first used; `open_or_rebuild` is how a service starts it.
+    """
 
     def __init__(self, catalog: Catalog, model: str, directory: Path, url: str | None = None) -> None:
         self._catalog = catalog
@@ -49,7 +78,28 @@ class ChromaIndex:
         self._stores: dict[str, Any] = {}
         # Chroma's embedded client is not safe against a collection deleted under a query.
         self._lock = threading.RLock()
-        self._client = self._connect()
+        self._connected: Any = None
+
+    @property
+    def _client(self) -> Any:
+        with self._lock:
+            if self._connected is None:
+                self._connected = self._connect()
+            return self._connected
+
+    def open_or_rebuild(self) -> SyncReport:
+        """Make the index readable and equal to the catalog; a directory that cannot be read is replaced."""
+        try:
+            with _reading():
+                return self.sync() if self.probe() else self.rebuild()
+        except _Unreadable as error:
+            if self._url:
+                raise Unavailable(
+                    f"the Chroma server {self._url} does not answer: {error}",
+                    hint="Start it, or unset KERNLORE_CHROMA_URL to use the embedded index.",
+                ) from error
+            log.warning("vector index cannot be opened, rebuilding it", error=str(error))
+            return self.rebuild()
 
     def _connect(self) -> Any:
         import chromadb
@@ -67,13 +117,43 @@ class ChromaIndex:
         self, scopes: Sequence[str] | None, vector: Vector, limit: int, access_scope: str = ALL_ACCESS
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
-        from llama_index.core.vector_stores import VectorStoreQuery
-
         with self._catalog.read() as connection:
             wanted = scopes if scopes is not None else embeddings.hardware_scopes(connection)
+        try:
+            with _reading():
+                found = self._nearest(wanted, vector, limit, access_scope)
+        except _Unreadable as error:
+            log.warning("vector index cannot be read, rebuilding it", error=str(error))
+            self.rebuild()
+            found = self._nearest(wanted, vector, limit, access_scope)
+        live, stale = self._live(found)
+        if stale:
+            # Entries of deleted passages stand where live ones belong.
+            self.sync(wanted)
+            live, _ = self._live(self._nearest(wanted, vector, limit, access_scope))
+        # Rounded as in exact search, so that equal texts come in the same order.
+        ranked = sorted(live.items(), key=lambda item: (-round(item[1], 5), item[0]))
+        return dict(ranked[:limit])
+
+    def _live(self, found: dict[str, float]) -> tuple[dict[int, float], int]:
+        """seq -> cosine of the entries whose passage is live, and how many are not."""
+        scores: dict[str, float] = {}
+        for entry, score in found.items():
+            passage_id = entry.partition(".")[0]
+            scores[passage_id] = max(score, scores.get(passage_id, -1.0))
+        with self._catalog.read() as connection:
+            seqs = passages.sequences(connection, scores)
+        return {seqs[i]: score for i, score in scores.items() if i in seqs}, len(scores) - len(seqs)
+
+    def _nearest(
+        self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: str
+    ) -> dict[str, float]:
+        """The nearest entries of the scopes, whether their passages live or not: entry id -> cosine."""
+        from llama_index.core.vector_stores import VectorStoreQuery
+
         ids: dict[str, float] = {}
         with self._lock:
-            for scope in wanted:
+            for scope in scopes:
                 store = self._existing_store(scope, access_scope)
                 if store is None:
                     continue
@@ -83,10 +163,7 @@ class ChromaIndex:
                 # The store reports exp(-distance) of the cosine distance.
                 pairs = zip(found.ids or (), found.similarities or (), strict=True)
                 ids |= {i: 1.0 + float(np.log(max(s, 1e-12))) for i, s in pairs}
-        best = sorted(ids.items(), key=lambda item: (-item[1], item[0]))[:limit]
-        with self._catalog.read() as connection:
-            seqs = passages.sequences(connection, (i for i, _ in best))
-        return {seqs[i]: score for i, score in best if i in seqs}
+        return ids
 
     # -- keeping it equal to the catalog
 
@@ -112,14 +189,15 @@ class ChromaIndex:
         store = self._store(scope, ALL_ACCESS)
         collection = store.client
         present = set(collection.get(include=[])["ids"])
-        gone = sorted(present - set(vectors.ids))
+        entries = _entries(vectors)
+        gone = sorted(present - set(entries))
         for start in range(0, len(gone), BATCH):
             collection.delete(ids=gone[start : start + BATCH])
-        new = [n for n, passage_id in enumerate(vectors.ids) if passage_id not in present]
+        new = [n for n, entry in enumerate(entries) if entry not in present]
         for start in range(0, len(new), BATCH):
             nodes = [
                 TextNode(
-                    id_=vectors.ids[n],
+                    id_=entries[n],
                     text=vectors.ids[n],  # the text itself is the catalog's
                     embedding=vectors.matrix[n].tolist(),
                     metadata={"hardware": scope},
@@ -139,26 +217,39 @@ class ChromaIndex:
                     self._stores.pop(collection.name, None)
 
     def probe(self) -> bool:
-        """Whether every collection answers a query with the passage whose own vector is asked for."""
-        from chromadb.errors import ChromaError
+        """Whether every collection can be read and finds a passage it holds by that passage's vector.
 
+        What a collection does not hold yet is not a damage: `sync` adds it.
+        """
         with self._catalog.read() as connection:
             scopes = embeddings.hardware_scopes(connection)
         for scope in scopes:
             with self._catalog.read() as connection:
                 vectors = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
-            if not vectors.ids:
-                continue
             try:
-                found = self.query([scope], vectors.matrix[0], 5)
-            except (ChromaError, ValueError, OSError, RuntimeError) as error:
+                with _reading():
+                    nearest = self._probe_scope(scope, vectors)
+            except _Unreadable as error:
                 log.warning("vector index cannot be read", scope=scope, error=str(error))
                 return False
-            nearest = max(found.values(), default=0.0)
-            if nearest < 0.99:
+            if nearest is not None and nearest < 0.99:
                 log.warning("vector index lost a passage", scope=scope, nearest=nearest)
                 return False
         return True
+
+    def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
+        """How near the scope's collection finds an entry it holds; None when it holds none to ask for."""
+        with self._lock:
+            store = self._existing_store(scope, ALL_ACCESS)
+            if store is None or not vectors.ids:
+                return None
+            entries = _entries(vectors)[:PROBED]
+            held = set(store.client.get(ids=entries, include=[])["ids"])
+        for entry, vector in zip(entries, vectors.matrix, strict=False):
+            if entry in held:
+                found = self._nearest([scope], vector, 5, ALL_ACCESS)
+                return max(found.values(), default=0.0)
+        return None
 
     def rebuild(self) -> SyncReport:
         """A fresh index from the catalog's vectors; nothing is embedded again."""
@@ -168,16 +259,31 @@ class ChromaIndex:
                 for collection in self._client.list_collections():
                     self._client.delete_collection(collection.name)
             else:
-                self._client.clear_system_cache()
-                shutil.rmtree(self._directory, ignore_errors=True)
-                self._client = self._connect()
+                self._disconnect()
+                self._discard_directory()
         return self.sync()
+
+    def _disconnect(self) -> None:
+        from chromadb.api.client import SharedSystemClient
+
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+        # A client that failed to start stays in Chroma's cache and would be handed out again.
+        SharedSystemClient.clear_system_cache()
+
+    def _discard_directory(self) -> None:
+        """Move the directory away first: whatever of it is still open cannot touch the new one."""
+        if self._directory.exists():
+            broken = self._directory.with_name(f"{self._directory.name}.{new_id('old')}")
+            self._directory.rename(broken)
+            shutil.rmtree(broken, ignore_errors=True)
 
     def close(self) -> None:
         with self._lock:
             self._stores.clear()
             if not self._url:
-                self._client.clear_system_cache()
+                self._disconnect()
 
     # -- collections
 
@@ -210,6 +316,14 @@ class ChromaIndex:
             )
             self._stores[name] = _store_of(collection)
         return self._stores[name]
+
+
+def _entries(vectors: ScopeVectors) -> list[str]:
+    """Entry ids of the passages, in order."""
+    return [
+        f"{passage_id}.{hashlib.blake2b(vector.tobytes(), digest_size=6).hexdigest()}"
+        for passage_id, vector in zip(vectors.ids, vectors.matrix, strict=True)
+    ]
 
 
 def _store_of(collection: Any) -> Any:

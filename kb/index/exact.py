@@ -42,7 +42,8 @@ class ExactIndex:
             cosines = vectors.matrix @ vector
             top = np.argsort(-cosines, kind="stable")[:limit]
             best |= {vectors.seqs[n]: float(cosines[n]) for n in top}
-        ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
+        # Equal texts have equal vectors, but not to the last bit of a matrix product.
+        ranked = sorted(best.items(), key=lambda item: (-round(item[1], 5), item[0]))
         return dict(ranked[:limit])
 
     def _scopes(self, scopes: Sequence[str] | None, access_scope: str) -> Sequence[str]:

@@ -170,6 +170,8 @@ def test_only_what_was_asked_is_sent_so_defaults_stay_the_services(
     sent = script.seen[0]
     assert (sent.method, sent.path) == ("POST", "/retrieve")
     assert sent.json == {"log": "error: x", "hardware": "h100", "categories": ["constraint"]}
+    kernlore.retrieve(query="q", categories="guidance")
+    assert script.seen[1].json["categories"] == ["guidance"]
 
 
 def test_every_field_of_a_request_can_be_asked_for(script: Script, kernlore: Kernlore) -> None:
@@ -235,9 +237,11 @@ def test_a_refused_connection_says_to_start_the_service() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with Kernlore(f"http://127.0.0.1:{port}") as client:
-        with pytest.raises(KernloreClientError) as caught:
-            client.signals()
+    with (
+        Kernlore(f"http://127.0.0.1:{port}") as client,
+        pytest.raises(KernloreClientError) as caught,
+    ):
+        client.signals()
     assert caught.value.code == "unreachable" and caught.value.status is None
     assert "kernlore serve" in caught.value.hint and str(port) in caught.value.message
 
@@ -263,9 +267,11 @@ def test_a_slow_service_is_a_timeout(script: Script) -> None:
         return 200, []
 
     script.reply = late
-    with Kernlore(script.url, timeout=0.1) as client:
-        with pytest.raises(KernloreClientError) as caught:
-            client.signals()
+    with (
+        Kernlore(script.url, timeout=0.1) as client,
+        pytest.raises(KernloreClientError) as caught,
+    ):
+        client.signals()
     assert caught.value.code == "timeout"
 
 
@@ -368,7 +374,7 @@ def test_waiting_ends_when_the_job_does_or_the_patience(script: Script, kernlore
     assert kernlore.wait("job_1", timeout=10).state == "partial"
     assert [request.path for request in script.seen] == ["/jobs/job_1"] * 3
     script.reply = always(200, {"id": "job_1", "state": "running"})
-    with pytest.raises(KernloreClientError, match="still running after 0.15 s"):
+    with pytest.raises(KernloreClientError, match="still running after"):
         kernlore.wait("job_1", timeout=0.15)
 
 
@@ -418,11 +424,11 @@ def test_the_module_needs_the_standard_library_and_httpx_only() -> None:
 
 def test_a_running_service_answers_every_call(service_url: str, tmp_path: Path) -> None:
     with Kernlore(service_url, timeout=60) as client:
-        answer = client.retrieve(signal="bank_conflicts", hardware="h100", k=5)
+        answer = client.retrieve(signal="bank_conflict", hardware="h100", k=5)
         assert answer.context and answer.excerpts and answer.retrieval_id.startswith("ret_")
         assert answer.hardware is not None and answer.hardware["id"] == "h100"
         client.report(answer.retrieval_id, used=[answer.excerpts[0].id], correct=True)
-        assert {signal["id"] for signal in client.signals()} > {"bank_conflicts"}
+        assert {signal["id"] for signal in client.signals()} > {"bank_conflict"}
         assert {chip["id"] for chip in client.hardware()} > {"h100"}
         assert "memory_bandwidth" in {fact["key"] for fact in client.facts("h100")}
         assert client.coverage("h100") and client.knowledge("hardware/h100")

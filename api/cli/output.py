@@ -1,0 +1,97 @@
+"""How a command speaks: text for people, or one JSON document on the last line of standard output.
+
+Everything else (progress, logs, errors) goes to standard error when the answer is JSON. Knows no
+command and no service.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import PurePath
+from typing import Any
+
+from kb.errors import KernloreError
+
+Json = Mapping[str, Any]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: dataclasses and mappings as objects, tuples and sets as lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return sorted(plain(inner) for inner in value)
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
+    """Print a command's answer."""
+    if as_json:
+        write_json(value)
+        return
+    rendered = text(plain(value))
+    if rendered:
+        print(rendered)
+
+
+def write_json(value: Any) -> None:
+    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+
+
+def note(message: str) -> None:
+    """A remark beside the answer."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def report_error(error: KernloreError, as_json: bool) -> None:
+    """What went wrong and what to do next, in words and, for a program, in the one error shape."""
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    if as_json:
+        write_json(error.as_json())
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Aligned columns; never cut, so that a pipe sees all of it."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    lines = [list(headers), *cells]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ",".join(str(part) for part in value) or "any"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(str(value).split())
+
+
+def pairs(values: Mapping[str, Any]) -> str:
+    """Names and values, one a line; what is empty is left out."""
+    kept = {key: value for key, value in values.items() if value not in (None, "", [], {})}
+    width = max((len(key) for key in kept), default=0)
+    return "\n".join(f"{key.ljust(width)}  {_value(value)}" for key, value in kept.items())
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else _cell(value)
+
+
+def shortened(text: str, length: int) -> str:
+    """One line of at most `length` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 3]}..."

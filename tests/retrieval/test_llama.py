@@ -1,0 +1,141 @@
+"""The llama-index retriever: excerpts become nodes, options travel, outcomes stay reportable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.query.query_transform.base import IdentityQueryTransform
+from llama_index.core.retrievers import TransformRetriever
+from llama_index.core.schema import MetadataMode
+
+from retrieval import answer as contract
+from retrieval.client import Kernlore, KernloreClientError, Part
+from retrieval.llama import KernloreRetriever, Narrowing
+
+
+def excerpt(number: int, score: float, page: Mapping[str, Any] | None) -> contract.Excerpt:
+    return contract.Excerpt(
+        id=f"psg_{number}",
+        category="hardware",
+        hardware=("h100",),
+        text=f"Text {number}.",
+        document=contract.DocumentRef("doc_1", "Tuning notes", 2),
+        section="Shared memory > Banks",
+        page=page,
+        score=score,
+        channels={},
+        citation=f"Tuning notes ({number})",
+    )
+
+
+class InProcess:
+    """A service in this process with two excerpts for any request."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any | None = None,
+        files: Sequence[Part] | None = None,
+    ) -> tuple[int, Any]:
+        self.asked.append(json)
+        if json.get("hardware") == "h10":
+            return 404, {"code": "unknown_hardware", "message": "h10", "hint": "", "details": {}}
+        found = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
+        empty = contract.Diagnosis()
+        return 200, contract.Answer("ret_1", empty, None, found, (), (), "context").as_json()
+
+
+@pytest.fixture
+def service() -> InProcess:
+    return InProcess()
+
+
+def test_excerpts_become_nodes_in_their_order(service: InProcess) -> None:
+    retriever = KernloreRetriever(Kernlore(backend=service), hardware="h100", k=2)
+    assert isinstance(retriever, BaseRetriever)
+    first, second = retriever.retrieve("how to pad")
+    assert (first.node_id, first.score, first.text) == ("psg_1", 0.9, "Text 1.")
+    assert first.metadata == {
+        "document": "doc_1",
+        "title": "Tuning notes",
+        "version": 2,
+        "section": "Shared memory > Banks",
+        "page": "xii",
+        "hardware": ["h100"],
+        "category": "hardware",
+        "citation": "Tuning notes (1)",
+        "retrieval_id": "ret_1",
+    }
+    assert (second.node_id, second.metadata["page"]) == ("psg_2", None)
+    assert service.asked == [{"query": "how to pad", "hardware": "h100", "k": 2}]
+
+
+def test_every_option_narrows_every_query(service: InProcess) -> None:
+    narrowing = Narrowing(
+        "h100", "bank_conflict", "matmul", "triton", "fp16", 5, 900, ("guidance",), "run_1"
+    )
+    retriever = KernloreRetriever(Kernlore(backend=service), narrowing)
+    retriever.retrieve("q")
+    retriever.retrieve("  ")
+    expected = {
+        "signal": "bank_conflict",
+        "hardware": "h100",
+        "op": "matmul",
+        "language": "triton",
+        "dtype": "fp16",
+        "k": 5,
+        "max_tokens": 900,
+        "categories": ["guidance"],
+        "run_id": "run_1",
+    }
+    assert service.asked == [{"query": "q", **expected}, expected]
+
+
+def test_options_come_one_way_and_by_known_names(service: InProcess) -> None:
+    client = Kernlore(backend=service)
+    with pytest.raises(TypeError, match="not both"):
+        KernloreRetriever(client, Narrowing(), hardware="h100")
+    with pytest.raises(TypeError, match="chip"):
+        KernloreRetriever(client, chip="h100")
+
+
+def test_the_model_reads_citations_but_no_ids(service: InProcess) -> None:
+    node = KernloreRetriever(Kernlore(backend=service)).retrieve("q")[0].node
+    shown = node.get_content(MetadataMode.LLM)
+    assert "Tuning notes (1)" in shown and "Text 1." in shown
+    assert "ret_1" not in shown and "doc_1" not in shown
+
+
+def test_an_unknown_hardware_is_an_error_not_an_empty_list(service: InProcess) -> None:
+    retriever = KernloreRetriever(Kernlore(backend=service), hardware="h10")
+    with pytest.raises(KernloreClientError, match="unknown_hardware"):
+        retriever.retrieve("q")
+
+
+def test_it_can_be_awaited(service: InProcess) -> None:
+    retriever = KernloreRetriever(Kernlore(backend=service))
+    nodes = asyncio.run(retriever.aretrieve("q"))
+    assert [node.node_id for node in nodes] == ["psg_1", "psg_2"]
+
+
+def test_it_composes_with_llama_indexs_own_retrievers(service: InProcess) -> None:
+    ours = KernloreRetriever(Kernlore(backend=service))
+    composed = TransformRetriever(retriever=ours, query_transform=IdentityQueryTransform())
+    assert [node.node_id for node in composed.retrieve("q")] == ["psg_1", "psg_2"]
+
+
+def test_it_retrieves_from_a_running_service(service_url: str) -> None:
+    with Kernlore(service_url, timeout=60) as client:
+        nodes = KernloreRetriever(client, hardware="h100", k=4).retrieve("shared memory banks")
+        assert 0 < len(nodes) <= 4 and nodes[0].text and nodes[0].metadata["title"]
+        client.report(nodes[0].metadata["retrieval_id"], used=[nodes[0].node_id])
