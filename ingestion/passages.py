@@ -8,13 +8,14 @@ the passage but is not part of the cut.
 
 Sizes are checked with the embedder's own tokenizer: what would not fit its window is cut further
 here, because the model would drop the rest in silence. Knows nothing about the catalog or what a
-passage will be scoped to. """
+passage will be scoped to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ingestion.elements import Box, Element, ElementKind, Table
 from ingestion.formats.tables import render_table
@@ -31,6 +32,7 @@ _LINE_END = re.compile(r"\n+")
 _WORD_END = re.compile(r"\s+")
 
 CountTokens = Callable[[str], int]
+Fits = Callable[[str], bool]  # whether the embedder reads the text whole
 
 
 @dataclass(frozen=True)
@@ -56,32 +58,46 @@ def cut_passages(
     """All passages of a document in reading order.
 
     count_tokens: the embedder's own count for a text; window: the most it reads, in the same
-    tokens. """
+    tokens."""
     passages: list[Passage] = []
     for index, section in enumerate(sections):
         budget = window - count_tokens(header_text(section.path) + ".")
-        drafts = [draft for element in section.elements for draft in _cut_element(index, element)]
-        for draft in _merge(drafts):
+        fits = partial(_fits, count_tokens, budget)
+        drafts = [d for element in section.elements for d in _cut_element(index, element, fits)]
+        for draft in _merge(drafts, fits):
             passages.extend(_fit(draft, count_tokens, budget))
     return passages
 
 
-def _cut_element(section: int, element: Element) -> Iterator[Passage]:
+def _fits(count_tokens: CountTokens, budget: int, text: str) -> bool:
+    # A word piece is at least one byte: short texts need no count. (Not one character: a Hangul
+    # syllable is three pieces.)
+    return len(text.encode()) <= budget or count_tokens(text) <= budget
+
+
+def cut_to_window(text: str, count_tokens: CountTokens, window: int) -> list[str]:
+    """The text in parts that the embedder reads whole: for texts that were not cut here (a person's
+    correction, a passage cut for a model with a larger window)."""
+    whole = Passage(0, "text", text)
+    return [part.text for part in _fit(whole, count_tokens, window)]
+
+
+def _cut_element(section: int, element: Element, fits: Fits) -> Iterator[Passage]:
     base = Passage(section, element.kind, "", "", element.language, element.boxes)
     if element.table is not None:
-        yield from _cut_table(base, element)
+        yield from _cut_table(base, element, fits)
         return
     limit = MAX_CODE_CHARS if element.kind == "code" else MAX_CHARS
     for text in split_text(element.text, limit, by_line=element.kind == "code"):
         yield replace(base, text=text)
 
 
-def _cut_table(base: Passage, element: Element) -> Iterator[Passage]:
+def _cut_table(base: Passage, element: Element, fits: Fits) -> Iterator[Passage]:
     """A small table stays as its source has it; a large one is cut between rows, each piece under
     its header.
     """
     table = element.table
-    if table is None or not table.rows or len(element.text) <= MAX_CODE_CHARS:
+    if table is None or not table.rows or not is_cut(element, fits):
         yield replace(base, text=element.text.strip("\n"))
         return
     lead = render_table(replace(table, rows=()))
@@ -96,6 +112,11 @@ def _cut_table(base: Passage, element: Element) -> Iterator[Passage]:
         size += width
     if rows:
         yield replace(base, text=render_table(Table((), tuple(rows))), lead=lead)
+
+
+def is_cut(element: Element, fits: Fits) -> bool:
+    """Whether a table is too large to stay as its source has it."""
+    return len(element.text) > MAX_CODE_CHARS or not fits(element.text)
 
 
 def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
@@ -142,7 +163,7 @@ def _whole_or_finer(part: str, limit: int, separators: Sequence[re.Pattern[str]]
         yield from _atoms(part, limit, separators[1:])
 
 
-def _merge(drafts: Sequence[Passage]) -> list[Passage]:
+def _merge(drafts: Sequence[Passage], fits: Fits) -> list[Passage]:
     """Join short neighbours of a section; a code block joins the sentence that introduces it."""
     merged: list[Passage] = []
     for draft in drafts:
@@ -152,6 +173,7 @@ def _merge(drafts: Sequence[Passage]) -> list[Passage]:
             or last.lead
             or draft.lead
             or len(last.text) + len(draft.text) + 1 > MAX_CHARS
+            or not fits(f"{last.text}\n{draft.text}")
         ):
             merged.append(draft)
             continue
@@ -171,12 +193,8 @@ def _fit(passage: Passage, count_tokens: CountTokens, budget: int) -> Iterator[P
     """Cut a passage that the embedder could not read whole (dense code, foreign scripts, long
     tables).
     """
-    # A word piece is at least one byte: short texts need no count. (Not one character: a Hangul
-    # syllable is three pieces.)
-    if len(passage.shown.encode()) <= budget or count_tokens(passage.shown) <= budget:
-        yield passage
-        return
-    if len(passage.text) < 2:  # nothing left to cut; the embedder will refuse it
+    # One character that does not fit: no cut helps, and the embedder will say so.
+    if _fits(count_tokens, budget, passage.shown) or len(passage.text) < 2:
         yield passage
         return
     if passage.lead and count_tokens(passage.lead) > budget // 2:
@@ -187,7 +205,7 @@ def _fit(passage: Passage, count_tokens: CountTokens, budget: int) -> Iterator[P
     if len(halves) < 2:
         middle = len(passage.text) // 2
         halves = [passage.text[:middle], passage.text[middle:]]
-    for half in halves:
+    for half in filter(str.strip, halves):
         yield from _fit(replace(passage, text=half), count_tokens, budget)
 
 
@@ -195,6 +213,6 @@ def _shorten(text: str, count_tokens: CountTokens, budget: int) -> str:
     """A header wider than half the window is shown cut, with a mark, rather than crowd out its
     rows.
     """
-    while count_tokens(text) > budget:
+    while text and count_tokens(text) > budget:
         text = text[: len(text) * 3 // 4].rstrip()
     return text + " ..."

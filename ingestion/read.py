@@ -4,7 +4,7 @@ proposed facts, a report.
 Pure: the same bytes, vocabulary, registry and pipeline give the same content. The report's
 accounting is exact and is
 checked here: every page is parsed or failed, every element is in a section, every section's text is
-in its passages. """
+in its passages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from importlib.metadata import version
 from typing import Any
 
 from ingestion import passages as cutting
-from ingestion.elements import Box, ParsedDocument
+from ingestion.elements import Box, ParsedDocument, Table
 from ingestion.facts import ProposedFact, propose_facts
+from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, cut_passages
 from ingestion.scopes import SectionScopes
 from ingestion.sections import Section, split_sections
@@ -60,17 +61,59 @@ def read_document(
 ) -> ReadDocument:
     sections = split_sections(parsed.elements)
     passages = cut_passages(sections, embedder.count_tokens, embedder.window)
+    passages = passages or _headings_only(sections)
     document_tags = _front_matter_tags(parsed.front_matter)
     drafts = [_passage_draft(p, sections[p.section], tagger, document_tags) for p in passages]
+    lost = lost_sections(sections, passages)
     content = VersionContent(
         sections=[_section_draft(section, scopes) for section in sections],
         passages=drafts,
-        report=_report(parsed, sections, passages),
+        report=_report(parsed, sections, passages, lost),
     )
     facts = tuple(
         (fact, section.path) for section in sections for fact in propose_facts(section.elements)
     )
-    return ReadDocument(content, facts, parsed.complete)
+    return ReadDocument(content, facts, parsed.complete and not lost)
+
+
+def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:
+    """Headings of sections of which a part is in no passage.
+
+    Empty unless Kernlore has a defect; counted all the same, because a document that is read in
+    part must not be called ready.
+    """
+    kept: dict[int, list[str]] = {}
+    for passage in passages:
+        kept.setdefault(passage.section, []).append(passage.text)
+    return [
+        " > ".join(section.path)
+        for index, section in enumerate(sections)
+        if not _holds(section, "".join("".join(kept.get(index, ())).split()))
+    ]
+
+
+def _holds(section: Section, kept: str) -> bool:
+    """Whether `kept` is the section's elements, in order, up to white space."""
+    position = 0
+    for element in section.elements:
+        forms = [element.text]
+        if element.table is not None:  # a cut table is written anew, its header apart
+            forms.append(render_table(Table((), element.table.rows)))
+        compact = ["".join(form.split()) for form in forms]
+        found = next((form for form in compact if kept.startswith(form, position)), None)
+        if found is None:
+            return False
+        position += len(found)
+    return position == len(kept)
+
+
+def _headings_only(sections: Sequence[Section]) -> list[Passage]:
+    """An index page has headings and nothing under them; they are what it says."""
+    titles = [section.title for section in sections if section.title]
+    if not titles:
+        return []
+    text = "\n".join(titles)[: cutting.MAX_CHARS]
+    return [Passage(section=0, kind="text", text=text)]
 
 
 def _section_draft(section: Section, scopes: SectionScopes) -> SectionDraft:
@@ -121,9 +164,12 @@ def _front_matter_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def _report(
-    parsed: ParsedDocument, sections: Sequence[Section], passages: Sequence[Passage]
+    parsed: ParsedDocument,
+    sections: Sequence[Section],
+    passages: Sequence[Passage],
+    lost: Sequence[str],
 ) -> dict[str, Any]:
-    """What became of the file, counted; the characters of all elements must be in the passages."""
+    """What became of the file, counted."""
     elements = [element for section in sections for element in section.elements]
     return {
         "pages_seen": parsed.pages_seen,
@@ -138,5 +184,8 @@ def _report(
         "tables": sum(element.table is not None for element in elements),
         "code_blocks": sum(element.kind == "code" for element in elements),
         "characters": sum(len("".join(e.text.split())) for e in elements),
-        "warnings": list(parsed.warnings),
+        "warnings": [
+            *parsed.warnings,
+            *(f"part of section {path or '(before the first heading)'} was lost" for path in lost),
+        ],
     }

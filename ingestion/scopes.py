@@ -1,8 +1,9 @@
 """Which hardware a section is about, when its heading says so.
 
-"On A100 ..." in a vendor-wide manual is about the A100 alone. Only relatives count: what stands
-below the document's own scope, or beside it under the same parent. A heading that compares ("H100
-compared with A100") stays in the document's scope too. Knows nothing about the catalog. """
+"On A100 ..." in a vendor-wide manual, or in the H100's own, is about the A100 alone. Only relatives
+count: hardware of the same vendor that does not stand above the document's own scope. A heading
+that compares ("H100 compared with A100") stays in the document's scope too. Knows nothing about the
+catalog."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class SectionScopes:
             return frozenset(registry)
         related: set[str] = set()
         for hardware_id in own:
-            related |= lineage.descendants(hardware_id, registry)
-            related |= lineage.siblings(hardware_id, registry)
+            line = lineage.lineage(hardware_id, registry)
+            related |= lineage.descendants(line[-1], registry) - set(line)
             related.add(hardware_id)
         return frozenset(related)
 

@@ -2,7 +2,7 @@
 refusal.
 
 Names are labels, never paths: directories, control characters and dots that climb are stripped
-before anything is stored. Nothing is parsed here. """
+before anything is stored. Nothing is parsed here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class Submitted:
 
 def safe_name(name: str) -> str:
     """A file name as a relative label: no drive, no root, no climbing, no control characters."""
-    text = unicodedata.normalize("NFC", name).replace("\\", "/")
+    # A name that is not UTF-8 arrives with lone surrogates, which no store takes.
+    text = name.encode("utf-8", "replace").decode("utf-8")
+    text = unicodedata.normalize("NFC", text).replace("\\", "/")
+    text = "".join("_" if unicodedata.category(c) in ("Cc", "Cf") else c for c in text)
     parts = [
         _CONTROL.sub("_", part).strip(". ") or "_"
         for part in PurePosixPath(text).parts
@@ -127,9 +130,7 @@ class Uploads:
                     "version_id": registered.version_id,
                     "title_given": bool((upload.title or "").strip()),
                 }
-                job_id = self._jobs.enqueue(
-                    connection, "ingest", registered.document_id, payload
-                )
+                job_id = self._jobs.enqueue(connection, "ingest", registered.document_id, payload)
         return Submitted(registered.document_id, job_id, registered.outcome, name)
 
     @staticmethod
@@ -186,8 +187,7 @@ class LocalFile:
 
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
-    """The files of paths and directories in a stable order; hidden files and caches are left out.
-    """
+    """The files of paths and directories in a stable order; hidden files and caches are left out."""
     for path in paths:
         if path.is_file():
             yield LocalFile(path, path.name)

@@ -14,24 +14,27 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 import structlog
 
 from ingestion.facts import ProposedFact
 from ingestion.moves import moves_of
 from ingestion.parse_process import ParserPool
+from ingestion.passages import cut_to_window
 from ingestion.read import read_document
 from ingestion.scopes import SectionScopes
 from ingestion.tags import Tagger
 from kb.blobs import Blobs
 from kb.catalog import embeddings, versions
+from kb.catalog.embeddings import Vector
 from kb.catalog.engine import Catalog
-from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.identity import scopes_of
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.moves import replace_document_moves
@@ -42,6 +45,8 @@ from kb.hardware.lineage import find
 from kb.ids import derived_id, new_id
 
 CLAIM = 64  # documents read before the next batch of vectors
+FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
+BUILTIN_ATTEMPTS = 3
 EMBED_BATCH = 512  # passages a transaction; about 3 s on two cores
 
 log = structlog.get_logger(__name__)
@@ -76,12 +81,20 @@ class Worker:
         self._on_vectors = on_vectors or (lambda scopes: None)
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
+        self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` was not told of
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
-        """Work until told to stop."""
+        """Work until told to stop. A step that fails ends the jobs it was for, not the worker."""
         with self._alive():
             while not stop.is_set():
-                if not self._step():
+                try:
+                    worked = self._step()
+                except Exception as error:  # the job boundary: recorded, never swallowed
+                    log.exception("ingestion step failed")
+                    self._fail_waiting(error)
+                    stop.wait(FAILED_PAUSE)
+                    continue
+                if not worked:
                     stop.wait(idle_seconds)
 
     def drain(self) -> None:
@@ -95,12 +108,13 @@ class Worker:
         first.
         """
         with self._alive():
-            while not stop.is_set() and self._read_queued():
+            self._expire()
+            while not stop.is_set() and self._read_queued(1):
                 pass
 
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
-        self._parts.jobs.expire()
+        self._expire()
         read = self._read_queued()
         embedded = self._embed_batch()
         self._finish_embedded()
@@ -126,11 +140,26 @@ class Worker:
             done.set()
             thread.join()
 
+    def _expire(self) -> None:
+        """Fail what dead workers left. Built-in documents are queued again: nobody else would."""
+        parts = self._parts
+        for job_id in parts.jobs.expire():
+            job = parts.jobs.get(job_id)
+            error = {"error": dict(job.error or {})}
+            with parts.catalog.write() as connection:
+                # Not staged any more: the same file may be sent again and is then read.
+                versions.fail(connection, str(job.payload.get("version_id")), error)
+                origin = connection.execute(
+                    sa.select(t.documents.c.origin).where(t.documents.c.id == job.subject_id)
+                ).scalar()
+            if origin == "builtin" and job.attempts < BUILTIN_ATTEMPTS:
+                parts.jobs.retry(job_id)
+
     # -- reading
 
-    def _read_queued(self) -> bool:
+    def _read_queued(self, limit: int = CLAIM) -> bool:
         worked = False
-        for _ in range(CLAIM):
+        for _ in range(limit):
             job = self._parts.jobs.claim(("ingest",), self._owner, self._lease)
             if job is None:
                 break
@@ -148,16 +177,7 @@ class Worker:
             self._fail(job, version_id, error.as_json())
         except Exception as error:  # the job boundary: recorded, never swallowed
             log.exception("ingestion failed", job=job.id)
-            self._fail(
-                job,
-                version_id,
-                {
-                    "code": "internal_error",
-                    "message": f"{type(error).__name__}: {error}",
-                    "hint": "This is a defect of Kernlore; please report it with the document.",
-                    "details": {},
-                },
-            )
+            self._fail(job, version_id, _internal_error(error))
 
     def _read_version(self, job: Job, version_id: str) -> None:
         parts = self._parts
@@ -179,6 +199,7 @@ class Worker:
             self._finish_empty(job, version_id, dict(read.content.report))
             return
         title = None if job.payload.get("title_given") else parsed.title
+        moves = moves_of(parsed.front_matter)
         content = versions.VersionContent(
             read.content.sections, read.content.passages, read.content.report, title
         )
@@ -187,10 +208,11 @@ class Worker:
             facts = [
                 self._fact(fact, path, version, hardware) for fact, path in read.facts if hardware
             ]
-            proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
-            replace_document_moves(
-                connection, version.document_id, moves_of(parsed.front_matter), hardware
-            )
+            proposed = 0
+            if versions.is_current(connection, version_id):
+                withdraw_proposals(connection, version.document_id)
+                proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
+                replace_document_moves(connection, version.document_id, moves, hardware)
         report = {**content.report, "facts_proposed": proposed, "passages": passages}
         state = "ready" if read.complete else "partial"
         parts.jobs.heartbeat(
@@ -204,7 +226,7 @@ class Worker:
     def _fact(
         self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
     ) -> Fact | None:
-        """A proposal as a row of the hardware it is about; None when its subject is another thing."""
+        """A proposal as a row of the hardware it is about; None when it is about another thing."""
         registry = self._parts.registry
         owner, subject = hardware[0], fact.subject or None
         if subject is not None:
@@ -250,7 +272,7 @@ class Worker:
         )
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
-        """A file that parses but says nothing is a failure with the reason, not a ready document."""
+        """A file that parses but says nothing is a failure with the reason, never ready."""
         reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
         self._fail(
             job,
@@ -281,17 +303,31 @@ class Worker:
         if not missing:
             return False
         missing.sort(key=lambda item: len(item.text))
-        vectors = parts.embedder.encode([item.text for item in missing])
+        vectors = self._encode([item.text for item in missing])
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
             embeddings.put(
                 connection, parts.embedder.fingerprint, dict(zip(shas, vectors, strict=True))
             )
+            self._fresh |= embeddings.text_scopes(connection, shas)
         return True
+
+    def _encode(self, texts: list[str]) -> list[Vector]:
+        """A vector a text. A text over the window (a long correction, a model with a smaller one)
+        is read in parts and gets their mean direction, so that nothing of it is dropped.
+        """
+        embedder = self._parts.embedder
+        parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
+        vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
+        found = []
+        for pieces in parts:
+            total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
+            found.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
+        return found
 
     def _finish_embedded(self) -> None:
         """End the jobs whose passages all have vectors now."""
-        if not self._waiting:
+        if not self._waiting and not self._fresh:
             return
         parts = self._parts
         with parts.catalog.read() as connection:
@@ -299,10 +335,13 @@ class Worker:
             done = [job for job in self._waiting.values() if job.subject_id not in pending]
             subjects = [job.subject_id for job in done if job.subject_id is not None]
             scopes = embeddings.document_scopes(connection, subjects)
-        if not done:
+        if pending and not done:
             return
+        # A corrected passage has fresh vectors and no job.
+        scopes |= self._fresh
         if scopes:
             self._on_vectors(scopes)
+            self._fresh = set()
         with parts.catalog.write() as connection:
             for job in done:
                 self._finish(connection, job)
@@ -315,6 +354,25 @@ class Worker:
             self._parts.jobs.finish(connection, job.id, self._owner, state, result=progress)
         except Conflict as error:
             log.warning("job lost", job=job.id, reason=error.message)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """Their documents stay readable and are found by their words; a retry embeds the rest."""
+        jobs, self._waiting = list(self._waiting.values()), {}
+        with self._parts.catalog.write() as connection:
+            for job in jobs:
+                with suppress(Conflict):  # the lease ran out, which says as much
+                    self._parts.jobs.finish(
+                        connection, job.id, self._owner, "failed", error=_internal_error(error)
+                    )
+
+
+def _internal_error(error: Exception) -> dict[str, Any]:
+    return {
+        "code": "internal_error",
+        "message": f"{type(error).__name__}: {error}",
+        "hint": "This is a defect of Kernlore; please report it with the document.",
+        "details": {},
+    }
 
 
 def _counts(report: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One service per data directory: a lock file that also tells other processes where the service listens.
+"""One service per data directory: a lock file that also tells other processes where it listens.
 
 The lock is the operating system's (flock), so it goes with the process however it ends.
 """

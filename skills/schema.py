@@ -1,18 +1,27 @@
 """What a SKILL.md may say: the open format's own rules, and what the `kb.*` metadata means here.
 
 The open format admits six fields, all text; whatever Kernlore knows beyond them travels as text
-under `metadata` (`kb.signals: "memory_bound,latency_bound"`). All problems of a file are reported at
-once. Knows neither files and folders (`skillfile`) nor the catalog, so an id is checked for its form
-only.
+under `metadata` (`kb.signals: "memory_bound,latency_bound"`). All problems of a file are reported
+at once. Knows neither folders (`skillfile`) nor which ids exist: only their form is checked.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from kb.catalog.skills import STATES, TIERS, SkillScopes, canonical_dtype
+from kb.catalog.skills import (
+    STATES,
+    TIERS,
+    EvidenceRow,
+    SkillDraft,
+    SkillRow,
+    SkillScopes,
+    canonical_dtype,
+)
 from kb.errors import InvalidPredicate, nearest
 from kb.hardware.checks import Problems
 from kb.predicates import compile_predicate
@@ -48,8 +57,14 @@ KEYS = (
     "kb.content-sha256",
 )
 NOT_MEASURED = "not measured here"
+EVIDENCE_JSON = "references/evidence.json"
+MOVES_JSON = "references/moves.json"
+RECIPE_JSON = "references/recipe.json"
+STRUCTURED = frozenset({EVIDENCE_JSON, MOVES_JSON, RECIPE_JSON})
 
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_SOURCES = re.compile(r"^## Sources\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]+)\]\((\S+?)\)")
 _ITEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _CHOICES = {"kb.tier": TIERS, "kb.status": STATES, "kb.polarity": ("use", "avoid")}
 
@@ -153,7 +168,7 @@ def _check_metadata(key: str, value: str, problems: Problems) -> None:
         for item in split_list(value):
             if not _ITEM.fullmatch(item):
                 problems.add(where, f"{item!r} is not an id", 'ids with commas between: "a,b"')
-    elif key == "kb.version" and not (value.isascii() and value.isdigit() and int(value) > 0):
+    elif key == "kb.version" and not (value.isascii() and value.isdigit() and 0 < int(value) < 10**9):
         problems.add(where, f"is {value!r}", "a whole number from 1")
     elif key == "kb.predicate":
         _check_predicate(where, value, problems)
@@ -164,3 +179,88 @@ def _check_predicate(where: str, value: str, problems: Problems) -> None:
         compile_predicate(value)
     except InvalidPredicate as error:
         problems.add(where, error.message, error.hint)
+
+
+# -- between a row of the catalog and a file
+
+
+def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
+    """A stored skill as it is exported: with its state, and its evidence as a file."""
+    said = advice(row)
+    metadata = {
+        **said.metadata,
+        "kb.id": row.id,
+        "kb.version": str(row.version),
+        "kb.tier": row.tier,
+        "kb.status": row.state,
+        "kb.evidence": evidence_line(evidence),
+        "kb.content-sha256": row.content_sha256,
+    }
+    files = dict(said.files)
+    if evidence:
+        metadata["kb.verified-at"] = max(measured.created_at for measured in evidence)
+        files[EVIDENCE_JSON] = _json([asdict(measured) for measured in evidence])
+    if row.toolchain_id:
+        metadata["kb.toolchain"] = row.toolchain_id
+    return replace(said, metadata=metadata, files=files)
+
+
+def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
+    """The figures of a skill's evidence on one line; the bound is the lowest one measured."""
+    if not evidence:
+        return NOT_MEASURED
+    parts = [f"n={sum(row.n for row in evidence)}"]
+    bounds = [row.speedup_low for row in evidence if row.speedup_low is not None]
+    if bounds:
+        parts.append(f"speedup_lcb={min(bounds):.2f}")
+    parts.append(f"shapes={len({row.case_id for row in evidence if row.case_id})}")
+    parts.append(f"runs={len({row.evaluation_id for row in evidence if row.evaluation_id})}")
+    return ";".join(parts)
+
+
+def advice(skill: SkillDraft | SkillRow) -> SkillFile:
+    """What a skill advises, as a file that says nothing about its state."""
+    lists = {key: ",".join(sorted(getattr(skill.scopes, name))) for key, name in LISTS.items()}
+    kb = {
+        "kb.polarity": skill.polarity,
+        "kb.transformation": skill.transformation,
+        **lists,
+        "kb.predicate": skill.predicate or "",
+    }
+    files = {name: text.encode() for name, text in skill.metadata.get("files", {}).items()}
+    if skill.moves:
+        files[MOVES_JSON] = _json([dict(move) for move in skill.moves])
+    if skill.recipe is not None:
+        files[RECIPE_JSON] = _json(dict(skill.recipe))
+    return SkillFile(
+        name=skill.name,
+        description=skill.description,
+        body=skill.body,
+        license=skill.license,
+        compatibility=skill.compatibility,
+        allowed_tools=skill.metadata.get("allowed_tools"),
+        metadata={**skill.metadata.get("other", {}), **{k: v for k, v in kb.items() if v}},
+        files=files,
+    )
+
+
+def sources_of(body: str) -> list[dict[str, str]]:
+    """The entries of `## Sources`: title, address where linked, and the rest of the line."""
+    found = _SOURCES.search(body + "\n")
+    lines = found.group(1).splitlines() if found else []
+    sources = []
+    for line in lines:
+        if not line.startswith("- "):
+            continue
+        entry = line[2:].strip()
+        link = _LINK.match(entry)
+        if link:
+            note = entry[link.end() :].lstrip(" ,")
+            sources.append({"title": link.group(1), "url": link.group(2), "note": note})
+        else:
+            sources.append({"title": entry, "url": "", "note": ""})
+    return sources
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

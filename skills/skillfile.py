@@ -1,8 +1,10 @@
-"""A skill's folder on disk: `<name>/SKILL.md` and the files beside it, read strictly and written in one canonical form.
+"""A skill's folder on disk: `<name>/SKILL.md` and the files beside it, read strictly and written in
+one canonical form.
 
-The front matter is parsed with PyYAML but held to what the format's reference validator accepts: plain text values, block
-style, no anchors, tags or repeated keys, no `---` inside. What `write_skill` wrote, `read_skill` reads and `write_skill`
-writes again byte for byte. Knows nothing about the catalog.
+The front matter is parsed with PyYAML but held to what the format's reference validator accepts:
+plain text values, block style, no anchors, tags or repeated keys, no `---` inside. What
+`write_skill` wrote, `read_skill` reads and `write_skill` writes again byte for byte. Knows nothing
+about the catalog.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import yaml
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge
 from kb.hardware.checks import Problems
 from kb.ids import sha256
-from skills.schema import FENCE, FIELDS, KEYS, SkillFile, check
+from skills.schema import EVIDENCE_JSON, FENCE, FIELDS, KEYS, STRUCTURED, SkillFile, check
 
 SKILL_MD = "SKILL.md"
 MAX_FILES = 64
@@ -35,9 +37,6 @@ VOLATILE = frozenset(
         "kb.content-sha256",
     }
 )
-EVIDENCE_JSON = "references/evidence.json"
-_MAPPING_START = yaml.MappingStartEvent
-_SEQUENCE_START = yaml.SequenceStartEvent
 
 
 def read_skill(folder: Path) -> SkillFile:
@@ -85,9 +84,9 @@ def render(skill: SkillFile) -> str:
 
 
 def write_skill(skill: SkillFile, parent: Path, *, scripts: bool = False) -> Path:
-    """Write the skill as `parent/<name>/` and return that folder; executable scripts only when asked for.
+    """Write the skill as `parent/<name>/` and return that folder; no `scripts/` unless asked for.
 
-    Files of an earlier export that the skill no longer has are removed.
+    Structured files of an earlier export that the skill no longer has are removed.
     """
     problems = Problems(f"{skill.name}/{SKILL_MD}")
     check(skill, skill.name, problems)
@@ -97,9 +96,8 @@ def write_skill(skill: SkillFile, parent: Path, *, scripts: bool = False) -> Pat
     for name, data in skill.files.items():
         if scripts or not _is_script(name):
             written[_safe(name)] = data
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.relative_to(folder).as_posix() not in written:
-            path.unlink()
+    for name in STRUCTURED - written.keys():
+        (folder / name).unlink(missing_ok=True)
     for name, data in written.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -189,36 +187,32 @@ def _front_matter(text: str, problems: Problems) -> Mapping[str, Any]:
 
 def _unplain(text: str) -> Iterator[tuple[str, int]]:
     """YAML that the reference validator refuses, with its line."""
-    seen: list[set[str]] = []
-    is_key: list[bool] = []
     for event in yaml.parse(text, Loader=yaml.BaseLoader):
-        line = event.start_mark.line + 2  # after the opening fence
+        line = _line(event)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             yield "an anchor", line
         if getattr(event, "tag", None) is not None:
             yield "a tag", line
-        if isinstance(event, (_MAPPING_START, _SEQUENCE_START)) and event.flow_style:
+        if getattr(event, "flow_style", None):
             yield "flow style", line
-        if isinstance(event, yaml.ScalarEvent) and is_key and is_key[-1]:
-            if event.value in seen[-1]:
-                yield f"the key {event.value} twice", line
-            seen[-1].add(event.value)
-        _track(event, seen, is_key)
+    yield from _repeated(yaml.compose(text, Loader=yaml.BaseLoader))
 
 
-def _track(event: yaml.Event, seen: list[set[str]], is_key: list[bool]) -> None:
-    """Keep account of whether the next node is a key of the innermost mapping."""
-    if isinstance(event, (_MAPPING_START, _SEQUENCE_START)):
-        seen.append(set())
-        is_key.append(isinstance(event, _MAPPING_START))
+def _repeated(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
+    """Keys that a mapping has twice; one level of nesting is all the format has."""
+    if not isinstance(node, yaml.MappingNode):
         return
-    if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-        seen.pop()
-        is_key.pop()
-    if isinstance(event, yaml.ScalarEvent) and is_key and is_key[-1]:
-        is_key[-1] = False
-    elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionEndEvent, yaml.AliasEvent)) and is_key:
-        is_key[-1] = True
+    seen = set()
+    for key, value in node.value:
+        if key.value in seen:
+            yield f"the key {key.value} twice", _line(key)
+        seen.add(str(key.value))
+        yield from _repeated(value)
+
+
+def _line(place: yaml.Event | yaml.Node) -> int:
+    mark = place.start_mark
+    return mark.line + 2 if mark else 1  # counted from the opening fence
 
 
 def _text(
@@ -236,13 +230,13 @@ def _text(
 
 
 def _other_files(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in sorted(folder.rglob("*")) if path.name != SKILL_MD]
+    paths = sorted(folder.rglob("*"))
     linked = next((path for path in paths if path.is_symlink()), None)
     if linked is not None:
         raise InvalidKnowledge(
             f"{linked.relative_to(folder)} is a link", hint="Put the file itself into the folder."
         )
-    files = [path for path in paths if path.is_file()]
+    files = [path for path in paths if path.is_file() and path != folder / SKILL_MD]
     if len(files) > MAX_FILES:
         raise PayloadTooLarge(
             f"{folder.name} has {len(files)} files", hint=f"A skill has at most {MAX_FILES}."

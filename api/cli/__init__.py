@@ -1,1 +1,1 @@
-"""The command line. Importing it loads nothing heavy: commands import what they use when they run."""
+"""The command line. Importing it loads nothing heavy: a command imports what it uses."""

@@ -33,7 +33,6 @@ from kb.errors import InvalidRequest, KernloreError, Unavailable
 app = typer.Typer(
     name="kernlore",
     help="Knowledge for kernel optimizers: chip manuals in, cited answers to run-time signals out.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -56,7 +55,9 @@ def main(arguments: Sequence[str]) -> int:
     """Carry out one command line; the exit code."""
     as_json = "--json" in arguments
     try:
-        return int(app(list(arguments), prog_name="kernlore", standalone_mode=False) or 0)
+        return int(
+            app(list(arguments) or ["--help"], prog_name="kernlore", standalone_mode=False) or 0
+        )
     except KernloreError as error:
         report_error(error, as_json)
         return 2 if 400 <= error.status < 500 else 1

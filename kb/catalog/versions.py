@@ -138,6 +138,16 @@ def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
     return current is None or version.number >= current
 
 
+def is_current(connection: Connection, version_id: str) -> bool:
+    """Whether the version is its document's current one."""
+    return (
+        connection.execute(
+            sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
+        ).scalar()
+        is not None
+    )
+
+
 def deactivate(connection: Connection, document_id: str) -> None:
     """Take the document's passages out of every search; the rows stay."""
     seqs = connection.execute(
@@ -219,15 +229,13 @@ def _insert_passages(
 ) -> list[_Stored]:
     rows, tag_rows, hardware_rows, stored = [], [], [], []
     for n, draft in enumerate(content.passages):
-        anchor = sha256(draft.text)
-        fix = fixes.passage(anchor)
+        fix = fixes.passage(sha256(draft.text))
         text = fix.text if fix.text is not None else draft.text
         hardware = scopes[draft.section]
         if fix.hardware is not None:
             hardware = fix.hardware or (ANY,)
         passage_id = PassageId(derived_id("psg", version.id, n))
         path = content.sections[draft.section].path
-        first = draft.boxes[0] if draft.boxes else {}
         rows.append(
             {
                 "id": passage_id,
@@ -235,19 +243,12 @@ def _insert_passages(
                 "version_id": version.id,
                 "section_id": sections[draft.section][1],
                 "ordinal": n,
-                "kind": draft.kind,
-                "lead": draft.lead,
                 "text": text,
-                "language": draft.language,
-                "text_sha256": anchor,
                 "embed_sha256": sha256(embedding_text(path, draft.lead, text)),
-                "boxes": [dict(box) for box in draft.boxes],
-                "page_index": first.get("page_index"),
-                "page_label": first.get("page_label"),
-                "prose": draft.prose,
                 "corrected": fix.any,
                 "active": True,
                 "access_scope": document.access_scope,
+                **_draft_values(draft),
             }
         )
         origin = "person" if fix.tags is not None else "auto"
@@ -270,6 +271,21 @@ def _insert_passages(
         .order_by(t.passages.c.ordinal)
     ).scalars()
     return [_Stored(seq, *parts) for seq, parts in zip(seqs, stored, strict=True)]
+
+
+def _draft_values(draft: PassageDraft) -> dict[str, Any]:
+    """The columns that hold what the machine read, corrected or not."""
+    first = draft.boxes[0] if draft.boxes else {}
+    return {
+        "kind": draft.kind,
+        "lead": draft.lead,
+        "language": draft.language,
+        "text_sha256": sha256(draft.text),
+        "boxes": [dict(box) for box in draft.boxes],
+        "page_index": first.get("page_index"),
+        "page_label": first.get("page_label"),
+        "prose": draft.prose,
+    }
 
 
 def _index(

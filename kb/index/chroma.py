@@ -1,9 +1,11 @@
-"""Nearest passages through Chroma, filled from the catalog with llama-index's vector-store and node types.
+"""Nearest passages through Chroma, filled from the catalog with llama-index's vector-store and node
+types.
 
-One collection per hardware scope and embedding model: Chroma's metadata filters cost 20-40 times an unfiltered query.
-Everything in it is derived: `sync` makes it equal to the catalog without embedding anything, `probe` finds a directory
-that can no longer be read and `rebuild` makes a new one. An entry's id is the passage's id and a digest of its vector,
-so a corrected text is another entry. Two processes on one directory serve deleted vectors, so only the service opens it
+One collection per hardware scope and embedding model: Chroma's metadata filters cost 20-40 times an
+unfiltered query. Everything in it is derived: `sync` makes it equal to the catalog without
+embedding anything, `probe` finds a directory that can no longer be read and `rebuild` makes a new
+one. An entry's id is the passage's id and a digest of its vector, so a corrected text is another
+entry. Two processes on one directory serve deleted vectors, so only the service opens it
 (`kb.service_lock`).
 """
 
@@ -65,12 +67,15 @@ def _reading() -> Iterator[None]:
 
 
 class ChromaIndex:
-    """The service's vector index. `url` names a Chroma server; without it the directory is opened in this process.
+    """The service's vector index. `url` names a Chroma server; without it the directory is opened
+    in this process.
 
     Connects when it is first used; `open_or_rebuild` is how a service starts it.
     """
 
-    def __init__(self, catalog: Catalog, model: str, directory: Path, url: str | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, model: str, directory: Path, url: str | None = None
+    ) -> None:
         self._catalog = catalog
         self._model = model
         self._directory = directory
@@ -88,7 +93,7 @@ class ChromaIndex:
             return self._connected
 
     def open_or_rebuild(self) -> SyncReport:
-        """Make the index readable and equal to the catalog; a directory that cannot be read is replaced."""
+        """Make the index readable and equal to the catalog; an unreadable directory is replaced."""
         try:
             with _reading():
                 return self.sync() if self.probe() else self.rebuild()
@@ -103,8 +108,9 @@ class ChromaIndex:
 
     def _connect(self) -> Any:
         import chromadb
+        from chromadb.config import Settings
 
-        settings = chromadb.Settings(anonymized_telemetry=False)
+        settings = Settings(anonymized_telemetry=False)
         if self._url:
             host, _, port = re.sub(r"^https?://", "", self._url).rstrip("/").partition(":")
             return chromadb.HttpClient(host=host, port=int(port or 8000), settings=settings)
@@ -114,7 +120,11 @@ class ChromaIndex:
     # -- asking
 
     def query(
-        self, scopes: Sequence[str] | None, vector: Vector, limit: int, access_scope: str = ALL_ACCESS
+        self,
+        scopes: Sequence[str] | None,
+        vector: Vector,
+        limit: int,
+        access_scope: str = ALL_ACCESS,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
         with self._catalog.read() as connection:
@@ -148,7 +158,7 @@ class ChromaIndex:
     def _nearest(
         self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: str
     ) -> dict[str, float]:
-        """The nearest entries of the scopes, whether their passages live or not: entry id -> cosine."""
+        """The nearest entries of the scopes, their passages live or not: entry id -> cosine."""
         from llama_index.core.vector_stores import VectorStoreQuery
 
         ids: dict[str, float] = {}
@@ -217,7 +227,7 @@ class ChromaIndex:
                     self._stores.pop(collection.name, None)
 
     def probe(self) -> bool:
-        """Whether every collection can be read and finds a passage it holds by that passage's vector.
+        """Whether every collection can be read and finds a passage it holds by its vector.
 
         What a collection does not hold yet is not a damage: `sync` adds it.
         """
@@ -238,7 +248,7 @@ class ChromaIndex:
         return True
 
     def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
-        """How near the scope's collection finds an entry it holds; None when it holds none to ask for."""
+        """How near the scope's collection finds an entry it holds; None when it holds none."""
         with self._lock:
             store = self._existing_store(scope, ALL_ACCESS)
             if store is None or not vectors.ids:
@@ -264,7 +274,7 @@ class ChromaIndex:
         return self.sync()
 
     def _disconnect(self) -> None:
-        from chromadb.api.client import SharedSystemClient
+        from chromadb.api.shared_system_client import SharedSystemClient
 
         if self._connected is not None:
             self._connected.close()
@@ -288,7 +298,7 @@ class ChromaIndex:
     # -- collections
 
     def _name(self, scope: str, access_scope: str) -> str:
-        """Letters and digits of the scope for people, a hash of scope, model and access for identity."""
+        """Letters and digits of the scope for people, a hash of all three parts for identity."""
         key = hashlib.sha256(f"{scope}\x1f{self._model}\x1f{access_scope}".encode()).hexdigest()
         return f"kl-{re.sub(r'[^a-z0-9]+', '-', scope.lower())[:40].strip('-')}-{key[:16]}"
 

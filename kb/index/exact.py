@@ -1,6 +1,7 @@
 """Exact nearest passages: numpy over the catalog's own vectors.
 
-Needs no index and no service: 10,000 x 384 take under 10 ms. The matrix of a scope is kept until the catalog changes.
+Needs no index and no service: 10,000 x 384 take under 10 ms. The matrix of a scope is kept until
+the catalog changes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class ExactIndex:
         self._lock = threading.Lock()  # protects _cache
 
     def query(
-        self, scopes: Sequence[str] | None, vector: Vector, limit: int, access_scope: str = ALL_ACCESS
+        self,
+        scopes: Sequence[str] | None,
+        vector: Vector,
+        limit: int,
+        access_scope: str = ALL_ACCESS,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
         best: dict[int, float] = {}

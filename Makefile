@@ -1,0 +1,43 @@
+# make run    the service on http://127.0.0.1:8321
+# make test   everything, offline after the first set-up
+# make check  lint, format and types
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+HOST ?= 127.0.0.1
+PORT ?= 8321
+DATA ?= data
+
+.PHONY: run test check lint types setup serve eval clean
+
+run serve: setup
+	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
+
+test: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+check: lint types
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+# The lock pins every version; the CPU and the CUDA build of torch share a version, so there are no hashes.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Kernlore needs Python 3.11 or newer: make PYTHON=python3.11"; exit 2; }
+	@echo "Setting up $(VENV): about 200 packages, of which torch is the largest, from your package index."
+	@echo "This takes 2-4 minutes, once; nothing else is fetched, now or at run time."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(DATA) build dist *.egg-info

@@ -1,0 +1,54 @@
+"""`kernlore config show`: every setting with its value and where that comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.options import AsJson, DataDir
+from api.cli.output import show, table
+from api.cli.target import read_settings
+
+app = typer.Typer(help="The settings in effect.")
+
+
+@app.callback()
+def group() -> None:
+    """The settings in effect."""
+
+
+@app.command("show")
+def show_(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these settings.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Effective values, each with its source."""
+    settings = read_settings(data_dir)
+    environment = {name.upper() for name in os.environ}
+    given = {"data_dir"} if data_dir is not None else set()
+    found: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        if names and name not in names:
+            continue
+        variable = f"KERNLORE_{name.upper()}"
+        source = "default"
+        if name in given:
+            source = f"--{name.replace('_', '-')}"
+        elif variable in environment:
+            source = f"environment {variable}"
+        found[name] = {
+            "value": getattr(settings, name),
+            "source": source,
+            "help": field.description or "",
+        }
+    show(
+        found,
+        as_json,
+        lambda values: table(
+            ("setting", "value", "source", "meaning"),
+            [(name, v["value"], v["source"], v["help"]) for name, v in values.items()],
+        ),
+    )

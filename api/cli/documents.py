@@ -1,0 +1,157 @@
+"""`kernlore documents`: what was read, passage by passage, and corrections to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.options import AsJson, DataDir, Url
+from api.cli.output import Json, pairs, shortened, show, table
+from api.cli.target import open_target
+from kb.errors import InvalidRequest
+
+app = typer.Typer(help="Documents in the store.")
+
+DocumentId = Annotated[str, typer.Argument(help="A document id, see `documents list`.")]
+
+
+@app.command("list")
+def list_(
+    hardware: Annotated[str | None, typer.Option(help="Only those about this hardware.")] = None,
+    category: Annotated[str | None, typer.Option(help="Only those of this category.")] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """All documents by category and title."""
+    with open_target(data_dir, url) as target:
+        found = target.documents(hardware, category)
+    show(
+        found,
+        as_json,
+        lambda rows: table(
+            ("document", "category", "hardware", "state", "passages", "title"),
+            [_row(row) for row in rows],
+        ),
+    )
+
+
+def _row(document: Json) -> tuple[Any, ...]:
+    return (
+        document["id"],
+        document.get("category"),
+        document.get("hardware") or (),
+        document.get("job_state"),
+        document.get("passages"),
+        document.get("title"),
+    )
+
+
+@app.command("show")
+def show_(
+    document_id: DocumentId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """One document: its versions, what was read of it, its headings."""
+    with open_target(data_dir, url) as target:
+        found = target.document(document_id)
+    show(found, as_json, _one)
+
+
+def _one(document: Json) -> str:
+    known = ("id", "title", "category", "source_key", "origin", "hardware", "languages")
+    version = document.get("version") or {}
+    head = pairs(
+        {key: document.get(key) for key in known}
+        | {
+            "version": version.get("number"),
+            "file": version.get("file_name"),
+            "state": document.get("job_state"),
+            "job": document.get("job_id"),
+            "passages": document.get("passages"),
+            "report": version.get("report"),
+        }
+    )
+    headings = [
+        f"{'  ' * max(int(s['level']) - 1, 0)}{s['heading']}  ({s['passages']})"
+        for s in document.get("sections") or ()
+    ]
+    return "\n".join([head, "", *headings]).rstrip()
+
+
+@app.command("delete")
+def delete(
+    document_id: DocumentId,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a document with everything made of it."""
+    with open_target(data_dir, url) as target:
+        title = target.document(document_id).get("title")
+        if not yes and not as_json and not typer.confirm(f"Delete {title!r}?"):
+            raise typer.Exit(1)
+        gone = target.delete_document(document_id)
+    show(gone, as_json, lambda _: f"deleted {document_id}")
+
+
+@app.command("passages")
+def passages(
+    document_id: DocumentId,
+    offset: Annotated[int, typer.Option(min=0, help="Passages to skip.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Passages to show.")] = 100,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Its passages in reading order."""
+    with open_target(data_dir, url) as target:
+        found = target.passages(document_id, offset, limit)
+    show(found, as_json, lambda rows: "\n".join(_passage(row) for row in rows))
+
+
+def _passage(passage: Json) -> str:
+    place = " > ".join(passage.get("path") or ())
+    page = f" p. {passage['page_label']}" if passage.get("page_label") else ""
+    return f"{passage['id']}  {place}{page}\n    {shortened(passage['text'], 200)}"
+
+
+@app.command("correct")
+def correct(
+    passage_id: Annotated[str, typer.Argument(help="A passage id, see `documents passages`.")],
+    text: Annotated[str | None, typer.Option(help="Its right text.")] = None,
+    text_file: Annotated[Path | None, typer.Option(help="File with its right text.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="KIND=VALUE, all of its tags; may be repeated.")
+    ] = None,
+    hardware: Annotated[
+        list[str] | None, typer.Option(help="Hardware it is about; `any` for none; repeat.")
+    ] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Correct a passage now and in every later revision that has the same text."""
+    patch: dict[str, Any] = {}
+    if text is not None and text_file is not None:
+        raise InvalidRequest("two texts for one passage", hint="Give --text or --text-file.")
+    if text is not None or text_file is not None:
+        patch["text"] = text if text_file is None else text_file.read_text(encoding="utf-8")
+    if tag:
+        patch["tags"] = [_tag(entry) for entry in tag]
+    if hardware:
+        patch["hardware"] = [name for name in hardware if name != "any"]
+    with open_target(data_dir, url) as target:
+        corrected = target.correct_passage(passage_id, patch)
+    show(corrected, as_json, _passage)
+
+
+def _tag(entry: str) -> dict[str, str]:
+    kind, equals, value = entry.partition("=")
+    if not (kind and equals and value):
+        raise InvalidRequest(
+            f"--tag {entry!r} is not KIND=VALUE", hint="Like --tag signal=memory_bound."
+        )
+    return {"kind": kind, "value": value}

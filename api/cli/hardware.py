@@ -1,0 +1,199 @@
+"""`kernlore hardware`: the registry of chips, their facts, what is here and what is covered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.coverage_table import coverage_text
+from api.cli.options import AsJson, DataDir, Url
+from api.cli.output import Json, note, pairs, show, table
+from api.cli.target import open_target, read_settings
+from kb.errors import Conflict, InvalidRequest
+
+app = typer.Typer(help="Hardware: specs, facts, detection, coverage.")
+
+HardwareId = Annotated[str, typer.Argument(help="A hardware id, alias or name.")]
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
+    """Every registered hardware."""
+    with open_target(data_dir, url) as target:
+        found = target.hardware()
+    show(
+        found,
+        as_json,
+        lambda rows: table(
+            ("hardware", "kind", "parent", "languages", "name"),
+            [
+                (row["id"], row.get("kind"), row.get("parent"), row["languages"], row.get("name"))
+                for row in rows
+            ],
+        ),
+    )
+
+
+@app.command("show")
+def show_(
+    hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """One hardware: lineage, toolchains, facts."""
+    with open_target(data_dir, url) as target:
+        found = target.hardware_one(hardware_id)
+    show(found, as_json, _one)
+
+
+def _one(hardware: Json) -> str:
+    known = ("id", "name", "vendor", "kind", "aliases", "languages", "summary")
+    head = pairs({key: hardware.get(key) for key in known})
+    lineage = " > ".join(hardware.get("lineage") or ())
+    chains = hardware.get("toolchains") or {}
+    return "\n".join(
+        [
+            head,
+            f"lineage     {lineage}",
+            f"toolchains  {', '.join(chains) or 'none'}",
+            "",
+            _facts(hardware.get("facts") or ()),
+        ]
+    )
+
+
+@app.command("facts")
+def facts(
+    hardware_id: HardwareId,
+    proposed: Annotated[
+        bool, typer.Option("--proposed", help="Those read from tables, waiting for a person.")
+    ] = False,
+    accept: Annotated[list[str] | None, typer.Option(help="Accept this fact; repeat.")] = None,
+    reject: Annotated[list[str] | None, typer.Option(help="Reject this fact; repeat.")] = None,
+    set_: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--set", metavar="FACT_ID VALUE", help="Correct and accept a fact."),
+    ] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Its numbers, each with its source; with --accept, --reject or --set: decide on one."""
+    patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept or ()]
+    patches += [(i, {"status": "rejected"}) for i in reject or ()]
+    if set_ is not None:
+        patches.append((set_[0], _value(set_[1])))
+    with open_target(data_dir, url) as target:
+        if patches:
+            target.hardware_one(hardware_id)
+            found = [target.patch_fact(fact_id, patch) for fact_id, patch in patches]
+        else:
+            found = target.facts(hardware_id, "proposed" if proposed else None)
+    show(found, as_json, _facts)
+
+
+def _value(text: str) -> dict[str, Any]:
+    """A number in the fact's own unit, or a text."""
+    try:
+        return {"number": float(text), "text": text}
+    except ValueError:
+        return {"text": text}
+
+
+def _facts(facts: Any) -> str:
+    if not facts:
+        return "no facts"
+    return table(
+        ("fact", "owner", "key", "value", "unit", "status", "source"),
+        [
+            (
+                fact.get("id"),
+                fact.get("hardware_id") or fact.get("owner"),
+                fact["key"],
+                fact.get("text") or fact.get("value"),
+                fact.get("unit"),
+                fact.get("status"),
+                ", ".join(part for part in (fact.get("title"), fact.get("locator")) if part),
+            )
+            for fact in facts
+        ],
+    )
+
+
+@app.command("new")
+def new(
+    hardware_id: Annotated[str, typer.Argument(help="The id of the new hardware.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write it; default prints it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """A commented hardware.toml to fill in."""
+    from kb.hardware.template import hardware_template
+
+    text = hardware_template(hardware_id)
+    if output is not None:
+        if output.exists() and not force:
+            raise Conflict(f"{output} exists", hint="Give another -o, or --force to replace it.")
+        output.write_text(text, encoding="utf-8")
+        note(f"wrote {output}; fill it in, then `kernlore hardware add {output}`")
+    answer = {"id": hardware_id, "file": output, "text": text}
+    show(answer, as_json, lambda a: "" if output is not None else str(a["text"]).rstrip("\n"))
+
+
+@app.command("add")
+def add(
+    file: Annotated[Path, typer.Argument(help="A hardware.toml.")],
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register or replace a hardware."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is not UTF-8: {error}", hint="Save it as UTF-8.") from error
+    with open_target(data_dir, url) as target:
+        added = target.add_hardware(text, str(file))
+    show(added, as_json, lambda a: f"{a.get('outcome', 'registered')} {a.get('id')}")
+
+
+@app.command("detect")
+def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """The devices of this machine and the hardware they are."""
+    from ingestion.builtin import builtin_hardware
+    from kb.hardware.detect import probe
+    from kb.hardware.lineage import find
+
+    settings = read_settings(data_dir)
+    known = {spec.id: spec for spec in builtin_hardware(settings.knowledge_dir)}
+    if (settings.data_dir / "catalog.sqlite").exists():
+        from kb.catalog import open_catalog
+        from kb.catalog.hardware import HardwareRegistry
+
+        known |= HardwareRegistry(open_catalog(settings.data_dir)).all()
+    found = probe(lambda name: find(name, known))
+    for remark in found.notes:
+        note(remark)
+    show(
+        found.devices,
+        as_json,
+        lambda rows: table(
+            ("hardware", "kind", "device", "driver", "found by"),
+            [
+                (row["hardware_id_hint"], row["kind"], row["name"], row["driver"], row["how"])
+                for row in rows
+            ],
+        ),
+    )
+
+
+@app.command("coverage")
+def coverage(
+    hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """What the store holds about it, topic by topic, and what is missing."""
+    with open_target(data_dir, url) as target:
+        found = target.coverage(hardware_id)
+    show(found, as_json, lambda c: coverage_text({"hardware": hardware_id, **c}))

@@ -1,0 +1,177 @@
+"""`kernlore retrieve` and `kernlore outcome`: ask, and say what became of the answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.options import AsJson, DataDir, Url
+from api.cli.output import Json, pairs, shortened, show, write_json
+from api.cli.target import open_target
+from kb.errors import InvalidRequest
+
+TEXT_SHOWN = 240  # characters of an excerpt in the list
+
+
+def retrieve(
+    signal: Annotated[str | None, typer.Option(help="A signal id, see `kernlore signals`.")] = None,
+    query: Annotated[str | None, typer.Option("--query", "--q", "-q", help="A question.")] = None,
+    log: Annotated[
+        str | None, typer.Option(help="File with a compiler or run-time log; - reads it here.")
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, or a JSON file; may be repeated.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="Hardware id, see `hardware list`.")] = None,
+    op: Annotated[str | None, typer.Option(help="What the kernel computes, like softmax.")] = None,
+    language: Annotated[str | None, typer.Option(help="Like triton, cuda, hip.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Like bf16.")] = None,
+    k: Annotated[int | None, typer.Option("--k", "-k", help="Excerpts in the list.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of the packed context.")] = None,
+    category: Annotated[
+        list[str] | None, typer.Option(help="constraint, guidance or hardware; may be repeated.")
+    ] = None,
+    context: Annotated[bool, typer.Option("--context", help="Print only the context.")] = False,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is known about a signal, a log, metrics or a question."""
+    request = {
+        "signal": signal,
+        "query": query,
+        "log": None if log is None else read_log(log),
+        "metrics": read_metrics(metrics) if metrics else None,
+        "hardware": hardware,
+        "op": op,
+        "language": language,
+        "dtype": dtype,
+        "k": k,
+        "max_tokens": max_tokens,
+        "categories": category or None,
+    }
+    with open_target(data_dir, url) as target:
+        answer = target.retrieve({n: v for n, v in request.items() if v is not None})
+    show(answer, as_json, (lambda a: str(a["context"])) if context else render)
+
+
+def outcome(
+    retrieval_id: Annotated[str, typer.Argument(help="The retrieval_id of an answer.")],
+    used: Annotated[
+        list[str] | None, typer.Option(help="Id of an excerpt, skill or move acted on; repeat.")
+    ] = None,
+    correct: Annotated[
+        bool | None, typer.Option("--correct/--incorrect", help="Whether the kernel was correct.")
+    ] = None,
+    speedup: Annotated[float | None, typer.Option(help="Over what was there before.")] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report what became of an answer."""
+    said = {"used": used or None, "correct": correct, "speedup": speedup}
+    with open_target(data_dir, url) as target:
+        kept = {name: value for name, value in said.items() if value is not None}
+        recorded = target.report_outcome(retrieval_id, kept)
+    if as_json:
+        write_json(recorded)
+    else:
+        print(f"recorded for {retrieval_id}")
+
+
+def read_log(name: str) -> str:
+    """The text of a file or, for `-`, of standard input; bytes that are no UTF-8 are replaced."""
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    return data.decode("utf-8", "replace")
+
+
+def read_metrics(given: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs and JSON files put together."""
+    found: dict[str, Any] = {}
+    for entry in given:
+        path = Path(entry)
+        name, equals, value = entry.rpartition("=")
+        if path.is_file():
+            found |= _metrics_of_file(path)
+        elif equals and name:
+            found[name.strip()] = _number(value.strip())
+        else:
+            raise InvalidRequest(
+                f"--metrics {entry!r} is neither a file nor NAME=VALUE",
+                hint='Give a JSON file {"name": value, ...}, or dram__throughput.avg=91.5.',
+            )
+    return found
+
+
+def _metrics_of_file(path: Path) -> Mapping[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{path} is not JSON: {error}", hint='Give one object: {"name": value, ...}.'
+        ) from error
+    if not isinstance(loaded, dict):
+        raise InvalidRequest(
+            f"{path} holds no JSON object", hint='Give one object: {"name": value, ...}.'
+        )
+    return loaded
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def render(answer: Json) -> str:
+    """An answer for people: what happened, then what is known, each part with its source."""
+    parts = [_diagnosis(answer), *(_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1))]
+    for move in answer.get("moves") or ():
+        change = move.get("change") or {}
+        state = {True: "applies", False: "does not apply"}.get(move.get("applies"), "undecided")
+        parts.append(
+            f"move {move['name']} ({state}): {change.get('direction', '')} {change.get('role', '')}"
+            f" when {move['when']}\n    {shortened(move['why'], TEXT_SHOWN)}"
+        )
+    for skill in answer.get("skills") or ():
+        parts.append(f"skill {skill['name']} ({skill['tier']}): {skill['summary']}")
+    parts += [f"hint: {hint}" for hint in answer.get("hints") or ()]
+    parts.append(f"retrieval {answer['retrieval_id']}; `--context` prints the text for a prompt")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _diagnosis(answer: Json) -> str:
+    diagnosis = answer.get("diagnosis") or {}
+    hardware = answer.get("hardware") or {}
+    found = [f"{s['id']} ({s['confidence']})" for s in diagnosis.get("signals") or ()]
+    return pairs(
+        {
+            "signals": found or "none",
+            "hardware": " > ".join(hardware.get("lineage") or ()) or "none given",
+            "unrecognised": diagnosis.get("unrecognised"),
+            "measure next": diagnosis.get("measure_next"),
+        }
+    )
+
+
+def _excerpt(rank: int, excerpt: Json) -> str:
+    page = excerpt.get("page") or {}
+    label = page.get("label") or (page["index"] + 1 if page.get("index") is not None else None)
+    about = ",".join(excerpt.get("hardware") or ()) or "any"
+    place = ", ".join(
+        part
+        for part in (
+            excerpt["document"]["title"],
+            excerpt.get("section"),
+            f"p. {label}" if label else "",
+        )
+        if part
+    )
+    head = f"{rank:2}. [{excerpt['category']} {about}] {place}  {excerpt['score']:.3f}"
+    return f"{head}\n    {shortened(excerpt['text'], TEXT_SHOWN)}\n    {excerpt['id']}"

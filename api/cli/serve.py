@@ -1,0 +1,107 @@
+"""`kernlore serve`: one process, one port, one data directory.
+
+The port and the directory are taken before anything heavy is loaded, so a mistake costs a moment;
+requests that arrive while the application loads wait in the socket's queue.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.target import read_settings, send_logs_to_stderr
+from kb.errors import Conflict
+
+QUEUE = 2048
+LOG_EXAMPLE = (
+    '{"hardware": "h100", "log": "ptxas error : Entry function uses too much shared data'
+    ' (0x41000 bytes, 0x38c00 max)"}'
+)
+
+
+def serve(
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on [default 127.0.0.1].")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port to listen on [default 8321].")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", help="Data directory [env KERNLORE_DATA_DIR, default ./data]."),
+    ] = None,
+) -> None:
+    """Run the service: HTTP, web pages, ingestion. One process; Ctrl-C stops it."""
+    from kb.service_lock import ServiceLock
+
+    settings = read_settings(data_dir, host=host, port=port)
+    send_logs_to_stderr(settings.log_level)
+    with listen(settings.host, settings.port) as taken:
+        url = f"http://{_reachable(settings.host)}:{settings.port}"
+        with ServiceLock(settings.data_dir, url):
+            print(greeting(url.removeprefix("http://"), settings.data_dir), flush=True)
+            _run(settings, taken)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The listening socket, or a Conflict that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((host, port))
+        taken.listen(QUEUE)
+    except OSError as error:
+        taken.close()
+        raise Conflict(
+            f"cannot listen on {host} port {port}: {error.strerror or error}",
+            hint="Another program (perhaps Kernlore) has it; stop that one or give another --port.",
+            details={"host": host, "port": port},
+        ) from error
+    return taken
+
+
+def _reachable(host: str) -> str:
+    """A name under which this machine reaches what listens on `host`."""
+    if host in ("0.0.0.0", "::", ""):
+        return "127.0.0.1" if host != "::" else "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+def greeting(address: str, data_dir: Path) -> str:
+    """What the service does, then exactly three lines to try."""
+    return "\n".join(
+        [
+            f"Kernlore serves http://{address} from {data_dir.absolute()}.",
+            "The built-in knowledge is read and embedded in the background; answers grow with it,"
+            " GET /readyz says how far it is.",
+            "Try:",
+            f"curl '{address}/retrieve?signal=memory_bound'",
+            f"curl '{address}/retrieve?signal=memory_bound&hardware=h100'",
+            f"curl {address}/retrieve -H 'content-type: application/json' -d '{LOG_EXAMPLE}'",
+        ]
+    )
+
+
+def _run(settings: Any, taken: socket.socket) -> None:
+    import uvicorn
+
+    from api.http.app import create_app
+
+    # uvicorn hands a caught signal on when it has shut down; the lock still has to be let go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,  # its own would write the access log to standard output
+        access_log=settings.log_level == "debug",
+        timeout_graceful_shutdown=10,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[taken])
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)

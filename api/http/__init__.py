@@ -1,0 +1,1 @@
+"""The HTTP door: `api.http.app.create_app`."""

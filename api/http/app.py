@@ -1,0 +1,91 @@
+"""`create_app`: the HTTP door over the services of one data directory.
+
+Nothing is opened before the application starts; while it runs it holds the directory's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.resources import files
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+from api.http import errors
+from api.http.dependencies import access_scope, known_parameters
+from api.http.metrics import Metrics
+from api.http.middleware import RequestLog
+from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe, service_version
+from api.http.routes import documents, hardware, health, knowledge, passages, retrieve, skills
+from api.services import Background, open_services
+from kb.service_lock import ServiceLock
+from kb.settings import Settings
+
+_STATIC = "/docs-static"
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """One process serves one data directory; a second one is refused when it starts."""
+    metrics = Metrics()
+    app = FastAPI(
+        title=TITLE,
+        version=service_version(),
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        docs_url=None,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        responses=ERRORS,
+        dependencies=[Depends(access_scope), Depends(known_parameters)],
+        lifespan=_lifespan,
+    )
+    app.state.settings = settings
+    app.state.metrics = metrics
+    app.openapi = describe(app)  # type: ignore[method-assign]
+    app.add_middleware(RequestLog, metrics=metrics)
+    errors.install(app)
+    for module in (health, retrieve, knowledge, documents, passages, hardware, skills):
+        app.include_router(module.router)
+    _add_docs(app)
+    return app
+
+
+def _lifespan(app: FastAPI) -> AbstractAsyncContextManager[None]:
+    return _running(app)
+
+
+@asynccontextmanager
+async def _running(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    app.openapi()  # built here, so that the first request does not wait for it
+    with ServiceLock(settings.data_dir, f"http://{settings.host}:{settings.port}"):
+        services = open_services(settings)
+        background = Background(services)
+        app.state.services, app.state.background = services, background
+        app.state.metrics.observe(background.readiness)
+        background.start()
+        try:
+            yield
+        finally:
+            background.stop()
+
+
+def _add_docs(app: FastAPI) -> None:
+    """The page of the interface, from files of this machine: many of ours have no internet."""
+    folder = files("fastapi_offline") / "static"
+    app.mount(_STATIC, StaticFiles(directory=str(folder)), name="docs-static")
+
+    @app.get("/docs", include_in_schema=False)
+    def docs(request: Request) -> HTMLResponse:
+        root = request.scope.get("root_path", "")
+        return get_swagger_ui_html(
+            openapi_url=f"{root}{app.openapi_url}",
+            title=TITLE,
+            swagger_js_url=f"{root}{_STATIC}/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}{_STATIC}/swagger-ui.css",
+            swagger_favicon_url=f"{root}{_STATIC}/favicon.png",
+            swagger_ui_parameters={"docExpansion": "list", "validatorUrl": None},
+        )

@@ -1,0 +1,73 @@
+"""What every route is given: the parts, what the caller may see, and a check of its query."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.http.bodies import check_text
+from api.http.errors import ForeignPage
+from api.http.metrics import Metrics
+from api.services import Background, Services
+from kb.errors import InvalidRequest, nearest
+from kb.scope import ALL_ACCESS
+
+_MAX_PARAMETER = 20_000
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def _background(request: Request) -> Background:
+    background: Background = request.app.state.background
+    return background
+
+
+def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
+def access_scope(request: Request) -> str:
+    """Who asks, and so what there is for them. The one place where authorisation happens."""
+    # The service listens on loopback without a key; a page in the user's browser could reach it.
+    foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if foreign and request.method not in ("GET", "HEAD", "OPTIONS"):
+        raise ForeignPage(
+            "a page of another site may not change anything here",
+            hint="Use the service's own pages, or a client outside of the browser.",
+        )
+    return ALL_ACCESS
+
+
+def known_parameters(request: Request) -> None:
+    """A mistyped parameter is refused: `?hardwares=h100` would else answer for any chip."""
+    template = getattr(request.scope.get("route"), "path", "")
+    operation = request.app.openapi()["paths"].get(template, {}).get(request.method.lower())
+    if operation is None:
+        return
+    known = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            near = nearest(name[:80], known)
+            allowed = f"Known here: {', '.join(known)}." if known else "None is known here."
+            raise InvalidRequest(
+                f"unknown query parameter {name[:80]!r}",
+                hint=(f"Did you mean {near[0]}? " if near else "") + allowed,
+                details={"known": known},
+            )
+        check_text(value, name)
+        if len(value) > _MAX_PARAMETER:
+            raise InvalidRequest(
+                f"{name} has {len(value):,} characters; the limit is {_MAX_PARAMETER:,}",
+                hint="Send long text in the body of a POST.",
+            )
+
+
+Parts = Annotated[Services, Depends(_services)]
+Threads = Annotated[Background, Depends(_background)]
+Counters = Annotated[Metrics, Depends(_metrics)]
+Access = Annotated[str, Depends(access_scope)]

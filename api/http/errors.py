@@ -1,0 +1,149 @@
+"""Every error leaves in one shape: {code, message, hint, details}.
+
+Knows the errors of the product, of the web framework and of request models; what it does not know
+is a defect, is answered without its internals and is logged by the middleware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from pydantic_core import ErrorDetails
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable, nearest
+
+_SHOWN = 20_000  # characters of a message
+_PROBLEMS = 20
+
+
+class ErrorBody(BaseModel):
+    """The one shape of an error."""
+
+    code: str = Field(description="Stable; for programs.", examples=["unknown_hardware"])
+    message: str = Field(description="What is wrong.", examples=["unknown hardware 'h10'"])
+    hint: str = Field(description="What to do next.", examples=["Did you mean h100?"])
+    details: dict[str, Any] = Field(description="Values to act on; may be empty.")
+
+
+class MethodNotAllowed(KernloreError):
+    code, status = "method_not_allowed", 405
+
+
+class ForeignPage(KernloreError):
+    """A page of another site made the browser send this."""
+
+    code, status = "foreign_page", 403
+
+
+class InternalError(KernloreError):
+    code, status = "internal_error", 500
+
+
+def internal_error(request_id: str) -> InternalError:
+    return InternalError(
+        "the service failed to answer this request",
+        hint="This is a defect of Kernlore; report it with the request id, which is in the log.",
+        details={"request_id": request_id},
+    )
+
+
+def respond(error: KernloreError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(error_json(error), status_code=error.status, headers=headers)
+
+
+def error_json(error: KernloreError) -> dict[str, Any]:
+    return cast(dict[str, Any], _sendable(error.as_json()))
+
+
+def _sendable(value: Any) -> Any:
+    """Text that repeats hostile input may hold halves of characters, which UTF-8 refuses."""
+    if isinstance(value, str):
+        return value[:_SHOWN].encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_sendable(str(key)): _sendable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_sendable(entry) for entry in value]
+    return (
+        value if value is None or isinstance(value, bool | int | float) else _sendable(str(value))
+    )
+
+
+def invalid_fields(problems: Sequence[ErrorDetails]) -> InvalidRequest:
+    """Which fields of a request are wrong, and how."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
+        text = problem["msg"].removeprefix("Value error, ")
+        found.setdefault(path, text[:1].lower() + text[1:])
+    listed = [{"path": path, "message": text} for path, text in found.items()][:_PROBLEMS]
+    first = listed[0]
+    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return InvalidRequest(
+        f"{first['path']}: {first['message']}{others}",
+        hint=f"Correct {first['path']}; GET /docs shows what each request takes.",
+        details={"problems": listed},
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Hand every kind of failure to the one shape."""
+    app.add_exception_handler(KernloreError, _known)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(OperationalError, _catalog)
+
+
+def _known(_: Request, error: Exception) -> JSONResponse:
+    return respond(cast(KernloreError, error))
+
+
+def _invalid(_: Request, error: Exception) -> JSONResponse:
+    problems = cast(RequestValidationError, error).errors()
+    # The first part of a place is where it came in: query, path.
+    return respond(invalid_fields([{**p, "loc": p["loc"][1:] or p["loc"]} for p in problems]))
+
+
+def _catalog(_: Request, error: Exception) -> JSONResponse:
+    if "locked" not in str(cast(OperationalError, error).orig):
+        raise error
+    busy = Unavailable("the catalog is busy with other writers", hint="Repeat the request.")
+    return respond(busy, {"Retry-After": "1"})
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    error = cast(HTTPException, error)
+    if error.status_code == 404:
+        return respond(_unknown_route(request))
+    if error.status_code == 405:
+        methods = _methods(request) or [m for m in (error.headers or {}).values()]
+        wrong = MethodNotAllowed(
+            f"{request.method[:20]} is not possible here",
+            hint=f"Use {' or '.join(methods)}; GET /docs lists every route.",
+            details={"allowed": methods},
+        )
+        return respond(wrong, {"Allow": ", ".join(methods)})
+    other = InvalidRequest(str(error.detail), hint="GET /docs shows what each request takes.")
+    return JSONResponse(error_json(other), status_code=error.status_code, headers=error.headers)
+
+
+def _unknown_route(request: Request) -> NotFound:
+    known = request.app.openapi()["paths"]
+    near = nearest(request.url.path[:200], known)
+    meant = f"Did you mean {', '.join(near)}? " if near else ""
+    return NotFound(
+        f"no route {request.url.path[:200]}",
+        hint=f"{meant}GET /docs lists every route.",
+        details={"nearest": near},
+    )
+
+
+def _methods(request: Request) -> list[str]:
+    template = getattr(request.scope.get("route"), "path", "")
+    return sorted(method.upper() for method in request.app.openapi()["paths"].get(template, ()))

@@ -1,0 +1,154 @@
+"""Uploads while they arrive: each file spooled up to its limit, the rest of it dropped.
+
+A file over its limit does not spoil the others of the same upload. Knows nothing of documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from fastapi import Request
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from api.http.bodies import check_text, media_type, too_large
+from kb.errors import InvalidRequest, UnsupportedFormat, nearest
+from kb.settings import Settings
+
+# Spooled files live on the temporary disk until they are stored.
+TOTAL_FILES = 16
+_FIELDS = ("hardware", "category", "languages", "title", "source_key")
+_SINGLE = ("category", "title", "source_key")
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """One file as it came in; `oversized` ones were not kept."""
+
+    name: str
+    file: BinaryIO
+    oversized: bool
+
+    def close(self) -> None:
+        self.file.close()
+
+
+@dataclass(frozen=True)
+class UploadForm:
+    files: tuple[Incoming, ...]
+    fields: dict[str, list[str]] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        return next(iter(self.fields.get(name, ())), None)
+
+    def listed(self, name: str) -> tuple[str, ...]:
+        """Repeated fields and comma lists alike."""
+        values = self.fields.get(name, ())
+        return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+class _LimitedParser(MultiPartParser):
+    def __init__(
+        self, headers: Headers, stream: AsyncGenerator[bytes, None], settings: Settings
+    ) -> None:
+        super().__init__(headers, stream, max_files=settings.max_files_per_upload, max_fields=100)
+        self.oversized: set[int] = set()
+        self._limit = settings.max_file_bytes
+        self._size = 0
+        self._total = 0
+
+    def on_part_begin(self) -> None:
+        super().on_part_begin()
+        self._size = 0
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        file = self._current_part.file
+        if file is not None:
+            self._size += end - start
+            if self._size > self._limit:
+                self.oversized.add(id(file))
+                return
+            self._total += end - start
+            if self._total > TOTAL_FILES * self._limit:
+                limit = TOTAL_FILES * self._limit
+                raise too_large("upload", limit, "KERNLORE_MAX_FILE_BYTES, or send fewer files")
+        super().on_part_data(data, start, end)
+
+
+async def read_upload(request: Request) -> UploadForm:
+    """The files and fields of a multipart request; the caller closes the files."""
+    settings: Settings = request.app.state.settings
+    _check_type(request)
+    parser = _LimitedParser(request.headers, request.stream(), settings)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(
+            f"unreadable upload: {error.message}",
+            hint="Send multipart/form-data with one or more files in the field `file`.",
+            details={"max_files": settings.max_files_per_upload},
+        ) from None
+    try:
+        return _sorted(form.multi_items(), parser.oversized)
+    except InvalidRequest:
+        await form.close()
+        raise
+
+
+def _check_type(request: Request) -> None:
+    kind = media_type(request)
+    if kind != "multipart/form-data":
+        raise UnsupportedFormat(
+            f"{kind or 'a body without content type'} where an upload belongs",
+            hint="Send multipart/form-data: curl -F file=@manual.pdf -F hardware=ID .../documents",
+        )
+    _, options = parse_options_header(request.headers["content-type"])
+    charset = options.get(b"charset", b"utf-8").lower()
+    if charset not in (b"utf-8", b"utf8", b"us-ascii"):
+        raise UnsupportedFormat("the form's charset is not UTF-8", hint="Send it in UTF-8.")
+
+
+def _sorted(items: list[tuple[str, str | UploadFile]], oversized: set[int]) -> UploadForm:
+    files: list[Incoming] = []
+    fields: dict[str, list[str]] = {}
+    for name, value in items:
+        if isinstance(value, UploadFile):
+            if name != "file":
+                raise _misplaced(f"a file in the field {name[:80]!r}", "file")
+            label = check_text(value.filename or "", "the file name")
+            files.append(Incoming(label, value.file, id(value) in oversized))
+        elif name in _FIELDS:
+            fields.setdefault(name, []).append(check_text(value, name))
+        elif name == "file":
+            raise _misplaced("the field `file` without a file name", "file")
+        else:
+            raise _misplaced(f"unknown field {name[:80]!r}", *nearest(name[:80], _FIELDS, 1))
+    _check(files, fields)
+    return UploadForm(tuple(files), fields)
+
+
+def _misplaced(what: str, *meant: str) -> InvalidRequest:
+    near = f"Did you mean {meant[0]}? " if meant else ""
+    return InvalidRequest(
+        what, hint=f"{near}Files go into `file`; fields are {', '.join(_FIELDS)}."
+    )
+
+
+def _check(files: list[Incoming], fields: dict[str, list[str]]) -> None:
+    if not files or files == [f for f in files if not f.name]:
+        raise InvalidRequest("no file in the upload", hint="Send at least one in the field `file`.")
+    for name in _SINGLE:
+        if len(fields.get(name, ())) > 1:
+            raise InvalidRequest(f"{name} is given twice", hint="Give it once.")
+    for name in ("title", "source_key"):
+        # As one source_key they would be versions of each other.
+        if len(files) > 1 and (fields.get(name) or [""])[0].strip():
+            raise InvalidRequest(
+                f"one {name} for {len(files)} files", hint=f"Send them one by one to give a {name}."
+            )
+    for name, values in fields.items():
+        if any(len(value) > 2000 for value in values):
+            raise InvalidRequest(f"{name} is over 2,000 characters", hint="Shorten it.")

@@ -1,0 +1,142 @@
+"""The description of the interface: schemas of the bodies, and an example for every signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from api.http import models
+from api.http.errors import ErrorBody
+from retrieval.signals import load_signals
+
+TITLE = "Kernlore"
+DESCRIPTION = """The knowledge service behind kernel optimizers: upload the manuals of a chip, ask
+with what went wrong at run time, get cited excerpts, moves and skills for exactly that hardware.
+
+Every error has one shape: `{code, message, hint, details}`. Hardware fails closed: an unknown id is
+a 404 that names the nearest, and nothing scoped to another chip is ever returned."""
+TAGS = [
+    {"name": "retrieve", "description": "Ask, and report what became of the answer."},
+    {"name": "knowledge", "description": "The signals, and the tree of what is known."},
+    {"name": "documents", "description": "Upload, watch, read, correct and remove manuals."},
+    {"name": "hardware", "description": "Chips, their lineage, facts and coverage."},
+    {"name": "skills", "description": "Measured transformations."},
+    {"name": "service", "description": "Is it alive, ready, and what does it do?"},
+]
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be answered as it is."},
+    "5XX": {"model": ErrorBody, "description": "The service failed, or is not ready yet."},
+}
+_BODIES: tuple[type[BaseModel], ...] = (
+    models.RetrieveBody,
+    models.OutcomeBody,
+    models.PassagePatch,
+    models.FactPatch,
+    models.HardwareBody,
+)
+
+_LOG = (
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, "
+    "Required: 294912, Hardware limit: 232448. Reducing block sizes or `num_stages` may help."
+)
+_METRICS = {
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": 91.4,
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": 22.8,
+    "launch__registers_per_thread": 64,
+}
+
+
+def service_version() -> str:
+    try:
+        return version("kernlore")
+    except PackageNotFoundError:  # run from its source folder
+        return "0+source"
+
+
+def retrieve_examples() -> dict[str, Any]:
+    """For every signal one, then one for every other way to ask."""
+    examples: dict[str, Any] = {
+        signal.id: {
+            "summary": f"signal, {signal.group}: {signal.title}",
+            "value": {"signal": signal.id, "hardware": "h100"},
+        }
+        for signal in load_signals()
+    }
+    question = "How do I overlap global loads with matrix instructions?"
+    ways = {
+        "raw log": {"log": _LOG, "hardware": "h100", "language": "triton"},
+        "profiler metrics": {"metrics": _METRICS, "hardware": "h100", "op": "softmax"},
+        "question": {"query": question, "hardware": "mi300x", "categories": ["hardware"]},
+        "combination": {
+            "signal": "memory_bound",
+            "metrics": _METRICS,
+            "query": question,
+            "hardware": "h200",
+            "op": "matmul",
+            "language": "triton",
+            "dtype": "bf16",
+            "k": 10,
+            "max_tokens": 3000,
+        },
+    }
+    return examples | {name: {"summary": name, "value": value} for name, value in ways.items()}
+
+
+def json_request(model: type[BaseModel], examples: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is read by `bodies.json_body`."""
+    content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+    if examples:
+        content["examples"] = examples
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def text_request(extra: dict[str, Any], media_type: str, what: str, example: str) -> dict[str, Any]:
+    """The same route also takes plain text."""
+    schema = {"type": "string", "description": what}
+    extra["requestBody"]["content"][media_type] = {"schema": schema, "example": example}
+    return extra
+
+
+def upload_request() -> dict[str, Any]:
+    text = {"type": "string"}
+    many = {"type": "array", "items": text}
+    properties = {
+        "file": {"type": "array", "items": {"type": "string", "format": "binary"}},
+        "hardware": {**many, "description": "Ids, names or aliases; none: about any hardware."},
+        "category": {"type": "string", "enum": ["constraint", "guidance", "hardware"]},
+        "languages": many,
+        "title": {**text, "description": "For one file; default: the document's own."},
+        "source_key": {**text, "description": "Names the logical document over its revisions."},
+    }
+    schema = {"type": "object", "required": ["file"], "properties": properties}
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    }
+
+
+def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """What `app.openapi` is to be; built once."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=TITLE,
+                version=service_version(),
+                description=DESCRIPTION,
+                routes=app.routes,
+                tags=TAGS,
+            )
+            known = schema.setdefault("components", {}).setdefault("schemas", {})
+            for model in _BODIES:
+                own = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                known.update(own.pop("$defs", {}))
+                known[model.__name__] = own
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi

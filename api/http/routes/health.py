@@ -1,0 +1,49 @@
+"""Is it alive, how far is it, what does it count, where to start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from api.http.dependencies import Counters, Threads
+from api.http.metrics import CONTENT_TYPE
+from api.http.openapi import service_version
+from api.http.plain import plain
+from api.services import Readiness
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/", include_in_schema=False)
+def start() -> dict[str, Any]:
+    return {
+        "service": "kernlore",
+        "version": service_version(),
+        "docs": "/docs",
+        "try": [
+            "GET /retrieve?signal=memory_bound&hardware=h100",
+            "POST /retrieve with the raw log of a failed compile as text/plain",
+            "POST /documents with the manual of your chip in the field `file`",
+        ],
+    }
+
+
+@router.get("/healthz", summary="Alive")
+def healthz() -> dict[str, str]:
+    return {"status": "alive", "version": service_version()}
+
+
+@router.get("/readyz", summary="How far the service is", response_model=Readiness)
+def readyz(background: Threads) -> JSONResponse:
+    """503 only while it cannot yet answer by words; `ready` once every passage has its vector."""
+    state = background.readiness()
+    waiting = state.jobs.get("queued", 0) + state.jobs.get("running", 0)
+    answers = state.knowledge_loaded and (state.passages > 0 or not waiting)
+    return JSONResponse(plain(state), status_code=200 if answers else 503)
+
+
+@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+def metrics(counters: Counters) -> Response:
+    return Response(counters.text(), media_type=CONTENT_TYPE)

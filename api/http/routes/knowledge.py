@@ -1,0 +1,33 @@
+"""The signals, and the tree of knowledge."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+
+from api.http.dependencies import Access, Parts
+from api.http.plain import plain
+from retrieval.signals import load_signals
+
+router = APIRouter(tags=["knowledge"])
+
+
+@router.get("/signals", summary="Every run-time signal")
+def signals() -> dict[str, Any]:
+    return {"signals": [plain(signal) for signal in load_signals()]}
+
+
+@router.get("/knowledge", summary="One place in the tree of knowledge")
+def knowledge(
+    parts: Parts,
+    access: Access,
+    path: Annotated[
+        str, Query(description="As hardware/h100/memory; empty: the top.", max_length=2000)
+    ] = "",
+) -> JSONResponse:
+    """category / hardware / topic / document / section, with counts."""
+    from retrieval.tree import knowledge_node
+
+    return JSONResponse(knowledge_node(parts.catalog, parts.registry, path, access).as_json())

@@ -1,0 +1,402 @@
+"""The skill library: built-in folders kept in step with the catalog, skills in and out as folders,
+and what a reader sees of one.
+
+What a file says about its own state is never believed: shipped skills are curated and active,
+whatever is imported is a candidate without evidence. Ranking and drafting are done elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Connection
+
+from ingestion.moves import moves_of
+from kb.catalog import skills as store
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.skills import (
+    EvidenceRow,
+    Outcome,
+    SkillDraft,
+    SkillEvent,
+    SkillRow,
+    SkillScopes,
+    State,
+    Tier,
+)
+from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
+from kb.predicates import compile_predicate
+from kb.scope import ALL_ACCESS
+from retrieval.metrics import load_metrics
+from retrieval.signals import load_signals
+from skills.schema import (
+    MOVES_JSON,
+    RECIPE_JSON,
+    STRUCTURED,
+    SkillFile,
+    advice,
+    evidence_line,
+    skill_file,
+    sources_of,
+)
+from skills.skillfile import content_sha256, read_skill, skill_folders, write_skill
+
+BUILTIN_ACTOR = "builtin"
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    skills: int
+    changed: int
+    retired: int
+
+
+@dataclass(frozen=True)
+class Imported:
+    """`dropped`: what the folder held or claimed that is not taken over."""
+
+    name: str
+    outcome: Outcome
+    state: str
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SkillSummary:
+    name: str
+    description: str
+    tier: str
+    state: str
+    polarity: str
+    version: int
+    scopes: SkillScopes
+    evidence: str  # one line of figures, or "not measured here"
+    updated_at: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SkillDetail:
+    """A skill with all that backs it. `front_matter` is that of its export."""
+
+    summary: SkillSummary
+    id: str
+    front_matter: Mapping[str, Any]
+    body: str
+    predicate: str | None
+    moves: tuple[Mapping[str, Any], ...]
+    recipe: Mapping[str, Any] | None
+    sources: tuple[Mapping[str, Any], ...]
+    files: Mapping[str, str]
+    origin: str
+    events: tuple[SkillEvent, ...]
+    evidence: tuple[EvidenceRow, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        return {**found.pop("summary"), "measured": found.pop("evidence"), **found}
+
+
+class SkillLibrary:
+    """Every method sees only what `access_scope` may see."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._registry = HardwareRegistry(catalog)
+
+    # -- reading
+
+    def list(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        tier: str | None = None,
+        hardware: str | None = None,
+        signal: str | None = None,
+        access_scope: str = ALL_ACCESS,
+    ) -> list[SkillSummary]:
+        """Skills by name. `hardware`: those that hold for it, so also of its lineage and of any."""
+        odd = sorted({*(states or ())} - {*store.STATES})
+        if odd or (tier is not None and tier not in store.TIERS):
+            raise InvalidRequest(
+                f"no such state or tier: {', '.join(odd) or tier}",
+                hint=f"States: {', '.join(store.STATES)}. Tiers: {', '.join(store.TIERS)}.",
+            )
+        scopes = None if hardware is None else self._scopes(hardware)
+        wanted = None if signal is None else load_signals().get(signal).id
+        with self._catalog.read() as connection:
+            rows = store.listed(
+                connection,
+                states=states,
+                tier=tier,
+                hardware_scopes=scopes,
+                signal=wanted,
+                access_scope=access_scope,
+            )
+            ids = [row.id for row in rows]
+            evidence = store.evidence_for(connection, ids, access_scope)
+        return [_summary(row, evidence.get(row.id, [])) for row in rows]
+
+    def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
+        """One skill; NotFound names the nearest."""
+        with self._catalog.read() as connection:
+            row = store.get(connection, name, access_scope)
+            evidence = store.evidence_of(connection, row.id, access_scope)
+            events = store.events(connection, row.id, access_scope)
+        exported = skill_file(row, evidence)
+        return SkillDetail(
+            summary=_summary(row, evidence),
+            id=row.id,
+            front_matter=_front_matter(exported),
+            body=row.body,
+            predicate=row.predicate,
+            moves=row.moves,
+            recipe=row.recipe,
+            sources=row.sources,
+            files=dict(row.metadata.get("files", {})),
+            origin=row.origin,
+            events=tuple(events),
+            evidence=tuple(evidence),
+        )
+
+    # -- in and out
+
+    def sync_builtin(self, folder: Path) -> SyncReport:
+        """Bring the shipped skills up to the folders below `folder`; those gone are retired.
+
+        A state that somebody else set stays.
+        """
+        drafts = [
+            self._draft(read_skill(path), "curated", "shipped") for path in skill_folders(folder)
+        ]
+        changed = 0
+        with self._catalog.write() as connection:
+            for draft in drafts:
+                if not draft.sources:
+                    raise InvalidKnowledge(
+                        f"the shipped skill {draft.name} names no source",
+                        hint="List where it comes from under `## Sources`.",
+                    )
+                changed += self._sync_one(connection, draft)
+            retired = self._retire_gone(connection, {draft.name for draft in drafts})
+        return SyncReport(len(drafts), changed, retired)
+
+    def import_folder(
+        self,
+        folder: Path,
+        *,
+        actor: str,
+        tier: Tier = "learned",
+        access_scope: str = ALL_ACCESS,
+    ) -> Imported:
+        """Take over a skill folder as a candidate, without its evidence and scripts."""
+        skill = read_skill(folder)
+        draft = self._draft(skill, tier, "import")
+        claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
+        kept = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
+        dropped = tuple(claims + sorted(skill.files.keys() - kept))
+        claimed_sha = skill.metadata.get("kb.content-sha256")
+        details = {"dropped": list(dropped), "claimed_sha256": claimed_sha}
+        with self._catalog.write() as connection:
+            known = store.find(connection, draft.name, access_scope)
+            if known is not None and known.content_sha256 == draft.content_sha256:
+                return Imported(draft.name, "unchanged", known.state, dropped)
+            if known is not None and (known.state != "candidate" or known.tier != tier):
+                raise Conflict(
+                    f"{draft.name} is already here as {known.tier} and {known.state}",
+                    hint="Give the folder and its `name` another name to import it beside that.",
+                )
+            stored = store.put(
+                connection,
+                draft,
+                state="candidate",
+                actor=actor,
+                reason="imported from a folder",
+                details=details,
+                access_scope=access_scope,
+            )
+        return Imported(draft.name, stored.outcome, "candidate", dropped)
+
+    def export(
+        self,
+        parent: Path,
+        names: Iterable[str] | None = None,
+        *,
+        access_scope: str = ALL_ACCESS,
+    ) -> Sequence[Path]:
+        """Write skills as folders below `parent`: the named ones, else all that are not retired."""
+        with self._catalog.read() as connection:
+            if names is not None:
+                rows = [store.get(connection, name, access_scope) for name in names]
+            else:
+                shown = ("candidate", "active", "suspect")
+                rows = store.listed(connection, states=shown, access_scope=access_scope)
+            evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
+        return [write_skill(skill_file(row, evidence.get(row.id, [])), parent) for row in rows]
+
+    def set_state(
+        self,
+        name: str,
+        state: State,
+        *,
+        actor: str,
+        reason: str,
+        access_scope: str = ALL_ACCESS,
+    ) -> SkillEvent:
+        with self._catalog.write() as connection:
+            return store.set_state(
+                connection, name, state, actor=actor, reason=reason, access_scope=access_scope
+            )
+
+    # -- parts
+
+    def _scopes(self, hardware: str) -> tuple[str, ...]:
+        return self._registry.scopes(self._registry.resolve(hardware))
+
+    def _draft(
+        self, skill: SkillFile, tier: Tier, origin: Literal["shipped", "import"]
+    ) -> SkillDraft:
+        """The skill as a row, its ids checked against what is registered here."""
+        signals = load_signals()
+        scopes = skill.scopes
+        hardware = {self._registry.resolve(name) for name in scopes.hardware}
+        for signal in scopes.signals:
+            signals.get(signal)
+        _check_predicate(skill)
+        draft = SkillDraft(
+            name=skill.name,
+            tier=tier,
+            transformation=skill.transformation,
+            description=skill.description,
+            body=skill.body,
+            scopes=replace(scopes, hardware=tuple(sorted(hardware))),
+            content_sha256="",
+            origin=origin,
+            polarity=skill.metadata.get("kb.polarity", "use"),
+            predicate=skill.predicate,
+            moves=_moves(skill),
+            recipe=_recipe(skill),
+            sources=sources_of(skill.body),
+            metadata={
+                "allowed_tools": skill.allowed_tools,
+                "other": {k: v for k, v in skill.metadata.items() if not k.startswith("kb.")},
+                "files": _texts(skill),
+            },
+            license=skill.license,
+            compatibility=skill.compatibility,
+            version=int(skill.metadata.get("kb.version", "1")),
+        )
+        return replace(draft, content_sha256=content_sha256(advice(draft)))
+
+    @staticmethod
+    def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
+        stored = store.put(
+            connection, draft, state="active", actor=BUILTIN_ACTOR, reason="ships with the product"
+        )
+        row = store.get(connection, draft.name, ALL_ACCESS)
+        last = store.events(connection, row.id, ALL_ACCESS)[-1]
+        if row.state == "retired" and last.event == "state" and last.actor == BUILTIN_ACTOR:
+            store.set_state(
+                connection, draft.name, "active", actor=BUILTIN_ACTOR, reason="ships again"
+            )
+        return stored.outcome != "unchanged"
+
+    @staticmethod
+    def _retire_gone(connection: Connection, kept: set[str]) -> int:
+        rows = store.listed(connection, origin="shipped")
+        gone = [row for row in rows if row.name not in kept and row.state != "retired"]
+        for row in gone:
+            store.set_state(
+                connection, row.name, "retired", actor=BUILTIN_ACTOR, reason="no longer ships"
+            )
+        return len(gone)
+
+
+def _summary(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillSummary:
+    return SkillSummary(
+        name=row.name,
+        description=row.description,
+        tier=row.tier,
+        state=row.state,
+        polarity=row.polarity,
+        version=row.version,
+        scopes=row.scopes,
+        evidence=evidence_line(evidence),
+        updated_at=row.updated_at,
+    )
+
+
+def _front_matter(skill: SkillFile) -> dict[str, Any]:
+    fields = {
+        "name": skill.name,
+        "description": skill.description,
+        "license": skill.license,
+        "compatibility": skill.compatibility,
+        "allowed-tools": skill.allowed_tools,
+    }
+    given = {key: value for key, value in fields.items() if value is not None}
+    return {**given, "metadata": dict(skill.metadata)}
+
+
+def _check_predicate(skill: SkillFile) -> None:
+    if skill.predicate is None:
+        return
+    names, signals, metrics = (
+        compile_predicate(skill.predicate).names(),
+        load_signals(),
+        load_metrics(),
+    )
+    for signal in names.signals:
+        signals.get(signal)
+    unknown = [name for name in names.metrics if name not in metrics]
+    if unknown:
+        raise InvalidKnowledge(
+            f"the predicate of {skill.name} reads unknown metrics: {', '.join(unknown)}",
+            hint="Use the names of the metric registry.",
+        )
+
+
+def _moves(skill: SkillFile) -> list[Mapping[str, Any]]:
+    moves = _structured(skill, MOVES_JSON, list) or []
+    moves_of({"moves": moves})
+    return moves
+
+
+def _recipe(skill: SkillFile) -> Mapping[str, Any] | None:
+    recipe: Mapping[str, Any] | None = _structured(skill, RECIPE_JSON, dict)
+    return recipe
+
+
+def _structured(skill: SkillFile, name: str, kind: type) -> Any:
+    if name not in skill.files:
+        return None
+    try:
+        found = json.loads(skill.files[name])
+    except ValueError as error:
+        raise InvalidKnowledge(
+            f"{name} of {skill.name} is not JSON: {error}", hint="Correct it at that place."
+        ) from error
+    if not isinstance(found, kind):
+        raise InvalidKnowledge(
+            f"{name} of {skill.name} is no JSON {kind.__name__}", hint="Export a skill to see one."
+        )
+    return found
+
+
+def _texts(skill: SkillFile) -> dict[str, str]:
+    """The reference texts that are kept; scripts and binaries are not."""
+    kept = {}
+    for name, data in sorted(skill.files.items()):
+        if name.startswith("references/") and name not in STRUCTURED:
+            try:
+                kept[name] = data.decode("utf-8")
+            except UnicodeDecodeError:
+                continue  # reported among what was dropped
+    return kept
