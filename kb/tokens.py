@@ -25,6 +25,10 @@ _JOINT = re.compile(r"\.|::|->|-|_")
 _DOTS = re.compile(r"\.|::|->|-")
 _MAX_NAME = 80  # longer runs are base64 or mangled symbols: parts only
 
+# British and American spelling meet before the stemmer: "optimise", "colour".
+_ISE = re.compile(r"([a-z]{3,})is(e|es|ed|ing|ation|ations|er|ers|able)\Z")
+_OUR = re.compile(r"([a-z]{2,})our(s|ed|ing|ite|able|hood|)\Z")
+
 _stemmer = snowballstemmer.stemmer("english")
 
 # Function words carry no subject; dropping them from queries and index alike halves the postings.
@@ -39,7 +43,10 @@ STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
-    """The English stem of a lower-case word."""
+    """The English stem of a lower-case word, in one spelling."""
+    word = _ISE.sub(r"\1iz\2", word)
+    if len(word) > 5:
+        word = _OUR.sub(r"\1or\2", word)
     return str(_stemmer.stemWord(word))
 
 

@@ -8,6 +8,7 @@ sentence. Text is the document's own."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -18,14 +19,27 @@ from kb.tokens import tokenize
 from retrieval.answer import DocumentRef, Excerpt
 from retrieval.ranking import Ranked
 
-SINGLE = 10  # excerpts that stay one passage
-GROWN_CHARS = 1000
-DUPLICATE = 0.85  # shared words over the smaller excerpt's
+
+@dataclass(frozen=True)
+class Shape:
+    """singles: excerpts that stay one passage. grown_chars: size of the later ones. duplicate:
+    share of the smaller excerpt's words at which two say the same."""
+
+    singles: int = 8
+    grown_chars: int = 800
+    duplicate: float = 0.85
+
+
+SHAPE = Shape()
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 
 
 def make_excerpts(
-    connection: Connection, ranked: Sequence[Ranked], scope: ScopeFilter, count: int
+    connection: Connection,
+    ranked: Sequence[Ranked],
+    scope: ScopeFilter,
+    count: int,
+    shape: Shape = SHAPE,
 ) -> list[Excerpt]:
     """At most `count` excerpts, best first."""
     chosen: list[list[Passage]] = []
@@ -42,11 +56,11 @@ def make_excerpts(
             if passage is None or passage.seq in used:
                 continue
             bag = frozenset(tokenize(passage.shown))
-            if any(_near(bag, other) for other in words):
+            if any(_near(bag, other, shape) for other in words):
                 continue
             group = [passage]
-            if len(chosen) >= SINGLE:
-                group = _grow(passage, sections.get(passage.section_id, []), by_seq, used)
+            if len(chosen) >= shape.singles:
+                group = _grow(passage, sections.get(passage.section_id, []), by_seq, used, shape)
             used.update(member.seq for member in group)
             words.append(bag)
             chosen.append(group)
@@ -60,13 +74,17 @@ def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
         yield ranked[start : start + size]
 
 
-def _near(bag: frozenset[str], other: frozenset[str]) -> bool:
+def _near(bag: frozenset[str], other: frozenset[str], shape: Shape) -> bool:
     smaller = min(len(bag), len(other))
-    return smaller > 0 and len(bag & other) > DUPLICATE * smaller
+    return smaller > 0 and len(bag & other) > shape.duplicate * smaller
 
 
 def _grow(
-    passage: Passage, section: Sequence[Passage], scores: dict[int, Ranked], used: set[int]
+    passage: Passage,
+    section: Sequence[Passage],
+    scores: dict[int, Ranked],
+    used: set[int],
+    shape: Shape,
 ) -> list[Passage]:
     """The passage with its neighbours, the better side first, up to the size of an excerpt."""
     members = {p.seq: n for n, p in enumerate(section)}
@@ -80,7 +98,7 @@ def _grow(
             for n in (low - 1, high + 1)
             if 0 <= n < len(section)
             and section[n].seq not in used
-            and size + len(section[n].shown) <= GROWN_CHARS
+            and size + len(section[n].shown) <= shape.grown_chars
         ]
         if not sides:
             return list(section[low : high + 1])

@@ -14,10 +14,13 @@ from kb.tokens import tokenize
 from retrieval.log_lines import query_lines
 from retrieval.metrics import MetricRegistry
 from retrieval.signals import Signal
+from retrieval.thesaurus import other_names
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
-SIGNAL_WEIGHT = 0.8  # of a signal's phrases beside a detail; alone they weigh 1
+MAX_SIGNALS = 3  # of a verdict are asked for
+SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
+THESAURUS_WEIGHT = 0.4
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def make_plan(
     signals: Sequence[Signal],
     op: str | None,
 ) -> Plan:
-    """signals: those given or found, the leading one first; only the first three are asked for."""
+    """signals: those given or found, the leading one first."""
     detail = " ".join(filter(None, [query, _telling(log), op]))
     names = " ".join(_metric_words(metrics, registry))
     words: list[Words] = []
@@ -62,12 +65,15 @@ def make_plan(
         words.append(Words(1.0, tokens))
         phrases.append(Phrase(1.0, (detail or names)[:MAX_DENSE_CHARS]))
     share = SIGNAL_WEIGHT if tokens else 1.0
-    for rank, signal in enumerate(signals[:3]):
+    for rank, signal in enumerate(signals[:MAX_SIGNALS]):
         weight = share / (1 + rank)
         known = {token for group in words for token in group.tokens}
         fresh = [t for t in _distinct(tokenize(" ".join(signal.phrases))) if t not in known]
         words.append(Words(weight, tuple(fresh[:MAX_TOKENS])))
         phrases += [Phrase(weight / len(signal.phrases), text) for text in signal.phrases]
+    others = other_names({token for group in words for token in group.tokens})
+    if others:
+        words.append(Words(THESAURUS_WEIGHT, others))
     return Plan(tuple(words), tuple(phrases))
 
 

@@ -1,8 +1,8 @@
 """The ranking: lexical and dense scores of the passages within a scope, fused into one order.
 
-    lexical = sum over levels of weight * (score / best score of the level), over its own maximum
+    lexical = passage + SECTION * section, each over its best score, the sum over its own maximum
     dense   = cos(query, passage) + NEIGHBOUR * the better neighbour's, between median and best
-    score   = (lexical + DENSE * dense) * prose prior
+    score   = (lexical + DENSE * dense) * prior of prose and code
 
 A normalised sum keeps how much better the best hit is, which rank fusion throws away. The constants
 were chosen on the development rows and confirmed on rows that took no part in it
@@ -26,13 +26,29 @@ from kb.scope import ScopeFilter
 from retrieval.plan import Plan
 from retrieval.vectors import VectorIndex
 
-LEVEL_WEIGHTS: Mapping[lexical.Level, float] = {"passage": 1.0, "window": 0.5, "section": 2.5}
-HEADING_WEIGHT = 2.0
-DENSE = 0.8
-NEIGHBOUR = 0.6
-PROSE = 0.3  # at most so much off for a passage without function words
+
+@dataclass(frozen=True)
+class Weights:
+    """The constants of the ranking; `benchmarks.retrieval_ablation` varies them one by one.
+
+    passage, section: lexical levels. heading: of the heading column in both. dense: beside the
+    lexical score. neighbour: share of the better neighbour's cosine. prose: most that is taken off
+    a passage without function words. code: factor on a block of code.
+    """
+
+    passage: float = 1.0
+    section: float = 2.5
+    heading: float = 2.0
+    dense: float = 0.9
+    neighbour: float = 0.5
+    prose: float = 0.2
+    code: float = 0.8
+
+
+WEIGHTS = Weights()
 PROSE_SHARE = 200  # per mille of function words that running prose reaches
 PER_LEVEL = 400  # rows taken from each lexical level
+BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 
 
@@ -56,53 +72,64 @@ def rank(
     index: VectorIndex,
     embed: EmbedQuery,
     model: str,
+    weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
     """All candidates, best first."""
     if plan.empty:
         return []
-    words = lexical_scores(connection, plan, scope)
+    words = lexical_scores(connection, plan, scope, weights)
     vector = query_vector(plan, embed)
     near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
     found = candidates(connection, {*words, *near}, model, scope)
-    dense = dense_scores(found, vector)
+    dense = dense_scores(found, vector, weights)
     ranked = []
     for seq, candidate in found.items():
         if not candidate.wanted:
             continue
-        prior = 1.0 - PROSE * (1.0 - min(1.0, candidate.prose / PROSE_SHARE))
         word, meaning = words.get(seq, 0.0), dense.get(seq, 0.0)
-        ranked.append(Ranked(seq, (word + DENSE * meaning) * prior, word, meaning))
+        score = (word + weights.dense * meaning) * _prior(candidate, weights)
+        ranked.append(Ranked(seq, score, word, meaning))
     return sorted(ranked, key=lambda r: (-r.score, r.seq))
 
 
-def lexical_scores(connection: Connection, plan: Plan, scope: ScopeFilter) -> dict[int, float]:
-    """Fused over the levels; 1.0 is the best passage. A section's score counts for all of its
-    passages.
+def _prior(candidate: Candidate, weights: Weights) -> float:
+    """What a passage is worth before it is asked for: running text answers more often than lists
+    and code.
     """
+    prose = 1.0 - weights.prose * (1.0 - min(1.0, candidate.prose / PROSE_SHARE))
+    return prose * (weights.code if candidate.kind == "code" else 1.0)
+
+
+def lexical_scores(
+    connection: Connection, plan: Plan, scope: ScopeFilter, weights: Weights = WEIGHTS
+) -> dict[int, float]:
+    """The best passages by their words and their section's; 1.0 is the best of all."""
     total: dict[int, float] = defaultdict(float)
-    for level, weight in LEVEL_WEIGHTS.items():
-        scores: dict[int, float] = defaultdict(float)
-        for group in plan.words:
-            found = lexical.search(
-                connection,
-                level,
-                group.tokens,
-                scope,
-                heading_weight=HEADING_WEIGHT,
-                limit=PER_LEVEL,
-            )
-            for seq, score in found.items():
-                scores[seq] += group.weight * score
-        normal = _over_best(scores)
-        if level == "section":
-            members = passages.sections_of(connection, normal)
-            for section, seqs in members.items():
-                for seq in seqs:
-                    total[seq] += weight * normal[section]
-        else:
-            for seq, score in normal.items():
-                total[seq] += weight * score
-    return _over_best(total)
+    for seq, score in _level(connection, "passage", plan, scope, weights).items():
+        total[seq] += weights.passage * score
+    sections = _level(connection, "section", plan, scope, weights)
+    for section, seqs in passages.sections_of(connection, sections).items():
+        for seq in seqs:
+            total[seq] += weights.section * sections[section]
+    best = sorted(total.items(), key=lambda item: (-item[1], item[0]))[:BY_WORDS]
+    return _over_best(dict(best))
+
+
+def _level(
+    connection: Connection,
+    level: lexical.Level,
+    plan: Plan,
+    scope: ScopeFilter,
+    weights: Weights,
+) -> dict[int, float]:
+    scores: dict[int, float] = defaultdict(float)
+    for group in plan.words:
+        found = lexical.search(
+            connection, level, group.tokens, scope, heading_weight=weights.heading, limit=PER_LEVEL
+        )
+        for seq, score in found.items():
+            scores[seq] += group.weight * score
+    return _over_best(scores)
 
 
 def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
@@ -111,7 +138,9 @@ def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
     return np.asarray(total / max(float(np.linalg.norm(total)), 1e-12), np.float32)
 
 
-def dense_scores(found: Mapping[int, Candidate], vector: Vectors) -> dict[int, float]:
+def dense_scores(
+    found: Mapping[int, Candidate], vector: Vectors, weights: Weights = WEIGHTS
+) -> dict[int, float]:
     """Cosine with a share of the better neighbour in the section, scaled to 0..1 from median to
     best.
     """
@@ -121,7 +150,7 @@ def dense_scores(found: Mapping[int, Candidate], vector: Vectors) -> dict[int, f
     seqs = list(vectors)
     cosine = dict(zip(seqs, (np.stack(list(vectors.values())) @ vector).tolist(), strict=True))
     raw = {
-        seq: cosine[seq] + NEIGHBOUR * _better_neighbour(seq, found, cosine)
+        seq: cosine[seq] + weights.neighbour * _better_neighbour(seq, found, cosine)
         for seq in seqs
         if found[seq].wanted
     }
@@ -137,7 +166,7 @@ def _better_neighbour(
 ) -> float:
     section = found[seq].section_id
     beside = (n for n in (seq - 1, seq + 1) if n in found and found[n].section_id == section)
-    return max((cosine.get(n, 0.0) for n in beside), default=0.0)
+    return max((cosine.get(n, 0.0) for n in beside), default=cosine[seq])
 
 
 def _over_best(scores: Mapping[int, float]) -> dict[int, float]:

@@ -17,7 +17,7 @@ from typing import Any
 from kb.errors import InvalidKnowledge, UnknownSignal
 
 DATA = Path(__file__).parent / "data"
-PHRASES = 3
+PHRASES = 3  # at least
 _KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", "topics"})
 
 
@@ -83,7 +83,7 @@ def _signal(row: Mapping[str, Any], origin: str) -> Signal:
     if row.keys() != _KEYS:
         odd = ", ".join(sorted(row.keys() ^ _KEYS))
         raise _broken(origin, f"signal {row.get('id')!r} has missing or unknown keys: {odd}")
-    if len(row["phrases"]) != PHRASES:
+    if len(row["phrases"]) < PHRASES:
         raise _broken(origin, f"signal {row['id']!r} needs {PHRASES} phrases")
     return Signal(
         id=row["id"],

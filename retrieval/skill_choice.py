@@ -1,10 +1,11 @@
-"""At most three skills for a request: scope and preconditions first, then the product of the score's parts.
+"""At most three skills for a request: scope and preconditions first, then the product of the
+score's parts.
 
     score = relevance x evidence x scope x freshness        (parts are returned)
 
-relevance: how near the skill's signals are to the leading signal of the verdict. evidence: 0.5 where nothing was
-measured here. scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5 for a suspect skill.
-"""
+relevance: how near the skill's signals are to the leading signal of the verdict. evidence: 0.5
+where nothing was measured here. scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5
+for a suspect skill."""
 
 from __future__ import annotations
 

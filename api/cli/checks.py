@@ -162,7 +162,7 @@ def _vectors(services: Services) -> Check:
 
 def _originals(services: Services) -> Check:
     """Whether the stored file of each current version is there, byte for byte."""
-    keys = {d.version.blob_key for d in services.documents.list() if d.version is not None}
+    keys = {d.version.blob_key for d in services.documents.find() if d.version is not None}
     damaged = [key for key in sorted(keys) if not _is_whole(services, key)]
     detail = f"{len(keys)} stored files" + (
         f", {len(damaged)} missing or damaged" if damaged else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -40,7 +41,7 @@ def show_(
         elif variable in environment:
             source = f"environment {variable}"
         found[name] = {
-            "value": getattr(settings, name),
+            "value": _shown(getattr(settings, name)),
             "source": source,
             "help": field.description or "",
         }
@@ -52,3 +53,7 @@ def show_(
             [(name, v["value"], v["source"], v["help"]) for name, v in values.items()],
         ),
     )
+
+
+def _shown(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

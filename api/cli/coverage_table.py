@@ -1,35 +1,40 @@
-"""A hardware's coverage as text: a table of topics, then what would help most."""
+"""A hardware's coverage as text: what there is topic by topic, then what would help most."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
 
 from api.cli.output import Json, table
 
-MISSING_SHOWN = 3
 
+def coverage_text(coverage: Json, *, signals: bool = False) -> str:
+    """The topics that something is known of, and the most useful ones that are missing.
 
-def coverage_text(coverage: Json) -> str:
-    """Topic by topic what there is, and the most useful topics that are missing."""
-    topics = [row for row in coverage.get("topics") or () if isinstance(row, dict)]
-    columns = [
-        key for key in (topics[0] if topics else ()) if not isinstance(topics[0][key], dict | list)
+    signals: also every signal, covered or not.
+    """
+    states = Counter(subject["state"] for subject in coverage["signals"])
+    lines = [
+        f"coverage of {coverage['hardware']}: {coverage['documents']} documents,"
+        f" {coverage['passages']} passages, {len(coverage['facts_known'])} facts;"
+        f" signals: {states['covered']} covered, {states['thin']} thin, {states['missing']} missing"
     ]
-    lines = [f"coverage of {coverage['hardware']}"]
-    if topics:
-        lines.append(table(columns, [[row.get(key) for key in columns] for row in topics]))
-    missing = list(coverage.get("missing") or ())[:MISSING_SHOWN]
-    if missing:
+    if signals:
+        lines.append(_subjects("signal", coverage["signals"]))
+    known = [topic for topic in coverage["topics"] if topic["state"] != "missing"]
+    if known:
+        lines.append(_subjects("topic", known))
+    untold = len(coverage["topics"]) - len(known)
+    if untold:
+        lines.append(f"{untold} topics with nothing about it")
+    if coverage["missing_topics"]:
         lines.append("most useful to add:")
-        lines += [f"  {_missing(entry)}" for entry in missing]
-    else:
-        lines.append("nothing is missing")
+        lines += [f"  {row['topic']}: {row['upload']}" for row in coverage["missing_topics"]]
     return "\n".join(lines)
 
 
-def _missing(entry: Any) -> str:
-    if not isinstance(entry, dict):
-        return str(entry)
-    name = entry.get("title") or entry.get("topic") or entry.get("id") or ""
-    why = entry.get("why") or entry.get("hint") or entry.get("description") or ""
-    return f"{name}: {why}" if why else str(name)
+def _subjects(name: str, subjects: Sequence[Json]) -> str:
+    return table(
+        (name, "state", "own", "inherited", "documents"),
+        [(s["id"], s["state"], s["own"], s["inherited"], s["documents"]) for s in subjects],
+    )

@@ -9,7 +9,7 @@ import typer
 
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, table
-from api.cli.target import open_target
+from api.cli.target import actor, open_target
 from kb.errors import InvalidRequest
 
 app = typer.Typer(help="Documents in the store.")
@@ -55,7 +55,7 @@ def show_(
 ) -> None:
     """One document: its versions, what was read of it, its headings."""
     with open_target(data_dir, url) as target:
-        found = target.document(document_id)
+        found = {**target.document(document_id), "sections": target.sections(document_id)}
     show(found, as_json, _one)
 
 
@@ -70,7 +70,7 @@ def _one(document: Json) -> str:
             "state": document.get("job_state"),
             "job": document.get("job_id"),
             "passages": document.get("passages"),
-            "report": version.get("report"),
+            "report": document.get("report"),
         }
     )
     headings = [
@@ -113,9 +113,10 @@ def passages(
 
 
 def _passage(passage: Json) -> str:
-    place = " > ".join(passage.get("path") or ())
-    page = f" p. {passage['page_label']}" if passage.get("page_label") else ""
-    return f"{passage['id']}  {place}{page}\n    {shortened(passage['text'], 200)}"
+    place = " > ".join(passage["section"]["path"])
+    page = passage.get("page") or {}
+    where = f"{place} p. {page['label']}" if page.get("label") else place
+    return f"{passage['id']}  {where}\n    {shortened(passage['text'], 200)}"
 
 
 @app.command("correct")
@@ -143,8 +144,10 @@ def correct(
         patch["tags"] = [_tag(entry) for entry in tag]
     if hardware:
         patch["hardware"] = [name for name in hardware if name != "any"]
+    if not patch:
+        raise InvalidRequest("nothing to correct", hint="Give --text, --tag or --hardware.")
     with open_target(data_dir, url) as target:
-        corrected = target.correct_passage(passage_id, patch)
+        corrected = target.correct_passage(passage_id, {**patch, "actor": actor()})
     show(corrected, as_json, _passage)
 
 

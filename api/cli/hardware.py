@@ -10,7 +10,7 @@ import typer
 from api.cli.coverage_table import coverage_text
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, pairs, show, table
-from api.cli.target import open_target, read_settings
+from api.cli.target import actor, open_target, read_settings
 from kb.errors import Conflict, InvalidRequest
 
 app = typer.Typer(help="Hardware: specs, facts, detection, coverage.")
@@ -43,10 +43,11 @@ def show_(
     """One hardware: lineage, toolchains, facts."""
     with open_target(data_dir, url) as target:
         found = target.hardware_one(hardware_id)
-    show(found, as_json, _one)
+        stated = {} if as_json else target.facts(hardware_id, proposed=False)
+    show(found, as_json, lambda hardware: _one(hardware, stated))
 
 
-def _one(hardware: Json) -> str:
+def _one(hardware: Json, facts: Json) -> str:
     known = ("id", "name", "vendor", "kind", "aliases", "languages", "summary")
     head = pairs({key: hardware.get(key) for key in known})
     lineage = " > ".join(hardware.get("lineage") or ())
@@ -57,7 +58,7 @@ def _one(hardware: Json) -> str:
             f"lineage     {lineage}",
             f"toolchains  {', '.join(chains) or 'none'}",
             "",
-            _facts(hardware.get("facts") or ()),
+            _facts(facts),
         ]
     )
 
@@ -85,10 +86,11 @@ def facts(
         patches.append((set_[0], _value(set_[1])))
     with open_target(data_dir, url) as target:
         if patches:
-            target.hardware_one(hardware_id)
-            found = [target.patch_fact(fact_id, patch) for fact_id, patch in patches]
+            known = target.hardware_one(hardware_id)["id"]
+            decided = [target.patch_fact(i, {**patch, "actor": actor()}) for i, patch in patches]
+            found: Json = {"hardware": known, "facts": decided}
         else:
-            found = target.facts(hardware_id, "proposed" if proposed else None)
+            found = target.facts(hardware_id, proposed=proposed)
     show(found, as_json, _facts)
 
 
@@ -100,24 +102,26 @@ def _value(text: str) -> dict[str, Any]:
         return {"text": text}
 
 
-def _facts(facts: Any) -> str:
-    if not facts:
+def _facts(answer: Json) -> str:
+    if not answer["facts"]:
         return "no facts"
-    return table(
-        ("fact", "owner", "key", "value", "unit", "status", "source"),
+    stated = table(
+        ("fact", "hardware", "key", "value", "unit", "status", "source"),
         [
             (
-                fact.get("id"),
-                fact.get("hardware_id") or fact.get("owner"),
+                fact["id"],
+                fact["hardware_id"],
                 fact["key"],
-                fact.get("text") or fact.get("value"),
-                fact.get("unit"),
-                fact.get("status"),
-                ", ".join(part for part in (fact.get("title"), fact.get("locator")) if part),
+                fact["value"],
+                fact["unit"],
+                fact["status"],
+                ", ".join(part for part in (fact["title"], fact["locator"]) if part),
             )
-            for fact in facts
+            for fact in answer["facts"]
         ],
     )
+    clashes = len(answer.get("conflicts") or ())
+    return stated + (f"\n{clashes} keys have sources that disagree; see --json" if clashes else "")
 
 
 @app.command("new")
@@ -138,7 +142,7 @@ def new(
             raise Conflict(f"{output} exists", hint="Give another -o, or --force to replace it.")
         output.write_text(text, encoding="utf-8")
         note(f"wrote {output}; fill it in, then `kernlore hardware add {output}`")
-    answer = {"id": hardware_id, "file": output, "text": text}
+    answer = {"id": hardware_id, "file": str(output) if output else None, "text": text}
     show(answer, as_json, lambda a: "" if output is not None else str(a["text"]).rstrip("\n"))
 
 
@@ -196,4 +200,4 @@ def coverage(
     """What the store holds about it, topic by topic, and what is missing."""
     with open_target(data_dir, url) as target:
         found = target.coverage(hardware_id)
-    show(found, as_json, lambda c: coverage_text({"hardware": hardware_id, **c}))
+    show(found, as_json, lambda c: coverage_text(c, signals=True))

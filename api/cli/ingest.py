@@ -10,7 +10,7 @@ import typer
 
 from api.cli.coverage_table import coverage_text
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, note, plain, write_json
+from api.cli.output import Json, note, write_json
 from api.cli.target import About, Target, open_target
 from api.cli.watch import Entry, counts, describe, read_all
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
@@ -134,12 +134,12 @@ def _resume(target: Target, entry: Entry) -> None:
 def _report(entries: Sequence[Entry], coverage: dict[str, Json], as_json: bool) -> None:
     summary = counts(entries)
     if as_json:
-        write_json({"files": plain(entries), "summary": summary, "coverage": coverage})
+        write_json({"files": entries, "summary": summary, "coverage": coverage})
         return
     said = ", ".join(f"{count} {name}" for name, count in summary.items() if count)
     print(f"\n{len(entries)} files: {said or 'nothing to do'}")
     for entry in entries:
         if entry.bad:
             print(describe(entry))
-    for name, found in coverage.items():
-        print(f"\n{coverage_text({'hardware': name, **found})}")
+    for found in coverage.values():
+        print(f"\n{coverage_text(found)}")

@@ -42,7 +42,7 @@ def retry(
 
 
 def _one(job: Json) -> str:
-    kept = ("id", "state", "kind", "subject_id", "attempts", "created_at", "finished_at")
+    kept = ("id", "state", "kind", "document_id", "attempts", "created_at", "finished_at")
     lines = {key: job.get(key) for key in kept}
     error = job.get("error") or {}
     lines |= {"progress": job.get("progress"), "result": job.get("result")}

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, show, table
-from api.cli.target import open_target
+from api.cli.output import Json, shortened, show, table
+from api.cli.target import Target, open_target
 
 app = typer.Typer(help="Walk through what is known.")
 
@@ -29,19 +29,30 @@ def tree(
 ) -> None:
     """The knowledge as a tree, with counts."""
     with open_target(data_dir, url) as target:
-        node = target.knowledge(path, depth)
+        node = _grown(target, path, depth)
     show(node, as_json, lambda found: "\n".join(_lines(found, 0)))
 
 
+def _grown(target: Target, path: str, depth: int) -> Json:
+    """The place with its children, and theirs, down to `depth` levels."""
+    node = dict(target.knowledge(path))
+    if depth > 1:
+        node["children"] = [
+            {**child, **_grown(target, child["path"], depth - 1)} for child in node["children"]
+        ]
+    return node
+
+
 def _lines(node: Json, level: int) -> Iterator[str]:
-    name = node.get("title") or node.get("name") or node.get("path") or "knowledge"
-    counts = [
-        f"{node[key]} {key}" for key in ("documents", "passages") if isinstance(node.get(key), int)
-    ]
-    yield f"{'  ' * level}{name}" + (f"  ({', '.join(counts)})" if counts else "")
-    children: Any = node.get("children") or ()
-    for child in children:
+    indent = "  " * level
+    counts = f"{node['documents']} documents, {node['passages']} passages"
+    yield f"{indent}{node['title']}  ({counts})  {node['path']}".rstrip()
+    for child in node.get("children") or ():
         yield from _lines(child, level + 1)
+    for text in node.get("texts") or ():
+        yield f"{indent}  {text['id']}  {shortened(text['text'], 160)}"
+    if node.get("hint"):
+        yield f"{indent}hint: {node['hint']}"
 
 
 def signals(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:

@@ -1,28 +1,32 @@
-"""A command carried out in this process: the catalog, exact search over its vectors, its own reading.
+"""A command carried out in this process: the catalog, exact search over its vectors, own reading.
 
-The same parts as the service's (`api.services`), without Chroma and without a port. An empty
-catalog gets the built-in hardware at once, so that a first `ingest --hardware h100` knows the chip;
-the built-in documents come with `kernlore ingest --builtin` or `kernlore serve`.
+The same parts as the service's (`api.services`), without Chroma and without a port; where a route
+of the HTTP door is a plain function, it is called as one, so both answer alike. An empty catalog
+gets the built-in hardware at once, so that a first `ingest --hardware h100` knows the chip; the
+built-in documents come with `kernlore ingest --builtin` or `kernlore serve`.
+
+Imports are where they are used: a command pays for what it needs.
 """
 
 from __future__ import annotations
 
-import getpass
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from api.cli.output import plain
 from api.cli.target import About, Json
-from api.services import open_services
-from ingestion.builtin import builtin_documents, builtin_hardware, load_builtin
-from ingestion.uploads import Submitted, Upload
-from kb.catalog import passages
-from kb.catalog.hardware import HardwareRegistry
-from kb.errors import InvalidRequest, PayloadTooLarge, StoreError, Unavailable
+from api.http.plain import plain
+from kb.errors import InvalidRequest, PayloadTooLarge, StoreError, Unavailable, nearest
+from kb.scope import ALL_ACCESS, CATEGORIES, Category
 from kb.settings import Settings
+
+if TYPE_CHECKING:
+    from api.services import Services
+    from kb.catalog.hardware import HardwareRegistry
+    from skills.library import SkillLibrary
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 2.0
@@ -33,60 +37,62 @@ class LocalTarget:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.services = open_services(settings)
         self.name = f"data directory {settings.data_dir}"
+        self._reader: threading.Thread | None = None
 
     def close(self) -> None:
-        self.services.close()
+        for opened in ("services", "_library_catalog"):
+            if opened in self.__dict__:
+                self.__dict__[opened].close()
 
-    @property
-    def _registry(self) -> HardwareRegistry:
-        registry = self.services.registry
-        if not registry.all():
-            self._put_builtin_hardware()
-        return registry
+    @cached_property
+    def services(self) -> Services:
+        from api.services import open_services
 
-    def _put_builtin_hardware(self) -> None:
+        opened = open_services(self.settings)
+        if not opened.registry.all():
+            self._put_builtin_hardware(opened.registry)
+        return opened
+
+    def _put_builtin_hardware(self, registry: HardwareRegistry) -> None:
+        from ingestion.builtin import builtin_hardware
+
         for spec in builtin_hardware(self.settings.knowledge_dir):
-            self.services.registry.put(spec, "builtin")
+            registry.put(spec, "builtin")
 
     # -- asking
 
     def retrieve(self, request: Json) -> Json:
         from retrieval.answer import RetrieveRequest
 
-        if not self.services.documents.list():
+        settings = self.settings
+        if not self.services.documents.find():
             raise Unavailable(
-                f"there are no documents in {self.settings.data_dir} yet",
+                f"there are no documents in {settings.data_dir} yet",
                 hint="Run `kernlore serve`, or `kernlore ingest --builtin` to load the built-in"
                 " knowledge here.",
             )
         text = request.get("log")
-        if text is not None and len(text.encode()) > self.settings.max_log_bytes:
+        if text is not None and len(text.encode()) > settings.max_log_bytes:
             raise PayloadTooLarge(
-                f"the log is over {self.settings.max_log_bytes:,} bytes",
+                f"the log is over the limit of {settings.max_log_bytes:,} bytes",
                 hint="Send the part around the first error, or raise KERNLORE_MAX_LOG_BYTES.",
             )
-        asked = {"k": self.settings.default_k, "max_tokens": self.settings.default_max_tokens}
-        asked |= request
-        for name in ("categories", "skill_states"):
-            if name in asked:
-                asked[name] = tuple(asked[name])
-        answer = self.services.retriever.retrieve(RetrieveRequest(**asked))
-        found: Json = plain(answer.as_json())
-        return found
+        asked = {"k": settings.default_k, "max_tokens": settings.default_max_tokens, **request}
+        if "categories" in asked:
+            asked["categories"] = tuple(dict.fromkeys(asked["categories"]))
+        answer: Json = plain(self.services.retriever.retrieve(RetrieveRequest(**asked)))
+        return answer
 
     def report_outcome(self, retrieval_id: str, outcome: Json) -> Json:
         outcome_id = self.services.retriever.report_outcome(retrieval_id, **outcome)
         return {"retrieval_id": retrieval_id, "outcome_id": outcome_id}
 
-    def knowledge(self, path: str, depth: int) -> Json:
+    def knowledge(self, path: str) -> Json:
         from retrieval.tree import knowledge_node
 
-        found: Json = plain(
-            knowledge_node(self.services.catalog, self._registry, path, depth=depth)
-        )
-        return found
+        services = self.services
+        return knowledge_node(services.catalog, services.registry, path, ALL_ACCESS).as_json()
 
     def signals(self) -> list[Json]:
         from retrieval.signals import load_signals
@@ -96,55 +102,64 @@ class LocalTarget:
     # -- files in
 
     def upload(self, path: Path, name: str, about: About) -> Json:
+        from ingestion.uploads import Upload
+
         size = path.stat().st_size
         if size > self.settings.max_file_bytes:  # said before the file fills the memory
             raise PayloadTooLarge(
                 f"{name} has {size:,} bytes; the limit is {self.settings.max_file_bytes:,}",
                 hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
             )
-        upload = Upload(
-            name=name,
-            data=path.read_bytes(),
-            category=about.category,
-            hardware=about.hardware,
-            languages=about.languages,
-            title=about.title,
-            source_key=about.source_key,
+        return self._submit(
+            Upload(
+                name=name,
+                data=path.read_bytes(),
+                category=about.category,
+                hardware=about.hardware,
+                languages=about.languages,
+                title=about.title,
+                source_key=about.source_key,
+            )
         )
-        _ = self._registry
-        return _submitted(self.services.uploads.submit(upload))
 
     def upload_builtin(self) -> Iterator[Json]:
         """Hand in the built-in documents one by one; those no longer among them are removed."""
-        self._put_builtin_hardware()
+        from ingestion.builtin import builtin_documents
+
+        self._put_builtin_hardware(self.services.registry)
         for upload in builtin_documents(self.settings.knowledge_dir):
-            yield {**_submitted(self.services.uploads.submit(upload)), "name": upload.source_key}
-        services = self.services
-        load_builtin(
-            self.settings.knowledge_dir, services.registry, services.uploads, services.documents
-        )
+            yield {**self._submit(upload), "name": upload.source_key}
+        self.services.load_builtin()
+
+    def _submit(self, upload: Any) -> Json:
+        submitted: Json = plain(self.services.uploads.submit(upload))
+        return submitted
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Read and embed what is queued, in a thread, while the caller watches the jobs."""
         stop = threading.Event()
-        thread = threading.Thread(target=self._read, args=(stop,), name="reading", daemon=True)
-        self._reader = thread
-        thread.start()
+        self._reader = threading.Thread(
+            target=self._read, args=(stop,), name="reading", daemon=True
+        )
+        self._reader.start()
         try:
             yield
         finally:
             stop.set()
-            thread.join(timeout=STOP_SECONDS)
+            self._reader.join(timeout=STOP_SECONDS)
+            self._reader = None
 
     def _read(self, stop: threading.Event) -> None:
         with self.services.parser_pool() as parsers:
             self.services.worker(parsers).run(stop, idle_seconds=POLL_SECONDS)
 
     def job(self, job_id: str) -> Json:
-        job: Json = plain(self.services.jobs.get(job_id))
-        reader = getattr(self, "_reader", None)
-        if reader is not None and not reader.is_alive() and job["state"] in ("queued", "running"):
+        from api.http.routes import documents
+
+        job = documents.job(job_id, self.services, ALL_ACCESS)
+        lost = self._reader is not None and not self._reader.is_alive()
+        if lost and job["state"] in ("queued", "running"):
             raise StoreError(
                 "reading stopped before every document was read",
                 hint="The reason stands above; run the same command again to go on.",
@@ -152,121 +167,133 @@ class LocalTarget:
         return job
 
     def retry_job(self, job_id: str) -> Json:
-        self.services.jobs.get(job_id)
-        self.services.jobs.retry(job_id)
-        return self.job(job_id)
+        from api.http.routes import documents
+
+        return documents.retry(job_id, self.services, ALL_ACCESS)
 
     # -- documents
 
     def documents(self, hardware: str | None, category: str | None) -> list[Json]:
-        named = None if hardware is None else self._registry.resolve(hardware)
-        return [plain(d) for d in self.services.documents.list(hardware=named, category=category)]
+        from api.http.routes import documents
+
+        found = documents.list_documents(
+            self.services, ALL_ACCESS, hardware or "", _category(category)
+        )
+        return list(found["documents"])
 
     def document(self, document_id: str) -> Json:
-        documents = self.services.documents
-        found = plain(documents.get(document_id))
-        versions = plain(documents.versions(document_id))
-        sections = plain(documents.sections(document_id))
-        return {**found, "versions": versions, "sections": sections}
+        from api.http.routes import documents
+
+        return documents.show(document_id, self.services, ALL_ACCESS)
+
+    def sections(self, document_id: str) -> list[Json]:
+        from api.http.routes import documents
+
+        return list(documents.sections(document_id, self.services, ALL_ACCESS)["sections"])
 
     def delete_document(self, document_id: str) -> Json:
-        for key in self.services.documents.delete(document_id):
-            self.services.blobs.delete(key)
-        return {"document_id": document_id, "deleted": True}
+        from api.http.routes import documents
+
+        return documents.delete(document_id, self.services, ALL_ACCESS)
 
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
-        documents = self.services.documents
-        with self.services.catalog.read() as connection:
-            version_id = documents.version_id(connection, document_id, None, "all")
-            found = passages.of_version(connection, version_id, offset=offset, limit=limit)
-        return [plain(passage) for passage in found]
+        from api.http.routes import passages
+
+        found = passages.list_passages(
+            document_id, self.services, ALL_ACCESS, None, None, offset, limit
+        )
+        return list(found["passages"])
 
     def correct_passage(self, passage_id: str, patch: Json) -> Json:
-        hardware = patch.get("hardware")
-        tags = patch.get("tags")
-        change = passages.Patch(
-            text=patch.get("text"),
-            tags=None if tags is None else tuple((tag["kind"], tag["value"]) for tag in tags),
-            hardware=None
-            if hardware is None
-            else tuple(self._registry.resolve(name) for name in hardware),
-        )
-        corrected = passages.correct(self.services.catalog, passage_id, change, _actor())
-        if change.text is not None:
+        from api.http.bodies import validated
+        from api.http.models import PassagePatch
+        from api.http.routes import passages
+
+        body = validated(PassagePatch, dict(patch))
+        corrected = passages.correct(passage_id, self.services, ALL_ACCESS, body)
+        if body.text is not None:
             with self.services.parser_pool() as parsers:
                 self.services.worker(parsers).drain()  # the new text needs its vector
-        found: Json = plain(corrected)
-        return found
+        return corrected
 
     # -- hardware
 
     def hardware(self) -> list[Json]:
-        return [_summary(spec) for spec in self._registry.all().values()]
+        from api.http.routes import hardware
+
+        return list(hardware.list_hardware(self.services)["hardware"])
 
     def hardware_one(self, hardware_id: str) -> Json:
-        registry = self._registry
-        spec = registry.get(hardware_id)
-        effective = registry.effective_facts(spec.id)
-        return {
-            **plain(spec),
-            "lineage": list(registry.lineage(spec.id)),
-            "facts": [plain(fact) for fact in effective.values()],
-        }
+        from api.http.routes import hardware
+
+        return hardware.show(hardware_id, self.services)
 
     def add_hardware(self, text: str, origin: str) -> Json:
         from kb.hardware.schema import parse_hardware
 
         spec = parse_hardware(text, origin)
-        return {"id": spec.id, "outcome": self._registry.put(spec, "upload")}
+        registry = self.services.registry
+        outcome = registry.put(spec, "api")
+        return {"id": spec.id, "outcome": outcome, "lineage": list(registry.lineage(spec.id))}
 
-    def facts(self, hardware_id: str, status: str | None) -> list[Json]:
-        registry = self._registry
-        if status is None:
-            return [plain(fact) for fact in registry.effective_facts(hardware_id).values()]
-        if status not in ("accepted", "proposed", "rejected"):
-            raise InvalidRequest(
-                f"unknown status {status!r}", hint="Use accepted, proposed or rejected."
-            )
-        return [plain(f) for f in registry.facts(hardware_id) if f.status == status]
+    def facts(self, hardware_id: str, *, proposed: bool) -> Json:
+        from api.http.routes import hardware
+
+        return hardware.list_facts(
+            hardware_id, self.services, "proposed" if proposed else "effective"
+        )
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
-        changed: Json = plain(self._registry.patch_fact(fact_id, **patch, actor=_actor()))
-        return changed
+        from api.http.bodies import validated
+        from api.http.models import FactPatch
+        from api.http.routes import hardware
+
+        return hardware.patch_fact(fact_id, self.services, validated(FactPatch, dict(patch)))
 
     def coverage(self, hardware_id: str) -> Json:
         from retrieval.coverage import coverage
 
-        registry = self._registry
-        found: Json = plain(
-            coverage(self.services.catalog, registry, registry.resolve(hardware_id))
-        )
+        services = self.services
+        resolved = services.registry.resolve(hardware_id)
+        found: Mapping[str, Any] = coverage(
+            services.catalog, services.registry, resolved, ALL_ACCESS
+        ).as_json()
         return found
 
     # -- skills
 
-    def skills(self, filters: Json) -> list[Json]:
-        library: Any = self.services
-        return [plain(skill) for skill in library.skills.list(**filters)]
+    @cached_property
+    def _library_catalog(self) -> Any:
+        from kb.catalog import open_catalog
+
+        return open_catalog(self.settings.data_dir)
+
+    def _library(self) -> SkillLibrary:
+        """The library alone, without what documents and models need; filled when it is empty."""
+        from skills.library import SkillLibrary
+
+        library = SkillLibrary(self._library_catalog)
+        if not library.list():
+            library.sync_builtin(self.settings.skills_dir)
+        return library
+
+    def skills(self) -> list[Json]:
+        return [plain(skill) for skill in self._library().list()]
 
     def skill(self, name: str) -> Json:
-        library: Any = self.services
-        found: Json = plain(library.skills.show(name))
+        found: Json = plain(self._library().show(name))
         return found
 
 
-def _submitted(submitted: Submitted) -> Json:
-    found: Mapping[str, Any] = plain(submitted)
-    return found
-
-
-def _summary(spec: Any) -> Json:
-    kept = ("id", "name", "vendor", "parent", "kind", "aliases", "languages", "summary")
-    return {name: plain(getattr(spec, name)) for name in kept}
-
-
-def _actor() -> str:
-    """Who corrects: the name of the account."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # an account without a name, as in some containers
-        return "cli"
+def _category(name: str | None) -> Category | None:
+    for known in CATEGORIES:
+        if name == known:
+            return known
+    if name is None:
+        return None
+    near = nearest(name, CATEGORIES)
+    raise InvalidRequest(
+        f"unknown category {name!r}",
+        hint=f"Use one of {', '.join(CATEGORIES)}"
+        + (f"; did you mean {near[0]}?" if near else "."),
+    )

@@ -9,26 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from pathlib import PurePath
 from typing import Any
 
+from api.http.plain import plain
 from kb.errors import KernloreError
 
 Json = Mapping[str, Any]
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses and mappings as objects, tuples and sets as lists."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, set | frozenset):
-        return sorted(plain(inner) for inner in value)
-    return str(value) if isinstance(value, PurePath) else value
 
 
 def show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from api.cli.target import About, Json, rows
-from kb.errors import KernloreError
+from api.cli.target import About, Json
+from kb.errors import KernloreError, Unavailable
 from retrieval.client import HttpBackend, KernloreClientError, Part
 
 TIMEOUT = 120.0  # seconds; an upload of the largest file through a slow disk
@@ -32,7 +32,7 @@ class RemoteTarget:
 
     def __init__(self, url: str) -> None:
         try:
-            self._http = HttpBackend(url, timeout=TIMEOUT)
+            self._http = HttpBackend(url, timeout=TIMEOUT, transport=None)
         except KernloreClientError as error:
             raise ServiceError(error) from error
         self.name = self._http.url
@@ -59,8 +59,8 @@ class RemoteTarget:
             )
         )
 
-    def _get(self, path: str, **params: Any) -> Any:
-        return self.call("GET", path, params={k: v for k, v in params.items() if v is not None})
+    def _get(self, at: str, **params: Any) -> Any:
+        return self.call("GET", at, params={k: v for k, v in params.items() if v is not None})
 
     # -- asking
 
@@ -69,22 +69,19 @@ class RemoteTarget:
 
     def report_outcome(self, retrieval_id: str, outcome: Json) -> Json:
         path = _at("/retrievals", retrieval_id, "outcome")
-        return {
-            "retrieval_id": retrieval_id,
-            **_mapping(self.call("POST", path, json=dict(outcome)) or {}),
-        }
+        return _mapping(self.call("POST", path, json=dict(outcome)))
 
-    def knowledge(self, path: str, depth: int) -> Json:
-        return _mapping(self._get("/knowledge", path=path, depth=depth))
+    def knowledge(self, path: str) -> Json:
+        return _mapping(self._get("/knowledge", path=path))
 
     def signals(self) -> list[Json]:
-        return rows(self._get("/signals"), "signals")
+        return _rows(self._get("/signals"), "signals")
 
     # -- files in
 
     def upload(self, path: Path, name: str, about: About) -> Json:
         parts = [Part("hardware", hardware) for hardware in about.hardware]
-        parts += [Part("language", language) for language in about.languages]
+        parts += [Part("languages", language) for language in about.languages]
         said = {
             "category": about.category,
             "title": about.title,
@@ -93,8 +90,7 @@ class RemoteTarget:
         parts += [Part(key, value) for key, value in said.items() if value is not None]
         with path.open("rb") as file:
             body = self.call("POST", "/documents", files=[*parts, Part("file", file, name)])
-        several = rows(body, "documents")
-        return several[0] if several else _mapping(body)
+        return _mapping(body)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -110,20 +106,20 @@ class RemoteTarget:
     # -- documents
 
     def documents(self, hardware: str | None, category: str | None) -> list[Json]:
-        return rows(self._get("/documents", hardware=hardware, category=category), "documents")
+        return _rows(self._get("/documents", hardware=hardware, category=category), "documents")
 
     def document(self, document_id: str) -> Json:
-        found = _mapping(self._get(_at("/documents", document_id)))
-        sections = self._get(_at("/documents", document_id, "sections"))
-        return {**found, "sections": rows(sections, "sections")}
+        return _mapping(self._get(_at("/documents", document_id)))
+
+    def sections(self, document_id: str) -> list[Json]:
+        return _rows(self._get(_at("/documents", document_id, "sections")), "sections")
 
     def delete_document(self, document_id: str) -> Json:
-        body = self.call("DELETE", _at("/documents", document_id))
-        return {"document_id": document_id, "deleted": True, **_mapping(body or {})}
+        return _mapping(self.call("DELETE", _at("/documents", document_id)))
 
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         path = _at("/documents", document_id, "passages")
-        return rows(self._get(path, offset=offset, limit=limit), "passages")
+        return _rows(self._get(path, offset=offset, limit=limit), "passages")
 
     def correct_passage(self, passage_id: str, patch: Json) -> Json:
         return _mapping(self.call("PATCH", _at("/passages", passage_id), json=dict(patch)))
@@ -131,7 +127,7 @@ class RemoteTarget:
     # -- hardware
 
     def hardware(self) -> list[Json]:
-        return rows(self._get("/hardware"), "hardware")
+        return _rows(self._get("/hardware"), "hardware")
 
     def hardware_one(self, hardware_id: str) -> Json:
         return _mapping(self._get(_at("/hardware", hardware_id)))
@@ -144,8 +140,9 @@ class RemoteTarget:
         parse_hardware(text, origin)  # the same refusals, with the file's name in them
         return _mapping(self.call("POST", "/hardware", json=tomllib.loads(text)))
 
-    def facts(self, hardware_id: str, status: str | None) -> list[Json]:
-        return rows(self._get(_at("/hardware", hardware_id, "facts"), status=status), "facts")
+    def facts(self, hardware_id: str, *, proposed: bool) -> Json:
+        status = "proposed" if proposed else "effective"
+        return _mapping(self._get(_at("/hardware", hardware_id, "facts"), status=status))
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
         return _mapping(self.call("PATCH", _at("/facts", fact_id), json=dict(patch)))
@@ -155,8 +152,8 @@ class RemoteTarget:
 
     # -- skills
 
-    def skills(self, filters: Json) -> list[Json]:
-        return rows(self._get("/skills", **filters), "skills")
+    def skills(self) -> list[Json]:
+        return _rows(self._get("/skills"), "skills")
 
     def skill(self, name: str) -> Json:
         return _mapping(self._get(_at("/skills", name)))
@@ -168,4 +165,20 @@ def _at(*parts: str) -> str:
 
 
 def _mapping(body: Any) -> Json:
-    return body if isinstance(body, Mapping) else {"answer": body}
+    if not isinstance(body, Mapping):
+        raise _foreign(body)
+    return body
+
+
+def _rows(body: Any, key: str) -> list[Json]:
+    found = _mapping(body).get(key)
+    if not isinstance(found, list):
+        raise _foreign(body)
+    return found
+
+
+def _foreign(body: Any) -> Unavailable:
+    return Unavailable(
+        f"the service answered something else than asked: {str(body)[:200]}",
+        hint="Check that the URL is Kernlore's and that both are of one version.",
+    )

@@ -42,10 +42,11 @@ def serve(
     settings = read_settings(data_dir, host=host, port=port)
     send_logs_to_stderr(settings.log_level)
     with listen(settings.host, settings.port) as taken:
-        url = f"http://{_reachable(settings.host)}:{settings.port}"
-        with ServiceLock(settings.data_dir, url):
-            print(greeting(url.removeprefix("http://"), settings.data_dir), flush=True)
-            _run(settings, taken)
+        address = f"{_reachable(settings.host)}:{settings.port}"
+        with ServiceLock(settings.data_dir, ""):
+            pass  # refused now, not after loading; the application itself holds it while it runs
+        print(greeting(address, settings.data_dir), flush=True)
+        _run(settings, taken)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -93,7 +94,7 @@ def _run(settings: Any, taken: socket.socket) -> None:
 
     from api.http.app import create_app
 
-    # uvicorn hands a caught signal on when it has shut down; the lock still has to be let go.
+    # uvicorn hands a caught signal on when it has shut down; to be told to stop is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
         create_app(settings),

@@ -22,16 +22,25 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Every skill with its state."""
-    filters = {name: value for name, value in (("tier", tier), ("state", state)) if value}
     with open_target(data_dir, url) as target:
-        found = target.skills(filters)
+        found = [
+            skill
+            for skill in target.skills()
+            if tier in (None, skill["tier"]) and state in (None, skill["state"])
+        ]
     show(
         found,
         as_json,
         lambda rows: table(
-            ("name", "tier", "state", "summary"),
+            ("name", "tier", "state", "evidence", "description"),
             [
-                (row["name"], row.get("tier"), row.get("state"), shortened(_summary(row), 90))
+                (
+                    row["name"],
+                    row["tier"],
+                    row["state"],
+                    row["evidence"],
+                    shortened(row["description"], 90),
+                )
                 for row in rows
             ],
         ),
@@ -51,11 +60,6 @@ def show_(
     show(found, as_json, _one)
 
 
-def _summary(skill: Json) -> str:
-    return str(skill.get("summary") or skill.get("description") or "")
-
-
 def _one(skill: Json) -> str:
-    body = skill.get("body") or skill.get("text") or ""
-    head = pairs({key: value for key, value in skill.items() if key not in ("body", "text")})
-    return f"{head}\n\n{body}".rstrip()
+    head = {**skill["summary"], "origin": skill["origin"], "predicate": skill["predicate"]}
+    return f"{pairs(head)}\n\n{skill['body']}".rstrip()

@@ -1,12 +1,13 @@
 """`create_app`: the HTTP door over the services of one data directory.
 
-Nothing is opened before the application starts; while it runs it holds the directory's lock.
+Nothing is opened before the application starts. That one process alone serves a directory is for
+the caller to hold (`kb.service_lock`): the serve command takes the lock before it loads this.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from importlib.resources import files
 
 from fastapi import Depends, FastAPI, Request
@@ -21,14 +22,13 @@ from api.http.middleware import RequestLog
 from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe, service_version
 from api.http.routes import documents, hardware, health, knowledge, passages, retrieve, skills
 from api.services import Background, open_services
-from kb.service_lock import ServiceLock
 from kb.settings import Settings
 
 _STATIC = "/docs-static"
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """One process serves one data directory; a second one is refused when it starts."""
+    """The application; it opens and closes the services with its lifespan."""
     metrics = Metrics()
     app = FastAPI(
         title=TITLE,
@@ -53,24 +53,19 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _lifespan(app: FastAPI) -> AbstractAsyncContextManager[None]:
-    return _running(app)
-
-
 @asynccontextmanager
-async def _running(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     app.openapi()  # built here, so that the first request does not wait for it
-    with ServiceLock(settings.data_dir, f"http://{settings.host}:{settings.port}"):
-        services = open_services(settings)
-        background = Background(services)
-        app.state.services, app.state.background = services, background
-        app.state.metrics.observe(background.readiness)
-        background.start()
-        try:
-            yield
-        finally:
-            background.stop()
+    services = open_services(settings)
+    background = Background(services)
+    app.state.services, app.state.background = services, background
+    app.state.metrics.observe(background.readiness)
+    background.start()
+    try:
+        yield
+    finally:
+        background.stop()
 
 
 def _add_docs(app: FastAPI) -> None:

@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from pydantic_core import ErrorDetails
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
@@ -75,8 +74,8 @@ def _sendable(value: Any) -> Any:
     )
 
 
-def invalid_fields(problems: Sequence[ErrorDetails]) -> InvalidRequest:
-    """Which fields of a request are wrong, and how."""
+def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """Which fields of a request are wrong, and how, from what pydantic says of each."""
     found: dict[str, str] = {}
     for problem in problems:
         path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"

@@ -71,4 +71,4 @@ def _request_id(scope: Scope) -> str:
 
 def _route(scope: Scope) -> str:
     """The template, never the path: paths are as many as there are ids."""
-    return str(getattr(scope.get("route"), "path", "") or "unmatched")
+    return str(getattr(scope.get("route"), "path", "") or "other")

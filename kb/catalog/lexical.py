@@ -1,9 +1,8 @@
 """The lexical index: SQLite FTS5 over text that our own tokenizer wrote.
 
-Three levels, because a question's words are rarely all in one sentence: the passage, the passage
-with its neighbours, and the whole section. Each row carries its scope as tokens, so hardware,
-category, language and access are part of the match and nothing foreign is ever scored. Rows exist
-exactly for active passages.
+Two levels, because a question's words are rarely all in one sentence: the passage and its whole
+section. Each row carries its scope as tokens, so hardware, category, language and access are part
+of the match and nothing foreign is ever scored. Rows exist exactly for active passages.
 
 Knows nothing about ranking across levels; scores are FTS5's BM25 with its sign turned (larger is
 better)."""
@@ -19,11 +18,10 @@ from sqlalchemy import Connection
 
 from kb.scope import ScopeFilter, scope_token
 
-Level = Literal["passage", "window", "section"]
-LEVELS: tuple[Level, ...] = ("passage", "window", "section")
+Level = Literal["passage", "section"]
+LEVELS: tuple[Level, ...] = ("passage", "section")
 _TABLES: dict[Level, str] = {
     "passage": "lexical_passages",
-    "window": "lexical_windows",
     "section": "lexical_sections",
 }
 

@@ -315,7 +315,6 @@ def reindex_section(connection: Connection, section_id: str) -> None:
     document_scope = sorted(value for kind, value in scopes if kind == "hardware") or [ANY]
     seqs = [row.seq for row in rows]
     lexical.delete(connection, "passage", seqs)
-    lexical.delete(connection, "window", seqs)
     lexical.delete(connection, "section", [first.section_seq])
     index_section(
         connection,

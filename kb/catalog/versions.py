@@ -165,7 +165,6 @@ def deactivate(connection: Connection, document_id: str) -> None:
         ).scalars()
     )
     lexical.delete(connection, "passage", passage_seqs)
-    lexical.delete(connection, "window", passage_seqs)
     lexical.delete(connection, "section", section_seqs)
     connection.execute(
         t.passages.update().where(t.passages.c.document_id == document_id).values(active=False)
@@ -297,7 +296,7 @@ def _index(
     scopes: Sequence[tuple[str, ...]],
     languages: Sequence[str],
 ) -> None:
-    """Write the three lexical levels of a version."""
+    """Write the two lexical levels of a version."""
     by_section: dict[int, list[_Stored]] = defaultdict(list)
     for passage in passages:
         by_section[passage.section].append(passage)
@@ -324,16 +323,14 @@ def index_section(
     scope_parts: tuple[Sequence[str], str, str],
 ) -> None:
     """Lexical rows of one section. members: (seq, hardware, shadow text) of its passages in order."""
-    bodies = [body for _, _, body in members]
-    passage_rows, window_rows = [], []
-    for n, (passage_seq, hardware, body) in enumerate(members):
-        scope = lexical.row_scope(hardware, *scope_parts)
-        near = " ".join(bodies[max(0, n - 1) : n + 2])
-        passage_rows.append(lexical.LexicalRow(passage_seq, scope, heading, body))
-        window_rows.append(lexical.LexicalRow(passage_seq, scope, heading, near))
+    passage_rows = [
+        lexical.LexicalRow(passage_seq, lexical.row_scope(hardware, *scope_parts), heading, body)
+        for passage_seq, hardware, body in members
+    ]
     scope = lexical.row_scope(section_hardware, *scope_parts)
     lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(connection, "window", window_rows)
     lexical.insert(
-        connection, "section", [lexical.LexicalRow(seq, scope, heading, " ".join(bodies))]
+        connection,
+        "section",
+        [lexical.LexicalRow(seq, scope, heading, " ".join(body for _, _, body in members))],
     )

@@ -41,7 +41,7 @@ def list_documents(
     hardware: Annotated[str, Query(description="Only what is scoped to this id.")] = "",
     category: Annotated[Category | None, Query()] = None,
 ) -> dict[str, Any]:
-    found = parts.documents.list(
+    found = parts.documents.find(
         hardware=parts.registry.resolve(hardware) if hardware else None,
         category=category,
         access_scope=access,

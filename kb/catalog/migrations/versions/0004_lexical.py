@@ -7,7 +7,7 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
-TABLES = ("lexical_passages", "lexical_windows", "lexical_sections")
+TABLES = ("lexical_passages", "lexical_sections")
 
 
 def upgrade() -> None:

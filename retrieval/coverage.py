@@ -1,0 +1,236 @@
+"""What the knowledge about one chip covers and what is missing, told by signal, topic and fact.
+
+Counts passages of documents about the chip itself, its family and its vendor; what is about no
+hardware in particular does not count. Which signals matter most and what an uploader should look
+for is data (`data/coverage.toml`). Says nothing about the quality of a passage.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.tables import knowledge as t
+from kb.errors import InvalidKnowledge
+from kb.hardware.fact_keys import fact_keys
+from kb.scope import ALL_ACCESS
+from retrieval.signals import DATA, SignalRegistry, load_signals
+
+State = Literal["covered", "thin", "missing"]
+ENOUGH = 2  # passages of the chip's own documents
+SUGGESTED = 3
+# What a suggestion is worth by the state of the signal it would serve.
+_NEED: Mapping[State, float] = {"missing": 1.0, "thin": 0.5, "covered": 0.0}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A signal or topic. `own`: passages about the chip itself; `inherited`: only about its family
+    or vendor. `documents` counts both.
+    """
+
+    id: str
+    title: str
+    state: State
+    own: int
+    inherited: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class KnownFact:
+    """`owner`: who states it, the chip or one above it."""
+
+    key: str
+    owner: str
+    value: float | str
+    unit: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class MissingFact:
+    key: str
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class MissingTopic:
+    """`upload`: what to look for in the chip's documentation; `signals`: whom it would help."""
+
+    topic: str
+    upload: str
+    signals: tuple[str, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    hardware: str
+    lineage: tuple[str, ...]
+    documents: int
+    passages: int
+    signals: tuple[Subject, ...]
+    topics: tuple[Subject, ...]
+    facts_known: tuple[KnownFact, ...]
+    facts_missing: tuple[MissingFact, ...]
+    missing_topics: tuple[MissingTopic, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CoverageData:
+    """Weights of signals (1 where none is given) and one sentence per topic."""
+
+    weights: Mapping[str, float]
+    uploads: Mapping[str, str]
+
+
+@dataclass
+class _Count:
+    own: set[int] = field(default_factory=set)
+    all: set[int] = field(default_factory=set)
+    documents: set[str] = field(default_factory=set)
+
+
+def coverage(
+    catalog: Catalog, registry: HardwareRegistry, hardware_id: str, access_scope: str = ALL_ACCESS
+) -> Coverage:
+    """What is known about a chip (any name of it); UnknownHardware names the nearest."""
+    chip = registry.resolve(hardware_id)
+    lineage = registry.lineage(chip)
+    signals, data = load_signals(), load_coverage_data()
+    counts = _counts(catalog, chip, lineage, access_scope)
+    by_signal = {s.id: _subject("signal", s.id, s.title, counts) for s in signals}
+    by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
+    known = registry.effective_facts(chip)
+    everything = counts.get(("", ""), _Count())
+    return Coverage(
+        hardware=chip,
+        lineage=lineage,
+        documents=len(everything.documents),
+        passages=len(everything.all),
+        signals=tuple(by_signal.values()),
+        topics=tuple(by_topic.values()),
+        facts_known=tuple(
+            KnownFact(key, fact.hardware_id, fact.value, fact.unit, fact.kind)
+            for key, fact in known.items()
+        ),
+        facts_missing=tuple(
+            MissingFact(entry.key, entry.unit, entry.meaning)
+            for key, entry in fact_keys().items()
+            if key not in known
+        ),
+        missing_topics=_most_useful(signals, by_signal, by_topic, data),
+    )
+
+
+def topics_of(signals: SignalRegistry) -> tuple[str, ...]:
+    """Every topic of the vocabulary, by name."""
+    return tuple(sorted({topic for signal in signals for topic in signal.topics}))
+
+
+def coverage_data_from(raw: Mapping[str, Any], signals: SignalRegistry) -> CoverageData:
+    """Check parsed TOML against the vocabulary: no unknown signal, one sentence for every topic."""
+    weights, uploads = raw.get("weights", {}), raw.get("uploads", {})
+    problems = [f"unknown signal {name!r}" for name in weights if name not in signals]
+    odd = set(topics_of(signals)) ^ set(uploads)
+    problems += [f"unknown topic or topic without a sentence: {name!r}" for name in sorted(odd)]
+    if problems:
+        raise InvalidKnowledge(
+            f"coverage.toml: {'; '.join(problems)}", hint="Bring it in line with signals.toml."
+        )
+    return CoverageData(
+        MappingProxyType({name: float(weight) for name, weight in weights.items()}),
+        MappingProxyType({name: str(sentence) for name, sentence in uploads.items()}),
+    )
+
+
+@lru_cache(maxsize=1)
+def load_coverage_data() -> CoverageData:
+    text = (DATA / "coverage.toml").read_text(encoding="utf-8")
+    return coverage_data_from(tomllib.loads(text), load_signals())
+
+
+def _counts(
+    catalog: Catalog, chip: str, lineage: Iterable[str], access_scope: str
+) -> dict[tuple[str, str], _Count]:
+    """Passages and documents by (kind, tag); ("", "") counts everything of the lineage."""
+    about, tags = t.passage_hardware, t.passage_tags
+    query = (
+        sa.select(
+            t.passages.c.seq,
+            t.passages.c.document_id,
+            about.c.hardware_id,
+            tags.c.kind,
+            tags.c.value,
+        )
+        .join(about, about.c.passage_id == t.passages.c.id)
+        .outerjoin(
+            tags,
+            sa.and_(tags.c.passage_id == t.passages.c.id, tags.c.kind.in_(("signal", "topic"))),
+        )
+        .where(
+            t.passages.c.active.is_(True),
+            t.passages.c.access_scope == access_scope,
+            about.c.hardware_id.in_(list(lineage)),
+        )
+    )
+    found: dict[tuple[str, str], _Count] = {}
+    with catalog.read() as connection:
+        for seq, document_id, hardware_id, kind, value in connection.execute(query):
+            for key in {("", ""), (kind or "", value or "")}:
+                count = found.setdefault(key, _Count())
+                count.all.add(seq)
+                count.documents.add(document_id)
+                if hardware_id == chip:
+                    count.own.add(seq)
+    return found
+
+
+def _subject(
+    kind: str, subject: str, title: str, counts: Mapping[tuple[str, str], _Count]
+) -> Subject:
+    count = counts.get((kind, subject), _Count())
+    state: State = "missing"
+    if count.all:
+        state = "covered" if len(count.own) >= ENOUGH else "thin"
+    own = len(count.own)
+    return Subject(subject, title, state, own, len(count.all) - own, len(count.documents))
+
+
+def _most_useful(
+    signals: SignalRegistry,
+    by_signal: Mapping[str, Subject],
+    by_topic: Mapping[str, Subject],
+    data: CoverageData,
+) -> tuple[MissingTopic, ...]:
+    """The topics to upload next: each the one that serves most of what the ones before leave open.
+
+    Topics without any passage come first; those with one or two only fill up the number."""
+    open_need = {s.id: data.weights.get(s.id, 1.0) * _NEED[by_signal[s.id].state] for s in signals}
+    served = {topic: [s.id for s in signals if topic in s.topics] for topic in by_topic}
+    chosen: list[MissingTopic] = []
+    for state in ("missing", "thin"):
+        left = {topic for topic, subject in by_topic.items() if subject.state == state}
+        while left and len(chosen) < SUGGESTED:
+            need = {topic: sum(open_need[s] for s in served[topic]) for topic in left}
+            best = min(left, key=lambda topic: (-need[topic], topic))
+            if need[best] <= 0:
+                break
+            helped = tuple(s for s in served[best] if by_signal[s].state != "covered")
+            chosen.append(MissingTopic(best, data.uploads[best], helped, need[best]))
+            left.discard(best)
+            open_need |= dict.fromkeys(served[best], 0.0)
+    return tuple(chosen)

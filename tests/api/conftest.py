@@ -1,0 +1,95 @@
+"""One running application for all tests of the HTTP door: real store, real models, real Chroma."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from httpx2 import Response
+
+from api.http.app import create_app
+from kb.settings import MIB, Settings
+
+BUILTIN = Path(__file__).resolve().parents[2] / "hw_manuals"
+DOCUMENTS = (
+    "guidance/memory-bound.md",
+    "constraints/masking-and-bounds.md",
+    "hardware/h100/tuning.md",
+    "hardware/mi300x/tuning.md",
+)
+FILE_LIMIT = 2 * MIB
+
+
+def small_knowledge(folder: Path) -> Path:
+    """All chips, few documents: embedding is what takes time."""
+    for path in (BUILTIN / "hardware").glob("*/hardware.toml"):
+        target = folder / path.relative_to(BUILTIN)
+        target.parent.mkdir(parents=True)
+        shutil.copy(path, target)
+    for name in DOCUMENTS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(BUILTIN / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    base = tmp_path_factory.mktemp("http")
+    return Settings(
+        data_dir=base / "data",
+        knowledge_dir=small_knowledge(base / "knowledge"),
+        max_file_bytes=FILE_LIMIT,
+        max_files_per_upload=20,
+        max_body_bytes=7 * MIB,
+        max_log_bytes=6 * MIB,
+    )
+
+
+@pytest.fixture(scope="session")
+def client(settings: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(settings), raise_server_exceptions=False) as running:
+        wait_until_ready(running)
+        yield running
+
+
+def wait_until_ready(client: TestClient, seconds: float = 180) -> dict[str, Any]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        state: dict[str, Any] = client.get("/readyz").json()
+        if state["ready"]:
+            return state
+        time.sleep(0.2)
+    raise AssertionError(f"not ready: {state}")
+
+
+def upload(client: TestClient, name: str, data: bytes, **fields: Any) -> Response:
+    return client.post("/documents", files=[("file", (name, data))], data=fields)
+
+
+def finished(client: TestClient, job_id: str, seconds: float = 120) -> dict[str, Any]:
+    """The job once it has ended, however it ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
+        if job["state"] in ("ready", "partial", "failed"):
+            return job
+        time.sleep(0.1)
+    raise AssertionError(f"still {job}")
+
+
+def assert_error(response: Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """The one shape, without anything of the inside."""
+    assert response.status_code == status, response.text[:500]
+    assert response.headers["content-type"].startswith("application/json")
+    body: dict[str, Any] = response.json()
+    assert sorted(body) == ["code", "details", "hint", "message"]
+    assert all(isinstance(body[key], str) and body[key] for key in ("code", "hint", "message"))
+    assert isinstance(body["details"], dict)
+    assert "Traceback" not in response.text and "sqlalchemy" not in response.text
+    assert code is None or body["code"] == code, body
+    return body

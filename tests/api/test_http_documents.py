@@ -1,0 +1,166 @@
+"""Upload, watch, read, correct, replace, remove."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from tests.api.conftest import assert_error, finished, upload
+
+MANUAL = """# Zephyr engine
+
+## Scratchpad of the zephyr engine
+
+The zephyr scratchpad has quagmire banks of thirty-two bytes; stage tiles there before multiplying.
+
+## Transfers
+
+Zephyr copies run beside arithmetic when they are issued from the periwinkle queue.
+"""
+
+
+def ingested(client: TestClient, name: str, text: str, **fields: Any) -> dict[str, Any]:
+    answer = upload(client, name, text.encode(), **fields)
+    assert answer.status_code == 202, answer.text
+    submitted: dict[str, Any] = answer.json()
+    assert finished(client, submitted["job_id"])["state"] == "ready"
+    return submitted
+
+
+def found(client: TestClient, words: str, hardware: str) -> list[str]:
+    answer = client.get("/retrieve", params={"q": words, "hardware": hardware}).json()
+    return [excerpt["text"] for excerpt in answer["excerpts"]]
+
+
+def test_an_upload_can_be_read(client: TestClient) -> None:
+    submitted = ingested(client, "zephyr.md", MANUAL, hardware="H100 SXM5", languages="triton,cuda")
+    assert submitted["outcome"] == "created"
+    path = f"/documents/{submitted['document_id']}"
+    document = client.get(path).json()
+    assert document["hardware"] == ["h100"] and document["languages"] == ["cuda", "triton"]
+    assert document["category"] == "hardware" and document["job_state"] == "ready"
+    assert document["versions"][0]["state"] == "current" and "blob_key" not in document["version"]
+    assert document["report"]["passages"] == document["passages"]
+    sections = client.get(f"{path}/sections").json()["sections"]
+    assert [s["heading"] for s in sections][-1] == "Transfers"
+    page = client.get(f"{path}/passages", params={"offset": 1, "limit": 1}).json()
+    assert page["total"] == document["passages"] and len(page["passages"]) == 1
+    last = client.get(f"{path}/passages", params={"section": sections[-1]["id"]}).json()
+    assert "periwinkle" in last["passages"][0]["text"] and last["total"] == 1
+    assert client.get(f"{path}/moves").json() == {"moves": []}
+    listed = client.get("/documents", params={"hardware": "h100"}).json()["documents"]
+    assert submitted["document_id"] in [d["id"] for d in listed]
+    assert_error(client.get(f"{path}/passages?section=sec_other"), 404, "not_found")
+    assert_error(client.get(f"{path}/sections?version=7"), 404, "not_found")
+
+
+def test_the_original_comes_back_safely(client: TestClient) -> None:
+    name = 'gui"de; é.md'
+    submitted = ingested(client, name, MANUAL + "\nAbout originals.\n", hardware="x86-64")
+    answer = client.get(f"/documents/{submitted['document_id']}/file")
+    assert answer.content.decode().endswith("About originals.\n")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert '"' not in answer.headers["content-disposition"]
+    page = b"<html><body><h1>Gale</h1><p>The gale unit adds.</p><script>alert(1)</script></body>"
+    submitted = upload(client, "page.html", page, hardware="x86-64").json()
+    saved = client.get(f"/documents/{submitted['document_id']}/file")
+    assert saved.headers["content-type"] == "application/octet-stream"
+    assert saved.headers["content-disposition"].startswith("attachment")
+    assert "sandbox" in saved.headers["content-security-policy"]
+
+
+def test_row_1_deleted_documents_do_not_answer(client: TestClient) -> None:
+    text = MANUAL.replace("zephyr", "mistral").replace("quagmire", "brambleweed")
+    submitted = ingested(client, "mistral.md", text, hardware="h100")
+    assert any("brambleweed" in t for t in found(client, "brambleweed banks", "h100"))
+    path = f"/documents/{submitted['document_id']}"
+    assert client.delete(path).json() == {"id": submitted["document_id"], "deleted": True}
+    assert not any("brambleweed" in t for t in found(client, "brambleweed banks", "h100"))
+    for answer in (client.get(path), client.get(f"{path}/file"), client.delete(path)):
+        assert_error(answer, 404, "not_found")
+    assert_error(client.get(f"/jobs/{submitted['job_id']}"), 404, "not_found")
+
+
+def test_rows_6_and_7_a_revision_takes_the_place_of_the_old_text(client: TestClient) -> None:
+    fields = {"hardware": "mi300x", "source_key": "sirocco-guide", "title": "Sirocco guide"}
+    first = ingested(
+        client, "v1.md", "# Sirocco\n\nThe sirocco bus is oldensteel wide.\n", **fields
+    )
+    again = upload(client, "v1.md", b"# Sirocco\n\nThe sirocco bus is oldensteel wide.\n", **fields)
+    assert again.json()["outcome"] == "unchanged" and again.json()["job_id"] is None
+    text = "# Sirocco\n\nThe sirocco bus is newlumber wide.\n"
+    second = ingested(client, "v2.md", text, **fields)
+    assert second["outcome"] == "new_version"
+    assert second["document_id"] == first["document_id"]
+    texts = " ".join(found(client, "how wide is the sirocco bus", "mi300x"))
+    assert "newlumber" in texts and "oldensteel" not in texts
+    path = f"/documents/{first['document_id']}"
+    old = client.get(f"{path}/passages", params={"version": 1}).json()["passages"]
+    assert "oldensteel" in old[0]["text"]
+    assert b"oldensteel" in client.get(f"{path}/file", params={"version": 1}).content
+
+
+def test_many_files_are_judged_one_by_one(client: TestClient) -> None:
+    files = [
+        ("file", ("isa/tramontane.md", b"# Tramontane\n\nIts adders are fast.\n")),
+        ("file", ("isa/empty.md", b"")),
+        ("file", ("isa/picture.png", b"\x89PNG\r\n\x1a\n" + b"\x00" * 40)),
+    ]
+    answer = client.post("/documents", files=files, data={"hardware": "mi300x"})
+    assert answer.status_code == 202
+    good, empty, picture = answer.json()["documents"]
+    assert good["outcome"] == "created" and good["name"] == "isa/tramontane.md"
+    assert empty["error"]["code"] == "parse_failed" and empty["name"] == "isa/empty.md"
+    assert picture["error"]["code"] == "unsupported_format"
+    assert sorted(picture["error"]) == ["code", "details", "hint", "message"]
+    refused = assert_error(client.post("/documents", files=files[1:]), 422, "parse_failed")
+    assert len(refused["details"]["documents"]) == 2
+
+
+def test_a_correction_holds_at_once(client: TestClient) -> None:
+    text = "# Ostro\n\nThe ostro cache has vermilion ways.\n"
+    submitted = ingested(client, "ostro.md", text, hardware="h100")
+    passages = client.get(f"/documents/{submitted['document_id']}/passages").json()["passages"]
+    path = f"/passages/{passages[0]['id']}"
+    change = {
+        "text": "The ostro cache has cerulean ways.",
+        "tags": [{"kind": "signal", "value": "cache_thrash"}],
+        "hardware": ["Hopper"],
+    }
+    corrected = client.patch(path, json=change).json()
+    assert corrected["corrected"] and corrected["hardware"] == ["hopper"]
+    assert client.get(path).json()["tags"] == change["tags"]
+    assert any("cerulean" in t for t in found(client, "cerulean ways of the ostro cache", "h200"))
+    assert_error(client.patch(path, json={}), 400)
+    assert_error(client.patch(path, json={"text": "  "}), 400)
+    assert_error(client.patch(path, json={"text": "word " * 2000}), 400)
+    assert_error(client.patch(path, json={"hardware": ["nonesuch"]}), 404, "unknown_hardware")
+    wrong = {"tags": [{"kind": "signal", "value": "memory_bond"}]}
+    assert_error(client.patch(path, json=wrong), 404, "unknown_signal")
+    assert_error(client.patch(path, json={"tags": [{"kind": "color", "value": "red"}]}), 400)
+    client.patch(path, json={"hardware": []})
+    assert client.get(path).json()["hardware"] == []
+
+
+def test_retry_is_for_failed_jobs(client: TestClient) -> None:
+    submitted = ingested(client, "levanter.md", "# Levanter\n\nIt blows.\n", hardware="h100")
+    assert_error(client.post(f"/jobs/{submitted['job_id']}/retry"), 409, "conflict")
+
+
+def test_a_failed_job_says_why_and_can_be_retried(client: TestClient) -> None:
+    cut = b"%PDF-1.7\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n"
+    submitted = upload(client, "cut.pdf", cut, hardware="h100").json()
+    job = finished(client, submitted["job_id"])
+    assert job["state"] == "failed" and job["document_id"] == submitted["document_id"]
+    assert sorted(job["error"]) == ["code", "details", "hint", "message"]
+    assert "lease_owner" not in job and "payload" not in job
+    assert client.post(f"/jobs/{job['id']}/retry").status_code == 202
+    assert finished(client, job["id"])["attempts"] == 2
+
+
+def test_deleting_built_in_knowledge_says_that_it_returns(client: TestClient) -> None:
+    listed = client.get("/documents", params={"hardware": "mi300x"}).json()["documents"]
+    built_in = next(d for d in listed if d["origin"] == "builtin")
+    assert "next start" in client.delete(f"/documents/{built_in['id']}").json()["note"]

@@ -1,0 +1,98 @@
+"""Asking over HTTP, in every way, and reporting what became of the answer."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.api.conftest import assert_error
+
+LOG = "OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448."
+METRICS = {
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": 92.0,
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": 20.0,
+}
+
+
+def test_by_signal(client: TestClient) -> None:
+    params = {"signal": "memory_bound", "hardware": "h100", "k": "5"}
+    answer = client.get("/retrieve", params=params).json()
+    assert answer["diagnosis"]["signals"][0]["id"] == "memory_bound"
+    assert answer["hardware"]["lineage"] == ["h100", "hopper", "nvidia"]
+    assert 1 <= len(answer["excerpts"]) <= 5
+    for excerpt in answer["excerpts"]:
+        assert "mi300x" not in excerpt["hardware"]
+        assert excerpt["document"]["title"] and excerpt["section"]
+    assert answer["context"]
+
+
+def test_get_and_post_are_one_question(client: TestClient) -> None:
+    params = {"signal": "memory_bound", "hardware": "h100", "categories": "guidance,hardware"}
+    got = client.get("/retrieve", params=params).json()
+    repeated = {**params, "categories": ["guidance", "hardware"]}
+    again = client.get("/retrieve", params=repeated).json()
+    posted = client.post("/retrieve", json=repeated).json()
+    assert got["context"] == again["context"] == posted["context"]
+    assert {e["category"] for e in got["excerpts"]} <= {"guidance", "hardware"}
+    assert len({got["retrieval_id"], again["retrieval_id"], posted["retrieval_id"]}) == 3
+
+
+def test_a_raw_log_as_json_and_as_text(client: TestClient) -> None:
+    posted = client.post("/retrieve", json={"log": LOG, "hardware": "h100", "k": 3}).json()
+    raw = client.post(
+        "/retrieve",
+        params={"hardware": "h100", "k": 3},
+        content=LOG.encode(),
+        headers={"content-type": "text/plain; charset=utf-8"},
+    ).json()
+    assert posted["diagnosis"]["signals"][0]["id"] == "shared_memory_limit"
+    assert raw["context"] == posted["context"]
+
+
+def test_metrics_and_unknown_names(client: TestClient) -> None:
+    asked = {"metrics": {**METRICS, "acme.pipe_stalls": 3, "acme.note": "12 %"}, "hardware": "h100"}
+    answer = client.post("/retrieve", json=asked).json()
+    assert "memory_bound" in [s["id"] for s in answer["diagnosis"]["signals"]]
+    assert "acme.pipe_stalls" in answer["diagnosis"]["unrecognised"]
+
+
+def test_a_question_without_hardware(client: TestClient) -> None:
+    answer = client.get("/retrieve", params={"q": "how wide should vector loads be"}).json()
+    assert answer["hardware"] is None and answer["excerpts"]
+
+
+def test_empty_fields_of_a_form_are_none(client: TestClient) -> None:
+    url = (
+        "/retrieve?signal=memory_bound&hardware=&q=&op=&language=&dtype=&categories=&skill_states="
+    )
+    assert client.get(url).status_code == 200
+
+
+def test_five_megabytes_of_log(client: TestClient) -> None:
+    log = "ninja: building kernel step\n" * 190_000 + LOG
+    answer = client.post("/retrieve", json={"log": log, "hardware": "h100"})
+    assert answer.status_code == 200
+    assert answer.json()["diagnosis"]["signals"][0]["id"] == "shared_memory_limit"
+
+
+def test_outcome(client: TestClient) -> None:
+    answer = client.get("/retrieve", params={"signal": "memory_bound", "hardware": "h100"}).json()
+    path = f"/retrievals/{answer['retrieval_id']}/outcome"
+    used = [answer["excerpts"][0]["id"]]
+    reported = client.post(path, json={"used": used, "correct": True, "speedup": 1.5})
+    assert reported.status_code == 201
+    assert reported.json()["retrieval_id"] == answer["retrieval_id"]
+    assert_error(client.post(path, json={"used": ["psg_foreign"]}), 400)
+    assert_error(client.post(path, json={"used": used, "speedup": -1.0}), 400)
+
+
+@pytest.mark.parametrize("parameter", ["hardwares", "query", "K"])
+def test_mistyped_parameters_are_refused(client: TestClient, parameter: str) -> None:
+    url = f"/retrieve?signal=memory_bound&{parameter}=h100"
+    body = assert_error(client.get(url), 400)
+    assert "hardware" in body["details"]["known"]
+
+
+def test_signals(client: TestClient) -> None:
+    signals = client.get("/signals").json()["signals"]
+    assert {"id", "group", "title", "description", "related", "topics"} <= set(signals[0])

@@ -1,0 +1,44 @@
+"""Row 20: no route answers for an id that is not there or not the caller's; all say so alike."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from tests.api.conftest import assert_error
+
+# A valid body for each route that takes one, so that only the id can be wrong.
+BODIES: dict[str, Any] = {
+    "/retrievals/{retrieval_id}/outcome": {"used": []},
+    "/passages/{passage_id}": {"text": "A correction."},
+    "/facts/{fact_id}": {"status": "accepted"},
+}
+WRONG = ("nobody", "doc_0123456789abcdef", "../../etc/passwd", "%00", "a" * 3000, "' OR 1=1 --")
+
+
+def test_every_route_refuses_a_foreign_id(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    checked = 0
+    for template, operations in paths.items():
+        if "{" not in template:
+            continue
+        for method in operations:
+            for wrong in WRONG:
+                path = re.sub(r"\{\w+\}", wrong.replace("/", "%2F"), template)
+                answer = client.request(
+                    method,
+                    path,
+                    json=BODIES[template] if method == "patch" or template in BODIES else None,
+                )
+                assert_error(answer, 404)
+                checked += 1
+    assert checked >= 16 * len(WRONG)
+
+
+def test_unknown_hardware_is_named_with_its_nearest(client: TestClient) -> None:
+    for path in ("/hardware/h10", "/hardware/h10/facts", "/hardware/h10/coverage"):
+        body = assert_error(client.get(path), 404, "unknown_hardware")
+        assert "h100" in body["hint"]
+    assert_error(client.get("/documents?hardware=h10"), 404, "unknown_hardware")

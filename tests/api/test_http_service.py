@@ -1,0 +1,134 @@
+"""Health, metrics, the description of the interface, and what surrounds every request."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.http.app import create_app
+from kb.settings import Settings
+from retrieval.signals import load_signals
+from tests.api.conftest import assert_error
+
+
+def test_alive_and_ready(client: TestClient) -> None:
+    assert client.get("/healthz").json()["status"] == "alive"
+    answer = client.get("/readyz")
+    assert answer.status_code == 200
+    state = answer.json()
+    assert state["ready"] and state["knowledge_loaded"] and state["index"] == "chroma"
+    assert state["passages"] == state["embedded"] > 20
+
+
+def test_the_start_names_what_to_try(client: TestClient) -> None:
+    start = client.get("/").json()
+    assert start["docs"] == "/docs"
+    assert len(start["try"]) == 3
+
+
+def test_the_docs_page_needs_no_internet(client: TestClient) -> None:
+    page = client.get("/docs").text
+    links = re.findall(r"""(?:src|href)=["']([^"']+)["']""", page)
+    assert len(links) >= 3
+    assert not [link for link in links if link.startswith(("http", "//"))]
+    for link in links:
+        assert client.get(link).status_code == 200, link
+
+
+def test_every_signal_has_an_example(client: TestClient) -> None:
+    operation = client.get("/openapi.json").json()["paths"]["/retrieve"]["post"]
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    assert {s.id for s in load_signals()} < set(examples)
+    assert {"raw log", "profiler metrics", "question", "combination"} < set(examples)
+
+
+def test_examples_are_valid_requests(client: TestClient) -> None:
+    operation = client.get("/openapi.json").json()["paths"]["/retrieve"]["post"]
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    for name in ("memory_bound", "raw log", "profiler metrics", "question", "combination"):
+        answer = client.post("/retrieve", json=examples[name]["value"])
+        assert answer.status_code == 200, (name, answer.text)
+
+
+def test_every_operation_states_the_error_shape(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            schema = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
+            assert schema["$ref"].endswith("/ErrorBody"), (method, path)
+            assert "422" not in operation["responses"]
+            assert operation["tags"]
+
+
+def test_schema_references_resolve(client: TestClient) -> None:
+    answer = client.get("/openapi.json")
+    schemas = answer.json()["components"]["schemas"]
+    for name in re.findall(r'"#/components/schemas/([^"]+)"', answer.text):
+        assert name in schemas
+
+
+def test_metrics_have_templates_as_labels(client: TestClient) -> None:
+    client.get("/documents/doc_somebody_elses")
+    client.get("/no/such/page")
+    client.request("BREW", "/healthz")
+    client.get("/retrieve", params={"signal": "memory_bound", "hardware": "h100"})
+    client.get("/retrieve", params={"signal": "not_a_signal"})
+    text = client.get("/metrics").text
+    assert 'route="/documents/{document_id}",status="404"' in text
+    assert 'route="other",status="404"' in text
+    assert 'method="other"' in text and "BREW" not in text
+    assert 'kernlore_retrievals_total{signal="memory_bound"}' in text
+    assert 'kernlore_jobs{state="ready"}' in text
+    assert "doc_somebody_elses" not in text and "not_a_signal" not in text
+    for name in ("passages", "passages_embedded", "excerpts_returned_total", "ready"):
+        assert re.search(rf"^kernlore_{name} [1-9]", text, re.M), name
+
+
+def test_request_ids(client: TestClient) -> None:
+    assert client.get("/healthz").headers["x-request-id"].startswith("req_")
+    given = client.get("/healthz", headers={"x-request-id": "run-7.3"})
+    assert given.headers["x-request-id"] == "run-7.3"
+    hostile = client.get("/healthz", headers={"x-request-id": "a b{}"})
+    assert hostile.headers["x-request-id"].startswith("req_")
+
+
+def test_a_defect_is_answered_without_its_internals(settings: Settings) -> None:
+    app = create_app(settings)
+
+    @app.get("/defect")
+    def defect() -> None:
+        raise LookupError("the secret inside")
+
+    # Without its lifespan: nothing is opened, which this route does not need.
+    answer = TestClient(app, raise_server_exceptions=False).get("/defect")
+    body = assert_error(answer, 500, "internal_error")
+    assert body["details"]["request_id"] == answer.headers["x-request-id"]
+    assert "secret" not in answer.text
+
+
+def test_wrong_method_names_the_right_ones(client: TestClient) -> None:
+    answer = client.put("/documents")
+    body = assert_error(answer, 405, "method_not_allowed")
+    assert body["details"]["allowed"] == ["GET", "POST"]
+    assert answer.headers["allow"] == "GET, POST"
+
+
+def test_unknown_route_names_the_nearest(client: TestClient) -> None:
+    body = assert_error(client.get("/hardwares"), 404, "not_found")
+    assert "/hardware" in body["details"]["nearest"]
+
+
+def test_pages_of_other_sites_change_nothing(client: TestClient) -> None:
+    for site in ("cross-site", "same-site"):
+        headers = {"sec-fetch-site": site, "content-type": "text/plain"}
+        answer = client.post("/retrieve?hardware=h100", content="error", headers=headers)
+        assert_error(answer, 403, "foreign_page")
+    own = client.get("/signals", headers={"sec-fetch-site": "same-origin"})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize("header", ["x-content-type-options"])
+def test_no_answer_is_guessed_at(client: TestClient, header: str) -> None:
+    assert client.get("/no/such/page").headers[header] == "nosniff"

@@ -1,0 +1,112 @@
+"""The catalog's own promises: transactions, named values, documents as rows."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog.engine import portions
+from kb.errors import NotFound, UnknownHardware
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+MANUAL = "# Manual\n\n## Shared memory\n\nOne block may take 227 KiB of shared memory.\n"
+
+
+def test_a_write_is_kept_whole_or_not_at_all(catalog: Catalog) -> None:
+    with catalog.write() as connection:
+        meta.put(connection, "kept", 1)
+    with pytest.raises(RuntimeError), catalog.write() as connection:
+        meta.put(connection, "kept", 2)
+        raise RuntimeError("in the middle")
+    with catalog.read() as connection:
+        assert meta.get(connection, "kept") == 1
+
+
+def test_nothing_written_in_a_read_is_kept(catalog: Catalog) -> None:
+    with catalog.read() as connection:
+        meta.put(connection, "smuggled", 1)
+    with catalog.read() as connection:
+        assert meta.get(connection, "smuggled") is None
+
+
+def test_a_read_sees_one_catalog_while_others_write(catalog: Catalog, data_dir: Path) -> None:
+    other = open_catalog(data_dir)
+    with catalog.read() as connection:
+        before = meta.revision(connection)
+        with other.write() as writer:
+            meta.bump_revision(writer)
+        assert meta.revision(connection) == before
+    with catalog.read() as connection:
+        assert meta.revision(connection) == before + 1
+    other.close()
+
+
+def test_writers_wait_for_each_other(catalog: Catalog) -> None:
+    def bump() -> None:
+        for _ in range(10):
+            with catalog.write() as connection:
+                meta.bump_revision(connection)
+
+    threads = [threading.Thread(target=bump) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with catalog.read() as connection:
+        assert meta.revision(connection) == 40
+
+
+def test_portions_hold_every_value_once() -> None:
+    values = list(range(1234))
+    parts = portions(values)
+    assert [value for part in parts for value in part] == values
+    assert max(map(len, parts)) <= 500
+    assert portions([]) == []
+
+
+def test_documents_are_listed_by_scope_and_category(store: Store) -> None:
+    chip = store.submit("h100.md", MANUAL, hardware=("h100",))
+    store.submit("guide.md", MANUAL + "More.\n")
+    assert [d.id for d in store.documents.find(hardware="h100")] == [chip.document_id]
+    assert [d.category for d in store.documents.find()] == ["guidance", "hardware"]
+    listed = store.documents.get(chip.document_id)
+    assert (listed.hardware, listed.job_state, listed.passages) == (("h100",), "queued", 0)
+
+
+def test_what_another_may_see_is_not_found(store: Store) -> None:
+    mine = store.submit("mine.md", MANUAL, access_scope="team")
+    assert store.documents.find() == []
+    for ask in (store.documents.get, store.documents.versions, store.documents.delete):
+        with pytest.raises(NotFound):
+            ask(mine.document_id)
+    assert store.documents.get(mine.document_id, access_scope="team").id == mine.document_id
+
+
+def test_deleting_returns_only_files_that_nothing_else_uses(store: Store) -> None:
+    shared = store.submit("one.md", MANUAL, hardware=("h100",))
+    store.submit("two.md", MANUAL, hardware=("mi300x",))
+    assert store.documents.delete(shared.document_id) == []
+    [left] = store.documents.find()
+    assert len(store.documents.delete(left.id)) == 1
+    with pytest.raises(NotFound):
+        store.documents.get(left.id)
+
+
+def test_unknown_versions_and_hardware_name_what_to_do(store: Store) -> None:
+    document = store.submit("one.md", MANUAL)
+    with pytest.raises(NotFound, match="no version 7") as missing:
+        store.documents.sections(document.document_id, version=7)
+    assert "lists its versions" in missing.value.hint
+    with pytest.raises(UnknownHardware) as unknown:
+        store.registry.scopes("h10")
+    assert "h100" in unknown.value.hint
+
+
+def test_scopes_widen_upwards_only(store: Store) -> None:
+    assert store.registry.scopes("h100") == ("h100", "hopper", "nvidia", "any")

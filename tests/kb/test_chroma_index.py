@@ -1,0 +1,161 @@
+"""The vector index is derived data: whatever happens to its directory, it comes back without embedding."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kb.embedding.base import Vectors
+from kb.embedding.local import LocalEmbedder
+from kb.index.chroma import ChromaIndex
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+MANUAL = "# Manual\n\n" + "\n\n".join(
+    f"## Part {n}\n\nThe {word} of the chip is described here."
+    for n, word in enumerate(("clock", "cache", "barrier", "register file", "power supply"))
+)
+QUERY = "which cache does the chip have"
+# Fills a directory and dies without closing anything.
+FILL_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from kb.catalog import open_catalog
+from kb.index.chroma import ChromaIndex
+data = Path(sys.argv[1])
+index = ChromaIndex(open_catalog(data), sys.argv[2], data / "chroma")
+index.open_or_rebuild()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def opened(store: Store) -> ChromaIndex:
+    return ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
+
+
+def texts(store: Store, index: object = None) -> list[str]:
+    return [hit.text for hit in store.by_meaning(QUERY, "h100", k=3, index=index)]
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    index = opened(store)
+    index.open_or_rebuild()
+    index.close()
+    return store
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def scribble(path: Path) -> None:
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+@pytest.fixture
+def no_encoding(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """Counts the calls that embed passages."""
+    calls: list[Sequence[str]] = []
+    encode = LocalEmbedder.encode
+
+    def counted(self: LocalEmbedder, batch: Sequence[str]) -> Vectors:
+        calls.append(batch)
+        return encode(self, batch)
+
+    monkeypatch.setattr(LocalEmbedder, "encode", counted)
+    return calls
+
+
+@pytest.mark.parametrize("damage", [halve, empty, scribble, shutil.rmtree])
+def test_an_unreadable_directory_is_rebuilt_without_embedding(
+    filled: Store, damage: Callable[[Path], None], no_encoding: list[Sequence[str]]
+) -> None:
+    before = texts(filled)
+    directory = filled.data_dir / "chroma"
+    if damage is shutil.rmtree:
+        shutil.rmtree(directory)
+    else:
+        damage(directory / "chroma.sqlite3")
+    index = opened(filled)
+    report = index.open_or_rebuild()
+    assert report.added == 5
+    assert texts(filled, index) == before
+    assert no_encoding == []
+    index.close()
+    assert [p.name for p in filled.data_dir.glob("chroma*")] == ["chroma"]  # nothing left behind
+
+
+def test_the_probe_finds_the_damage(filled: Store) -> None:
+    index = opened(filled)
+    assert index.probe()
+    index.close()
+    halve(filled.data_dir / "chroma" / "chroma.sqlite3")
+    index = opened(filled)
+    assert not index.probe()
+    assert index.rebuild().added == 5
+    assert index.probe()
+    index.close()
+
+
+def test_damage_under_a_running_service_heals_at_the_next_question(filled: Store) -> None:
+    index = opened(filled)
+    index.open_or_rebuild()
+    before = texts(filled, index)
+    index.close()
+    scribble(filled.data_dir / "chroma" / "chroma.sqlite3")
+    assert texts(filled, index) == before
+    index.close()
+
+
+def test_opening_a_good_directory_changes_nothing(filled: Store) -> None:
+    index = opened(filled)
+    report = index.open_or_rebuild()
+    assert (report.collections, report.added, report.removed) == (1, 0, 0)
+    index.close()
+
+
+def test_what_came_while_no_service_ran_is_added_not_rebuilt(filled: Store) -> None:
+    filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h200",))
+    index = opened(filled)
+    assert index.probe()
+    assert index.open_or_rebuild().added == 5
+    index.close()
+
+
+def test_a_service_that_was_killed_leaves_a_usable_index(store: Store) -> None:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    arguments = [str(store.data_dir), store.embedder.fingerprint]
+    died = subprocess.run([sys.executable, "-c", FILL_AND_DIE, *arguments], cwd=ROOT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    index = opened(store)
+    index.open_or_rebuild()
+    assert texts(store, index) == texts(store)
+    index.close()
+
+
+def test_nothing_is_opened_before_it_is_used(store: Store) -> None:
+    opened(store).close()
+    assert not (store.data_dir / "chroma").exists()
+
+
+def test_an_empty_catalog_has_an_empty_index(store: Store) -> None:
+    index = opened(store)
+    assert index.open_or_rebuild().collections == 0
+    assert texts(store, index) == []
+    index.close()

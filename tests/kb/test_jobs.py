@@ -1,0 +1,107 @@
+"""Jobs as a state machine: one owner at a time, a lease that ends, a retry that works."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from kb.catalog import Catalog
+from kb.catalog.jobs import Jobs
+from kb.errors import Conflict, NotFound
+from kb.ids import JobId
+
+KINDS = ("ingest",)
+
+
+@pytest.fixture
+def jobs(catalog: Catalog) -> Jobs:
+    return Jobs(catalog)
+
+
+def queued(jobs: Jobs, catalog: Catalog, subject: str = "doc_1") -> JobId:
+    with catalog.write() as connection:
+        return jobs.enqueue(connection, "ingest", subject, {"version_id": "ver_1"})
+
+
+def test_a_job_runs_and_ends_once(jobs: Jobs, catalog: Catalog) -> None:
+    job_id = queued(jobs, catalog)
+    job = jobs.claim(KINDS, "w1", 60)
+    assert job is not None and (job.id, job.state, job.attempts) == (job_id, "running", 1)
+    assert jobs.claim(KINDS, "w2", 60) is None
+    with catalog.write() as connection:
+        jobs.finish(connection, job_id, "w1", "ready", result={"passages": 3})
+    done = jobs.get(job_id)
+    assert done.finished and done.result == {"passages": 3} and done.lease_owner is None
+    with pytest.raises(Conflict), catalog.write() as connection:
+        jobs.finish(connection, job_id, "w1", "failed")
+    assert jobs.counts() == {"ready": 1}
+
+
+def test_jobs_are_taken_oldest_first_and_by_kind(jobs: Jobs, catalog: Catalog) -> None:
+    ids = [queued(jobs, catalog, f"doc_{n}") for n in range(3)]
+    assert jobs.claim(("verify",), "w", 60) is None
+    taken = [jobs.claim(KINDS, "w", 60) for _ in ids]
+    assert [job.id for job in taken if job] == ids
+
+
+def test_a_lease_that_ran_out_fails_the_job_and_retry_queues_it(
+    jobs: Jobs, catalog: Catalog
+) -> None:
+    job_id = queued(jobs, catalog)
+    jobs.claim(KINDS, "w1", 0.02)
+    with pytest.raises(Conflict):
+        jobs.retry(job_id)
+    time.sleep(0.05)
+    assert jobs.expire() == [job_id]
+    failed = jobs.get(job_id)
+    assert failed.state == "failed" and failed.error is not None
+    assert failed.error["code"] == "lease_expired" and "Retry" in failed.error["hint"]
+    with pytest.raises(Conflict):  # its worker wakes up too late
+        jobs.heartbeat(job_id, "w1", 60)
+    jobs.retry(job_id)
+    again = jobs.claim(KINDS, "w2", 60)
+    assert again is not None and (again.attempts, again.error) == (2, None)
+
+
+def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog: Catalog) -> None:
+    job_id = queued(jobs, catalog)
+    jobs.claim(KINDS, "w1", 0.02)
+    jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"})
+    time.sleep(0.03)
+    assert jobs.expire() == []
+    assert jobs.get(job_id).progress == {"stage": "embedding"}
+    jobs.renew("someone else", 0.0)
+    assert jobs.expire() == []
+
+
+def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:
+    ids = {queued(jobs, catalog, f"doc_{n}") for n in range(20)}
+    taken: list[JobId] = []  # list.append is atomic
+
+    def work(owner: str) -> None:
+        while (job := jobs.claim(KINDS, owner, 60)) is not None:
+            taken.append(job.id)
+
+    threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(ids)
+
+
+def test_a_job_exists_exactly_when_its_transaction_did(jobs: Jobs, catalog: Catalog) -> None:
+    with pytest.raises(RuntimeError), catalog.write() as connection:
+        jobs.enqueue(connection, "ingest", "doc_1", {})
+        raise RuntimeError("the document could not be stored")
+    assert jobs.counts() == {}
+
+
+def test_an_unknown_or_foreign_job_is_not_found(jobs: Jobs, catalog: Catalog) -> None:
+    job_id = queued(jobs, catalog)
+    with pytest.raises(NotFound):
+        jobs.get("job_unknown")
+    with pytest.raises(NotFound):
+        jobs.get(job_id, access_scope="team")

@@ -1,0 +1,47 @@
+"""Names are found whole and by their parts; what is indexed and what is asked go the same way."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kb.tokens import STOP_WORDS, shadow, tokenize
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "parts"),
+    [
+        ("cp.async.bulk", "cp_async_bulk", {"cp", "async", "bulk"}),
+        ("s_waitcnt vmcnt(0)", "s_waitcnt", {"waitcnt", "vmcnt", "0"}),
+        ("__launch_bounds__", "launch_bounds", {"launch", "bound"}),
+        ("NCC_EVRF031", "ncc_evrf031", {"ncc", "evrf031", "evrf", "031"}),
+        ("tensorCoreUtil", "tensorcoreutil", {"tensor", "core", "util"}),
+        ("std::max_align", "std_max_align", {"std", "max_align"}),
+        ("sm__throughput.avg", "sm_throughput_avg", {"sm_throughput", "throughput", "avg"}),
+    ],
+)
+def test_a_name_gives_its_whole_and_its_parts(text: str, whole: str, parts: set[str]) -> None:
+    tokens = tokenize(text)
+    assert whole in tokens
+    assert parts <= set(tokens)
+
+
+def test_words_are_stemmed_and_function_words_dropped() -> None:
+    assert tokenize("the registers are spilled") == ["regist", "spill"]
+    assert tokenize("The of and") == []
+
+
+def test_an_endless_run_is_kept_by_its_parts_only() -> None:
+    tokens = tokenize("x" * 40 + "_" + "y" * 60)
+    assert all(len(token) <= 80 for token in tokens)
+
+
+@given(st.text(max_size=200))
+def test_shadow_text_passes_the_engine_unchanged(text: str) -> None:
+    tokens = tokenize(text)
+    assert all(re.fullmatch(r"[a-z0-9_]+", token) for token in tokens)
+    assert not STOP_WORDS & set(tokens)
+    assert shadow(text).split() == tokens

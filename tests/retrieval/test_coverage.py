@@ -1,0 +1,150 @@
+"""What is covered of a chip, over a real catalog."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from test_tree import add, chips
+
+from kb.catalog import Catalog, open_catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.errors import InvalidKnowledge, UnknownHardware
+from kb.hardware.fact_keys import fact_keys
+from kb.hardware.schema import parse_hardware
+from retrieval.coverage import (
+    Coverage,
+    Subject,
+    coverage,
+    coverage_data_from,
+    load_coverage_data,
+)
+from retrieval.signals import DATA, load_signals
+
+BOUND = ("signal", "memory_bound")
+REGISTERS = ("topic", "registers")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = open_catalog(tmp_path)
+    chips(catalog)
+    yield catalog
+    catalog.close()
+
+
+def told(catalog: Catalog, hardware: str = "h100") -> Coverage:
+    return coverage(catalog, HardwareRegistry(catalog), hardware)
+
+
+def signal(found: Coverage, name: str) -> Subject:
+    return next(s for s in found.signals if s.id == name)
+
+
+def topic(found: Coverage, name: str) -> Subject:
+    return next(s for s in found.topics if s.id == name)
+
+
+def text(*tags: tuple[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    return f"About {tags}.", list(tags)
+
+
+def test_states_by_where_the_passages_are(catalog: Catalog) -> None:
+    spill, cache = ("signal", "register_spill"), ("signal", "cache_thrash")
+    add(catalog, "manual", "hardware", ("h100",), [("A", None, [text(BOUND), text(BOUND, spill)])])
+    add(catalog, "family", "hardware", ("hopper",), [("B", None, [text(cache), text(cache)])])
+    add(catalog, "sibling", "hardware", ("h200",), [("C", None, [text(("signal", "timeout"))])])
+    add(catalog, "advice", "guidance", (), [("D", None, [text(("signal", "divergence"))] * 3)])
+    found = told(catalog)
+    assert signal(found, "memory_bound") == Subject(
+        "memory_bound", signal(found, "memory_bound").title, "covered", 2, 0, 1
+    )
+    assert signal(found, "register_spill").state == "thin"
+    assert (signal(found, "cache_thrash").state, signal(found, "cache_thrash").inherited) == (
+        "thin",
+        2,
+    )
+    assert signal(found, "timeout").state == "missing"
+    assert signal(found, "divergence").state == "missing"
+    assert (found.lineage, found.documents, found.passages) == (("h100", "hopper", "nvidia"), 2, 4)
+    assert signal(told(catalog, "hopper"), "cache_thrash").state == "covered"
+
+
+def test_a_passage_with_two_scopes_of_the_lineage_counts_once(catalog: Catalog) -> None:
+    add(catalog, "both", "hardware", ("h100", "hopper"), [("A", None, [text(REGISTERS)])])
+    found = topic(told(catalog), "registers")
+    assert (found.own, found.inherited, found.documents, found.state) == (1, 0, 1, "thin")
+
+
+def test_every_signal_and_topic_is_told_about(catalog: Catalog) -> None:
+    found = told(catalog)
+    assert {s.id for s in found.signals} == set(load_signals().ids)
+    assert {s.id for s in found.topics} == {t for s in load_signals() for t in s.topics}
+    assert found.as_json()["signals"][0]["state"] == "missing"
+
+
+def test_three_missing_topics_that_serve_different_important_signals(catalog: Catalog) -> None:
+    empty = told(catalog).missing_topics
+    assert len({t.topic for t in empty}) == 3
+    assert "register_spill" in empty[0].signals and empty[0].topic == "registers"
+    assert empty[0].weight >= empty[1].weight >= empty[2].weight > 0
+    assert all(t.upload.endswith(".") for t in empty)
+    tags = [("topic", "registers"), ("signal", "register_spill"), ("signal", "occupancy_limited")]
+    tags.append(("signal", "register_limit"))
+    add(catalog, "manual", "hardware", ("h100",), [("R", None, [text(*tags)] * 2)])
+    after = told(catalog).missing_topics
+    assert "registers" not in {t.topic for t in after}
+    assert len(after) == 3
+
+
+def test_facts_known_and_missing(catalog: Catalog) -> None:
+    registry = HardwareRegistry(catalog)
+    fact = {
+        "key": "memory_bandwidth",
+        "value": 3.35e12,
+        "unit": "B/s",
+        "kind": "datasheet",
+        "title": "Data sheet",
+        "publisher": "NVIDIA",
+        "locator": "Table 1",
+    }
+    family = {"id": "hopper", "name": "Hopper", "vendor": "nvidia", "parent": "nvidia"}
+    registry.put(parse_hardware({**family, "summary": "A family.", "facts": [fact]}, "f"), "user")
+    found = told(catalog)
+    assert [(f.key, f.owner, f.value) for f in found.facts_known] == [
+        ("memory_bandwidth", "hopper", 3.35e12)
+    ]
+    assert {f.key for f in found.facts_missing} == set(fact_keys()) - {"memory_bandwidth"}
+
+
+def test_names_resolve_and_unknown_chips_do_not(catalog: Catalog) -> None:
+    assert told(catalog, "H100").hardware == "h100"
+    with pytest.raises(UnknownHardware):
+        told(catalog, "h900")
+
+
+def test_the_number_of_queries_does_not_grow_with_the_vocabulary(catalog: Catalog) -> None:
+    statements: list[str] = []
+
+    def note(*arguments: object) -> None:
+        statements.append(str(arguments[2]))
+
+    with catalog.read() as connection:
+        target = connection.engine
+    sa.event.listen(target, "before_cursor_execute", note)
+    told(catalog)
+    sa.event.remove(target, "before_cursor_execute", note)
+    assert sum("passage_tags" in statement for statement in statements) == 1
+    assert len(statements) < 40
+
+
+def test_the_data_names_every_topic_and_no_unknown_signal() -> None:
+    raw = tomllib.loads((DATA / "coverage.toml").read_text(encoding="utf-8"))
+    assert load_coverage_data().weights["memory_bound"] > 1
+    del raw["uploads"]["registers"]
+    raw["weights"]["memory_bund"] = 3
+    with pytest.raises(InvalidKnowledge, match=r"memory_bund.*registers"):
+        coverage_data_from(raw, load_signals())
