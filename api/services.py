@@ -149,7 +149,10 @@ class Background:
         loaded = self._loaded.is_set()
         busy = jobs.get("queued", 0) + jobs.get("running", 0)
         ready = loaded and embedded == passages and not busy and self._index_state == "chroma"
-        return Readiness(ready, loaded, passages, embedded, self._index_state, jobs)
+        state = self._index_state
+        if not self._thread.is_alive() and not self._stop.is_set():
+            ready, state = False, "failed: ingestion has stopped, its log says why"
+        return Readiness(ready, loaded, passages, embedded, state, jobs)
 
     def _run(self) -> None:
         services = self._services

@@ -126,6 +126,15 @@ def gold_of(gold: Path, hardware: Collection[str], target: Path) -> Path:
     return write_jsonl(target, rows)
 
 
+def listed(ids: str) -> frozenset[str]:
+    """An option's comma-separated hardware ids."""
+    return frozenset(part.strip() for part in ids.split(",") if part.strip())
+
+
+def scorer_beside(gold: Path) -> Path:
+    return gold.absolute().parent / "score.py"
+
+
 def read_jsonl(path: Path) -> list[Mapping[str, Any]]:
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -130,7 +130,7 @@ def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
     pieces: list[str] = []
     current = ""
     for atom in atoms:
-        if current and len(current.rstrip()) + len(atom.rstrip()) > limit:
+        if current and len(current) + len(atom.rstrip()) > limit:
             pieces.append(current)
             current = ""
         current += atom

@@ -18,6 +18,7 @@ from retrieval.thesaurus import other_names
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
+SHORT_LOG = 2000  # characters
 MAX_SIGNALS = 3  # of a verdict are asked for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
 THESAURUS_WEIGHT = 0.4
@@ -78,7 +79,10 @@ def make_plan(
 
 
 def _telling(log: str | None) -> str:
-    return "\n".join(query_lines(log)) if log else ""
+    """A short log speaks for itself; of a long one only the lines that carry the message count."""
+    if not log:
+        return ""
+    return log if len(log) <= SHORT_LOG else "\n".join(query_lines(log))
 
 
 def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> Iterable[str]:

@@ -12,6 +12,7 @@ Deterministic: ties go to the earlier passage.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ import numpy as np
 from sqlalchemy import Connection
 
 from kb.catalog import lexical, passages
-from kb.catalog.candidates import Candidate, candidates
+from kb.catalog.candidates import Candidate, candidates, sample
+from kb.catalog.embeddings import index_state
 from kb.embedding.base import Vectors
 from kb.scope import ScopeFilter
 from retrieval.plan import Plan
@@ -50,6 +52,7 @@ PROSE_SHARE = 200  # per mille of function words that running prose reaches
 PER_LEVEL = 400  # rows taken from each lexical level
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
+SAMPLE = 300  # passages that stand for a whole scope
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,26 @@ class Ranked:
     dense: float
 
 
+class ScopeSamples:
+    """A sample of each scope's vectors, kept until the catalog changes."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._kept: dict[object, tuple[tuple[int, int], dict[int, Candidate]]] = {}
+        self._lock = threading.Lock()  # protects _kept
+
+    def of(self, connection: Connection, scope: ScopeFilter) -> dict[int, Candidate]:
+        state = index_state(connection)
+        with self._lock:
+            kept = self._kept.get(scope.key)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        fresh = sample(connection, self._model, scope, SAMPLE)
+        with self._lock:
+            self._kept[scope.key] = (state, fresh)
+        return fresh
+
+
 EmbedQuery = Callable[[str], Vectors]
 
 
@@ -72,6 +95,7 @@ def rank(
     index: VectorIndex,
     embed: EmbedQuery,
     model: str,
+    samples: ScopeSamples,
     weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
     """All candidates, best first."""
@@ -81,7 +105,8 @@ def rank(
     vector = query_vector(plan, embed)
     near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
     found = candidates(connection, {*words, *near}, model, scope)
-    dense = dense_scores(found, vector, weights)
+    middle = scope_middle(samples.of(connection, scope), vector, weights)
+    dense = dense_scores(found, vector, middle, weights)
     ranked = []
     for seq, candidate in found.items():
         if not candidate.wanted:
@@ -139,26 +164,43 @@ def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
 
 
 def dense_scores(
-    found: Mapping[int, Candidate], vector: Vectors, weights: Weights = WEIGHTS
+    found: Mapping[int, Candidate], vector: Vectors, middle: float, weights: Weights = WEIGHTS
 ) -> dict[int, float]:
-    """Cosine with a share of the better neighbour in the section, scaled to 0..1 from median to
+    """Cosine with a share of the better neighbour in the section, scaled to 0..1 from middle to
     best.
     """
+    cosine = _cosines(found, vector)
+    raw = _with_neighbours(found, cosine, weights)
+    if not raw:
+        return {}
+    best = max(raw.values())
+    width = max(best - middle, 1e-9)
+    return {seq: min(1.0, max(0.0, (value - middle) / width)) for seq, value in raw.items()}
+
+
+def scope_middle(sample: Mapping[int, Candidate], vector: Vectors, weights: Weights) -> float:
+    """The median over a sample of the scope: what a passage that has nothing to do with it scores."""
+    cosine = _cosines(sample, vector)
+    raw = _with_neighbours(sample, cosine, weights)
+    return float(np.median(list(raw.values()))) if raw else 0.0
+
+
+def _cosines(found: Mapping[int, Candidate], vector: Vectors) -> dict[int, float]:
     vectors = {seq: c.vector for seq, c in found.items() if c.vector is not None}
     if not vectors:
         return {}
-    seqs = list(vectors)
-    cosine = dict(zip(seqs, (np.stack(list(vectors.values())) @ vector).tolist(), strict=True))
-    raw = {
-        seq: cosine[seq] + weights.neighbour * _better_neighbour(seq, found, cosine)
-        for seq in seqs
+    cosines = np.stack(list(vectors.values())) @ vector
+    return dict(zip(vectors, cosines.tolist(), strict=True))
+
+
+def _with_neighbours(
+    found: Mapping[int, Candidate], cosine: Mapping[int, float], weights: Weights
+) -> dict[int, float]:
+    return {
+        seq: value + weights.neighbour * _better_neighbour(seq, found, cosine)
+        for seq, value in cosine.items()
         if found[seq].wanted
     }
-    if not raw:
-        return {}
-    middle, best = float(np.median(list(raw.values()))), max(raw.values())
-    width = max(best - middle, 1e-9)
-    return {seq: min(1.0, max(0.0, (value - middle) / width)) for seq, value in raw.items()}
 
 
 def _better_neighbour(

@@ -30,7 +30,7 @@ from retrieval.excerpts import make_excerpts
 from retrieval.journal import Journal
 from retrieval.metrics import load_metrics
 from retrieval.plan import Plan, make_plan
-from retrieval.ranking import rank
+from retrieval.ranking import ScopeSamples, rank
 from retrieval.remedies import fitting_moves
 from retrieval.signals import load_signals
 from retrieval.skill_choice import choose_skills
@@ -72,6 +72,7 @@ class Retriever:
         self._signals = load_signals()
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
+        self._samples = ScopeSamples(embedder.fingerprint)
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
     def retrieve(self, request: RetrieveRequest) -> Answer:
@@ -182,7 +183,13 @@ class Retriever:
         self, connection: Connection, plan: Plan, scope: ScopeFilter, count: int
     ) -> list[Excerpt]:
         ranked = rank(
-            connection, plan, scope, self._index(), self._embed, self._embedder.fingerprint
+            connection,
+            plan,
+            scope,
+            self._index(),
+            self._embed,
+            self._embedder.fingerprint,
+            self._samples,
         )
         return make_excerpts(connection, ranked, scope, count)
 

@@ -6,10 +6,12 @@ import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from kb.tokens import tokenize
 
+MAX_TOKENS = 40  # added to a request, in the order of the concepts
 DATA = Path(__file__).parent / "data"
 
 
@@ -39,4 +41,5 @@ def other_names(tokens: Collection[str]) -> tuple[str, ...]:
         if concept.named_in(present):
             for name in concept.names:
                 found |= dict.fromkeys(sorted(name))
-    return tuple(token for token in found if token not in present)
+    fresh = (token for token in found if token not in present)
+    return tuple(islice(fresh, MAX_TOKENS))

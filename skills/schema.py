@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from unicodedata import category
 
 from kb.catalog.skills import (
     STATES,
@@ -131,12 +132,13 @@ def _check_name(name: str, folder: str, problems: Problems) -> None:
 
 def _check_text(key: str, value: str, limit: int, problems: Problems) -> None:
     if not value.strip():
-        problems.add(key, "is empty", "write it or leave the field out")
+        fix = "every skill has one" if key == "description" else "write it or leave the field out"
+        problems.add(key, "is missing or empty", fix)
     elif len(value) > limit:
         problems.add(key, f"has {len(value)} characters", f"at most {limit}")
     elif FENCE in value:
         problems.add(key, f"contains {FENCE}", "readers split the file there; use a dash")
-    elif not all(c.isprintable() or c in "\n\t" for c in value):
+    elif not all(c.isprintable() or c in "\n\t" or category(c) == "Zs" for c in value):
         problems.add(key, "has a control character", "remove it")
 
 
@@ -168,7 +170,9 @@ def _check_metadata(key: str, value: str, problems: Problems) -> None:
         for item in split_list(value):
             if not _ITEM.fullmatch(item):
                 problems.add(where, f"{item!r} is not an id", 'ids with commas between: "a,b"')
-    elif key == "kb.version" and not (value.isascii() and value.isdigit() and 0 < int(value) < 10**9):
+    elif key == "kb.version" and not (
+        value.isascii() and value.isdigit() and 0 < int(value) < 10**9
+    ):
         problems.add(where, f"is {value!r}", "a whole number from 1")
     elif key == "kb.predicate":
         _check_predicate(where, value, problems)

@@ -51,8 +51,8 @@ def read_skill(folder: Path) -> SkillFile:
         problems.add("metadata", "is not a mapping", 'write lines like kb.signals: "memory_bound"')
         metadata = {}
     skill = SkillFile(
-        name=_text(fields, "name", problems, required=True) or "",
-        description=_text(fields, "description", problems, required=True) or "",
+        name=_text(fields, "name", problems) or "",
+        description=_text(fields, "description", problems) or "",
         body=body,
         license=_text(fields, "license", problems),
         compatibility=_text(fields, "compatibility", problems),
@@ -215,13 +215,9 @@ def _line(place: yaml.Event | yaml.Node) -> int:
     return mark.line + 2 if mark else 1  # counted from the opening fence
 
 
-def _text(
-    fields: Mapping[str, Any], key: str, problems: Problems, *, required: bool = False
-) -> str | None:
+def _text(fields: Mapping[str, Any], key: str, problems: Problems) -> str | None:
     value = fields.get(key)
     if value is None:
-        if required:
-            problems.add(key, "is missing", "every skill has one")
         return None
     if not isinstance(value, str):
         problems.add(key, "is not text", "quote it")

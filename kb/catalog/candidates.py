@@ -50,3 +50,22 @@ def candidates(
             array = np.frombuffer(vector, "<f4") if vector is not None else None
             found[seq] = Candidate(section_id, prose, kind, array, seq in wanted)
     return found
+
+
+def sample(
+    connection: Connection, model: str, scope: ScopeFilter, count: int
+) -> dict[int, Candidate]:
+    """An even sample of about `count` live passages of the scope, with their neighbours, by number."""
+    clause, values = "", []
+    if scope.hardware is not None:
+        clause = f" AND h.hardware_id IN ({','.join('?' * len(scope.hardware))})"
+        values = list(scope.hardware)
+    rows = connection.exec_driver_sql(
+        "SELECT DISTINCT p.seq FROM passages p JOIN documents d ON d.id = p.document_id"
+        " JOIN passage_hardware h ON h.passage_id = p.id"
+        " WHERE p.active AND p.access_scope = ?"
+        f" AND d.category IN ({','.join('?' * len(scope.categories))}){clause} ORDER BY p.seq",
+        (scope.access_scope, *scope.categories, *values),
+    )
+    seqs = [seq for (seq,) in rows]
+    return candidates(connection, seqs[:: max(1, len(seqs) // count)], model, scope)

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog.engine import portions
+from kb.catalog.meta import revision
 from kb.catalog.tables import knowledge as t
 from kb.embedding.text import embedding_text
 
@@ -195,3 +196,9 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
             ).scalars()
         )
     return scopes
+
+
+def index_state(connection: Connection) -> tuple[int, int]:
+    """Changes whenever a search over vectors could answer differently: (revision, newest vector)."""
+    newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
+    return revision(connection), int(newest or 0)

@@ -101,7 +101,9 @@ class LocalEmbedder:
         vectors = model.encode(
             list(texts), batch_size=BATCH, normalize_embeddings=True, show_progress_bar=False
         )
-        return np.ascontiguousarray(vectors, np.float32)
+        # bf16 normalizes to 1.003; exact search takes products for cosines.
+        exact = np.ascontiguousarray(vectors, np.float32)
+        return exact / np.linalg.norm(exact, axis=1, keepdims=True)
 
     @functools.cached_property
     def _model(self) -> Any:

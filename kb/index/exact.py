@@ -10,13 +10,10 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
-import sqlalchemy as sa
 
 from kb.catalog import embeddings
 from kb.catalog.embeddings import ScopeVectors, Vector
 from kb.catalog.engine import Catalog
-from kb.catalog.meta import revision
-from kb.catalog.tables.knowledge import embeddings as embeddings_table
 from kb.scope import ALL_ACCESS
 
 State = tuple[int, int]
@@ -60,10 +57,7 @@ class ExactIndex:
     def _vectors(self, scope: str, access_scope: str) -> ScopeVectors:
         key = (scope, access_scope)
         with self._catalog.read() as connection:
-            newest = connection.execute(
-                sa.select(sa.func.max(sa.literal_column("rowid"))).select_from(embeddings_table)
-            ).scalar()
-            state = (revision(connection), int(newest or 0))
+            state = embeddings.index_state(connection)
             with self._lock:
                 cached = self._cache.get(key)
             if cached is not None and cached[0] == state:

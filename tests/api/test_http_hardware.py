@@ -116,6 +116,29 @@ def test_conflicts_between_sources_are_shown(client: TestClient) -> None:
     assert {v["value"] for v in conflicts[0]["values"]} == {3.0e12, 2.5e12}
 
 
+def test_signatures_that_retrieval_refuses_are_refused_here(client: TestClient) -> None:
+    good = {
+        "pattern": "ACME-0042: .{0,80} does not fit",
+        "signal": "shared_memory_limit",
+        "title": "Scratchpad too small",
+        "remedy": "Use smaller tiles.",
+    }
+    asked = {"log": "ACME-0042: tile 3 does not fit", "hardware": "acme-x5"}
+    for change in ({"pattern": "(.*)(.*)(.*)x"}, {"signal": "nonesuch"}, {"remedy": ""}):
+        body = {"id": "acme-x5", "signatures": [{**good, **change}]}
+        assert_error(client.post("/hardware", json=body), 400, "invalid_knowledge")
+    made = client.post("/hardware", json={"id": "acme-x5", "signatures": [good]})
+    assert made.status_code == 201
+    found = client.post("/retrieve", json=asked).json()["diagnosis"]["signals"]
+    assert found[0]["id"] == "shared_memory_limit"
+
+
+def test_coverage(client: TestClient) -> None:
+    covered = client.get("/hardware/H100/coverage").json()
+    assert covered["hardware"] == "h100" or covered["hardware"]["id"] == "h100"
+    assert_error(client.get("/hardware/nonesuch/coverage"), 404, "unknown_hardware")
+
+
 def test_the_list(client: TestClient) -> None:
     listed = {h["id"]: h for h in client.get("/hardware").json()["hardware"]}
     assert listed["h200"]["lineage"] == ["h200", "hopper", "nvidia"]

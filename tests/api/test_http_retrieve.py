@@ -96,3 +96,10 @@ def test_mistyped_parameters_are_refused(client: TestClient, parameter: str) -> 
 def test_signals(client: TestClient) -> None:
     signals = client.get("/signals").json()["signals"]
     assert {"id", "group", "title", "description", "related", "topics"} <= set(signals[0])
+
+
+def test_the_tree_of_knowledge(client: TestClient) -> None:
+    top = client.get("/knowledge").json()
+    below = client.get("/knowledge", params={"path": "hardware/h100"}).json()
+    assert top != below
+    assert_error(client.get("/knowledge", params={"path": "hardware/nonesuch"}), 404)

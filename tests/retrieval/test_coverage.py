@@ -110,6 +110,7 @@ def test_facts_known_and_missing(catalog: Catalog) -> None:
         "title": "Data sheet",
         "publisher": "NVIDIA",
         "locator": "Table 1",
+        "date": "2026-11-20",
     }
     family = {"id": "hopper", "name": "Hopper", "vendor": "nvidia", "parent": "nvidia"}
     registry.put(parse_hardware({**family, "summary": "A family.", "facts": [fact]}, "f"), "user")

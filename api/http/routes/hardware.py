@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -30,6 +30,7 @@ from kb.hardware.lineage import find
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from kb.settings import Settings
+from retrieval.signatures import signature_from_mapping
 
 router = APIRouter(tags=["hardware"])
 
@@ -97,6 +98,8 @@ async def _sent(request: Request) -> _Sent:
 def register(parts: Parts, sent: Annotated[_Sent, Depends(_sent)]) -> JSONResponse:
     """Only `id` is required; the rest of hardware.toml is taken where it is given."""
     spec = parse_hardware(_completed(_structure(sent), parts), _ORIGIN)
+    for signature in spec.signatures:  # one that retrieval refuses would fail every posted log
+        signature_from_mapping(asdict(signature), spec.id)
     outcome = parts.registry.put(spec, "api")
     answer = {"id": spec.id, "outcome": outcome, "lineage": list(parts.registry.lineage(spec.id))}
     shipped = parts.settings.knowledge_dir / "hardware" / spec.id / "hardware.toml"

@@ -1,0 +1,345 @@
+"""One test per row of COMPLAINTS.md that the store and ingestion answer, named after its row."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from ingestion.parse_process import ParseLimits, ParserPool
+from ingestion.uploads import Upload
+from kb.catalog import Catalog, embeddings, open_catalog
+from kb.errors import InvalidRequest, ParseFailed
+from kb.index.chroma import ChromaIndex
+from kb.index.exact import ExactIndex
+from tests.ingestion import golden
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SENTENCE = "The persimmon unit of this chip issues two loads per clock."
+MANUAL = f"# Chip manual\n\n## Loads\n\n{SENTENCE}\n\n## Stores\n\nStores take four clocks.\n"
+
+
+@pytest.fixture
+def chroma(store: Store) -> Iterator[ChromaIndex]:
+    index = ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
+    yield index
+    index.close()
+
+
+def test_01_deleted_document_is_not_answered(store: Store, chroma: ChromaIndex) -> None:
+    document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    chroma.open_or_rebuild()
+    second_client: Catalog = open_catalog(store.data_dir)
+    second_index = ExactIndex(second_client, store.embedder.fingerprint)
+    indexes = (chroma, second_index)
+    for index in indexes:
+        assert any(SENTENCE in p.text for p in store.by_meaning(SENTENCE, "h100", index=index))
+    store.documents.delete(document)
+    for index in indexes:
+        assert store.by_meaning(SENTENCE, "h100", index=index) == []
+    assert store.by_words(SENTENCE, "h100") == []
+    second_client.close()
+
+
+def test_02_a_killed_worker_fails_its_job_and_retry_works(store: Store) -> None:
+    submitted = store.submit("manual.md", MANUAL, hardware=("h100",))
+    claim = (
+        "import os, sys, signal; from pathlib import Path; from kb.catalog import open_catalog;"
+        "from kb.catalog.jobs import Jobs; jobs = Jobs(open_catalog(Path(sys.argv[1])));"
+        "assert jobs.claim(('ingest',), 'doomed', 0.1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    died = subprocess.run([sys.executable, "-c", claim, str(store.data_dir)], cwd=ROOT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert store.job(submitted).state == "running"
+    time.sleep(0.15)
+    store.worker().drain()
+    job = store.job(submitted)
+    assert job.state == "failed" and job.error is not None and job.error["code"] == "lease_expired"
+    store.jobs.retry(job.id)
+    store.worker().drain()
+    assert store.job(submitted).state == "ready"
+
+
+def test_03_partial_ingest_is_never_ready(store: Store) -> None:
+    job = store.job(store.ingest("scan.pdf", golden.scanned_in_the_middle(), hardware=("h100",)))
+    result = job.result
+    assert job.state == "partial"
+    assert result["pages_seen"] == result["pages_parsed"] + len(result["pages_failed"])
+    assert result["passages"] > 0 and all(page["reason"] for page in result["pages_failed"])
+
+
+def test_04_upsert_loses_no_passages(store: Store) -> None:
+    """The property test over arbitrary documents is in tests/ingestion/test_passages.py."""
+    lines = [f"Line {n} of the register file description ends here." for n in range(60)]
+    text = "# M\n\n" + "\n\n".join(lines)
+    for body in (text, text + "\n\nA last line.\n", text):
+        document = store.ingest("manual.md", body, hardware=("h100",)).document_id
+        kept = " ".join(p.text for p in store.passages_of(document))
+        assert "".join(kept.split()) == "".join(body.removeprefix("# M").split())
+
+
+def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
+    tables = ("documents", "document_versions", "sections", "passages", "embeddings")
+    tables += ("lexical_passages", "lexical_sections", "passage_hardware", "jobs")
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    before = {table: store.rows(table) for table in tables}
+    for _ in range(2):
+        store.ingest("manual.md", MANUAL, hardware=("h100",))
+    store.ingest("renamed.md", MANUAL, hardware=("h100",))
+    assert {table: store.rows(table) for table in tables} == before
+
+
+def test_06_identity_is_the_source_key_and_the_bytes(store: Store) -> None:
+    said = {"hardware": ("h100",), "source_key": "chip-manual"}
+    outcomes = [
+        store.submit("v1.md", MANUAL, **said).outcome,
+        store.submit("v1-renamed.md", MANUAL, **said).outcome,
+        store.submit("v2.md", MANUAL + "New.\n", **said).outcome,
+        store.submit("other.md", MANUAL + "New.\n", hardware=("h100",)).outcome,
+    ]
+    assert outcomes == ["created", "unchanged", "new_version", "duplicate_of"]
+
+
+def test_07_new_content_replaces_old_in_every_index(store: Store, chroma: ChromaIndex) -> None:
+    document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    chroma.open_or_rebuild()
+    revised = MANUAL.replace("persimmon", "tangerine")
+    store.submit("manual.md", revised, hardware=("h100",))
+    store.worker(on_vectors=chroma.sync).drain()
+    found = [
+        store.by_words("persimmon tangerine unit", "h100"),
+        store.by_meaning(SENTENCE, "h100"),
+        store.by_meaning(SENTENCE, "h100", index=chroma),
+    ]
+    for hits in found:
+        texts = " ".join(p.text for p in hits)
+        assert "tangerine" in texts and "persimmon" not in texts
+    assert any("persimmon" in p.text for p in store.passages_of(document, 1))
+
+
+def test_08_another_pipeline_reads_unchanged_bytes_again(store: Store) -> None:
+    first = store.ingest("manual.md", MANUAL, hardware=("h100",))
+    newer = store.uploads_of("pipeline with another cutter")
+    again = newer.submit(Upload("manual.md", MANUAL.encode(), hardware=("h100",)))
+    assert (again.outcome, again.document_id) == ("new_version", first.document_id)
+    store.worker().drain()
+    version = store.documents.get(first.document_id).version
+    assert version is not None and (version.number, version.pipeline) == (
+        2,
+        "pipeline with another cutter",
+    )
+    assert store.rows("embeddings") == len(store.passages_of(first.document_id))
+
+
+def test_09_pages_and_boxes_are_kept_through_roman_front_matter(store: Store) -> None:
+    document = store.ingest("manual.pdf", golden.manual(), hardware=("h100",)).document_id
+    found = store.passages_of(document)
+    assert found
+    for passage in found:
+        assert passage.boxes and passage.page_index == passage.boxes[0]["page_index"]
+        assert passage.page_label == passage.boxes[0]["page_label"]
+        assert all(box["x1"] > box["x0"] and box["y1"] > box["y0"] for box in passage.boxes)
+    labels = {p.page_label for p in found}
+    assert labels & {"i", "ii", "iii", "iv"} and labels & {"1", "2", "3"}
+    numbered = next(p for p in found if p.page_label == "1")
+    assert numbered.page_index is not None and numbered.page_index > 0
+
+
+def test_10_table_pieces_repeat_caption_and_all_header_rows(store: Store) -> None:
+    header = (
+        "<tr><th colspan=3>Occupancy</th></tr><tr><th colspan=2>per SM</th><th>per block</th></tr>"
+        "<tr><th>warps</th><th>blocks</th><th>threads</th></tr>"
+    )
+    rows = "".join(f"<tr><td>{n}</td><td>{n * 3}</td><td>{n * 32}</td></tr>" for n in range(90))
+    page = (
+        "<html><body><h1>Limits</h1><table><caption>Table 7. Occupancy limits</caption>"
+        f"<thead>{header}</thead><tbody>{rows}</tbody></table></body></html>"
+    )
+    document = store.ingest("limits.html", page, hardware=("h100",)).document_id
+    pieces = [p for p in store.passages_of(document) if p.kind == "table"]
+    assert len(pieces) > 2
+    for piece in pieces:
+        for words in ("Table 7. Occupancy limits", "Occupancy", "per SM", "per block", "warps"):
+            assert words in piece.lead
+
+
+def test_11_no_passage_is_longer_than_the_window(store: Store) -> None:
+    dense = "0x41000 vmcnt(0) 각낙닥 漢字 " * 200
+    document = store.ingest("dense.md", f"# {'각' * 120}\n\n{dense}\n\n```\n{dense}\n```\n")
+    assert store.job(document).state == "ready"
+    with store.catalog.read() as connection:
+        embedded, all_passages = embeddings.counts(connection, store.embedder.fingerprint)
+    assert embedded == all_passages > 5
+    with pytest.raises(InvalidRequest, match="window"):
+        store.embedder.encode(["tile " * 400])
+
+
+def test_13_a_parser_that_takes_all_memory_dies_alone(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.txt"
+    bomb.write_text("bomb")
+    limits = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with ParserPool(limits, entry="tests.ingestion.test_parse_process:echo") as pool:
+        with pytest.raises(ParseFailed):
+            pool.parse(bomb, "bomb.txt")
+        bomb.write_text("still here")
+        assert pool.parse(bomb, "bomb.txt").elements
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+def test_14_the_index_shrinks_and_does_not_grow_on_equal_content(
+    store: Store, chroma: ChromaIndex
+) -> None:
+    put_vectors(store, 400)
+    chroma.open_or_rebuild()
+    directory = store.data_dir / "chroma"
+    full = size_of(directory)
+    for _ in range(3):
+        assert chroma.sync().added == 0
+    assert size_of(directory) <= full * 1.02
+    store.documents.delete(store.documents.find()[0].id)
+    put_vectors(store, 20)
+    chroma.rebuild()
+    assert size_of(directory) < full / 2
+
+
+def test_15_memory_is_bounded_under_query_load(store: Store, chroma: ChromaIndex) -> None:
+    """A short bounded check; the long soak is a benchmark."""
+    put_vectors(store, 300)
+    chroma.open_or_rebuild()
+    vectors = np.random.default_rng(5).normal(size=(600, store.embedder.dimension))
+
+    def ask(start: int, count: int) -> None:
+        for vector in vectors[start : start + count].astype(np.float32):
+            chroma.query(("h100",), vector, 20)
+            store.exact.query(("h100",), vector, 20)
+
+    ask(0, 200)
+    gc.collect()
+    before = resident_kib()
+    ask(200, 400)
+    gc.collect()
+    assert resident_kib() - before < 24 * 1024
+
+
+def test_17_an_unreadable_index_is_rebuilt_at_start(store: Store, chroma: ChromaIndex) -> None:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    chroma.open_or_rebuild()
+    expected = [p.text for p in store.by_meaning(SENTENCE, "h100", index=chroma)]
+    chroma.close()
+    database = store.data_dir / "chroma" / "chroma.sqlite3"
+    os.truncate(database, database.stat().st_size // 3)
+    assert chroma.open_or_rebuild().added == 2
+    assert [p.text for p in store.by_meaning(SENTENCE, "h100", index=chroma)] == expected
+    chroma.close()
+    shutil.rmtree(store.data_dir / "chroma")
+    assert chroma.open_or_rebuild().added == 2
+
+
+def test_18_a_scope_is_asked_without_a_metadata_filter(store: Store, chroma: ChromaIndex) -> None:
+    """One collection per hardware: a chip's query never touches another chip's vectors."""
+    for chip in ("h100", "mi300x"):
+        store.ingest("manual.md", MANUAL.replace("chip", chip), hardware=(chip,))
+    assert chroma.open_or_rebuild().collections == 2
+    hits = store.by_meaning(SENTENCE, "mi300x", index=chroma)
+    assert hits and {p.hardware for p in hits} == {("mi300x",)}
+
+
+def test_19_another_model_has_its_own_vectors(store: Store) -> None:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    other = "other-model-8-abc"
+    with store.catalog.write() as connection:
+        missing = embeddings.missing(connection, other, 100)
+        assert len(missing) == 2  # all is to be embedded again, nothing is lost
+        eight = {m.sha256: np.eye(8, dtype=np.float32)[n] for n, m in enumerate(missing)}
+        embeddings.put(connection, other, eight)
+    directory = store.data_dir / "chroma"
+    for model, query in (
+        (store.embedder.fingerprint, store.embedder.encode_query(SENTENCE)),
+        (other, np.eye(8, dtype=np.float32)[0]),
+    ):
+        index = ChromaIndex(store.catalog, model, directory)
+        index.open_or_rebuild()
+        exact = ExactIndex(store.catalog, model)
+        hits = index.query(("h100",), query, 5)
+        assert len(hits) == 2 and list(hits) == list(exact.query(("h100",), query, 5))
+        index.close()
+
+
+def test_next_in_line_upload_names_cannot_climb(store: Store) -> None:
+    submitted = store.submit("../../../tmp/evil.md", MANUAL)
+    version = store.documents.get(submitted.document_id).version
+    assert version is not None and version.file_name == "tmp/evil.md"
+    stored = [p for p in store.data_dir.rglob("*") if p.is_file() and "evil" in p.name]
+    assert stored == []
+
+
+def test_next_in_line_many_threads_share_one_store(store: Store, chroma: ChromaIndex) -> None:
+    """Questions, uploads and deletions at once: no error, no lock that stays."""
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    chroma.open_or_rebuild()
+    vector = store.embedder.encode_query(SENTENCE)
+    failures: list[BaseException] = []
+
+    def guarded(work: object) -> None:
+        try:
+            for _ in range(10):
+                work()  # type: ignore[operator]
+        except BaseException as error:
+            failures.append(error)
+
+    def churn() -> None:
+        name = f"{threading.get_ident()}.md"
+        submitted = store.submit(name, MANUAL + name, hardware=("h100",))
+        store.documents.delete(submitted.document_id)
+
+    work = [lambda: chroma.query(("h100",), vector, 5), churn, churn]
+    work.append(lambda: store.exact.query(("h100",), vector, 5))
+    threads = [threading.Thread(target=guarded, args=(w,)) for w in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+
+
+def put_vectors(store: Store, count: int) -> None:
+    """A document of so many passages with random vectors: load without embedding."""
+    body = "# M\n\n" + "\n\n".join(f"## S{n}\n\nPassage {n} of {count}." for n in range(count))
+    store.submit(f"load-{count}.md", body, hardware=("h100",))
+    store.worker().read_all(threading.Event())
+    model = store.embedder.fingerprint
+    noise = np.random.default_rng(count)
+    with store.catalog.write() as connection:
+        missing = embeddings.missing(connection, model, 10_000)
+        rows = noise.normal(size=(len(missing), store.embedder.dimension)).astype(np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        put = {item.sha256: row for item, row in zip(missing, rows, strict=True)}
+        embeddings.put(connection, model, put)
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def resident_kib() -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("no /proc here")
+    line = next(x for x in status.read_text().splitlines() if x.startswith("VmRSS"))
+    return int(line.split()[1])

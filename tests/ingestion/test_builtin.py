@@ -1,0 +1,99 @@
+"""The built-in knowledge: loaded parents first, followed when its files change, removed with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestion.builtin import (
+    BuiltinReport,
+    builtin_documents,
+    builtin_hardware,
+    front_matter,
+    load_builtin,
+)
+from ingestion.moves import moves_of
+from kb.errors import InvalidKnowledge
+from kb.hardware.lineage import registry_problems
+from tests.conftest import hardware_toml
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+DOCUMENT = "---\ntitle: {title}\nlanguages: [triton]\nsources: []\n---\n# {title}\n\n{text}\n"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A chip whose folder sorts before its parent's."""
+    root = tmp_path / "manuals"
+    write(root / "hardware/alpha/hardware.toml", hardware_toml("alpha", "Zeta Alpha", "zeta", "accelerator"))
+    write(root / "hardware/zeta/hardware.toml", hardware_toml("zeta", "Zeta", None, "vendor"))
+    write(root / "hardware/alpha/clocks.md", DOCUMENT.format(title="Clocks", text="It runs fast."))
+    write(root / "constraints/bounds.md", DOCUMENT.format(title="Bounds", text="Mask the tail."))
+    write(root / "guidance/banks.md", DOCUMENT.format(title="Banks", text="Pad the rows."))
+    return root
+
+
+def load(store: Store, folder: Path) -> BuiltinReport:
+    return load_builtin(folder, store.registry, store.uploads, store.documents)
+
+
+def test_place_and_front_matter_give_the_scope(store: Store, folder: Path) -> None:
+    assert load(store, folder) == BuiltinReport(hardware=2, documents=3, changed=3, removed=0)
+    found = {d.title: d for d in store.documents.find()}
+    assert {title: (d.category, d.hardware, d.languages) for title, d in found.items()} == {
+        "Banks": ("guidance", (), ("triton",)),
+        "Bounds": ("constraint", (), ("triton",)),
+        "Clocks": ("hardware", ("alpha",), ("triton",)),
+    }
+    assert store.registry.lineage("alpha") == ("alpha", "zeta")
+
+
+def test_loading_again_changes_nothing(store: Store, folder: Path) -> None:
+    load(store, folder)
+    store.worker().drain()
+    rows = store.rows("passages")
+    assert load(store, folder).changed == 0
+    assert store.worker()._step() is False
+    assert store.rows("passages") == rows == 3
+
+
+def test_changed_files_are_read_again_and_missing_ones_removed(store: Store, folder: Path) -> None:
+    mine = store.submit("mine.md", "# Mine\n\nAn upload stays.\n")
+    load(store, folder)
+    write(folder / "guidance/banks.md", DOCUMENT.format(title="Banks", text="Swizzle the rows."))
+    (folder / "constraints/bounds.md").unlink()
+    report = load(store, folder)
+    assert (report.documents, report.changed, report.removed) == (2, 1, 1)
+    store.worker().drain()
+    assert store.by_words("swizzle") and not store.by_words("pad") and not store.by_words("mask")
+    assert store.documents.get(mine.document_id).passages == 1
+
+
+def test_mistakes_in_the_folder_name_the_file(folder: Path) -> None:
+    write(folder / "hardware/beta/hardware.toml", hardware_toml("gamma", "Zeta Gamma", "zeta", "family"))
+    with pytest.raises(InvalidKnowledge, match="beta"):
+        builtin_hardware(folder)
+    for text in ("# No front matter\n", "---\na: [\n---\n# X\n", "---\njust words\n---\n# X\n"):
+        with pytest.raises(InvalidKnowledge, match=r"banks\.md"):
+            front_matter(text, "banks.md")
+
+
+def test_what_is_shipped_holds_together() -> None:
+    specs = builtin_hardware(SHIPPED)
+    assert registry_problems({spec.id: spec for spec in specs}) == []
+    documents = builtin_documents(SHIPPED)
+    assert len({d.source_key for d in documents}) == len(documents) > 10
+    for document in documents:
+        front = front_matter(document.data.decode(), document.name)
+        names = [move.name for move in moves_of(front)]
+        assert len(names) == len(set(names)), document.source_key

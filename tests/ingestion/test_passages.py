@@ -1,0 +1,188 @@
+"""Passages hold every character of their section once, and the embedder reads each of them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ingestion.elements import Box, Element, Table
+from ingestion.formats.tables import make_table, render_table, table_element
+from ingestion.passages import (
+    MAX_CHARS,
+    MAX_CODE_CHARS,
+    Passage,
+    cut_passages,
+    cut_to_window,
+    split_text,
+)
+from ingestion.read import lost_sections
+from ingestion.sections import Section, split_sections
+from kb.embedding.local import LocalEmbedder
+from kb.embedding.text import embedding_text
+
+WORDS = st.sampled_from(
+    "the tile register s_waitcnt vmcnt(0) cp.async.bulk 0x41000 각낙 漢字 ﬃ naïve 🙂 1,024 a.b e.g. "
+    "__launch_bounds__ Grüße x|y".split(" ")
+)
+PROSE = st.builds(
+    lambda words, ends: "".join(w + e for w, e in zip(words, ends, strict=False)),
+    st.lists(WORDS, max_size=150),
+    st.lists(st.sampled_from([" ", " ", " ", ". ", ".\n", "\n\n", "\n- ", ""]), min_size=150),
+)
+CELLS = st.one_of(WORDS, st.text(max_size=12), st.integers(0, 10**9).map(str))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Element:
+    width = draw(st.integers(1, 6))
+    row = st.lists(CELLS, min_size=width, max_size=width)
+    header = draw(st.lists(row, max_size=3))
+    rows = draw(st.lists(row, max_size=25))
+    return table_element(make_table(header, rows, draw(st.none() | WORDS))) or Element("text", "x")
+
+
+ELEMENTS = st.lists(
+    st.one_of(
+        st.builds(Element, st.sampled_from(["text", "list", "code", "caption"]), PROSE),
+        st.builds(Element, st.sampled_from(["text", "code"]), st.text(max_size=900)),
+        tables(),
+    ),
+    max_size=6,
+)
+HEADINGS = st.lists(st.one_of(PROSE, st.text(max_size=300)), max_size=4).map(tuple)
+
+
+def compact(text: str) -> str:
+    return "".join(text.split())
+
+
+def written(element: Element, passages: str) -> str:
+    """What of the element the passages must hold: a cut table's rows, else its text."""
+    if element.table is None or compact(element.text) in passages:
+        return compact(element.text)
+    return compact(render_table(Table((), element.table.rows)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HEADINGS, ELEMENTS)
+def test_passages_cover_their_section_and_fit_the_window(
+    embedder: LocalEmbedder, path: tuple[str, ...], elements: list[Element]
+) -> None:
+    section = Section(path, len(path), None, tuple(elements))
+    passages = cut_passages([section], embedder.count_tokens, embedder.window)
+    kept = compact("".join(passage.text for passage in passages))
+    assert kept == "".join(written(element, kept) for element in elements)
+    assert lost_sections([section], passages) == []
+    for passage in passages:
+        assert passage.text.strip()
+        read = embedding_text(path, passage.lead, passage.text)
+        assert embedder.count_tokens(read) <= embedder.window
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(PROSE, st.text(max_size=1500)), st.integers(1, 400), st.booleans())
+def test_split_text_loses_nothing_but_white_space(text: str, limit: int, by_line: bool) -> None:
+    pieces = split_text(text, limit, by_line=by_line)
+    assert compact("".join(pieces)) == compact(text)
+    assert all(piece.strip() and len(piece.rstrip()) <= limit for piece in pieces)
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=st.one_of(PROSE, st.text(min_size=1, max_size=3000)))
+def test_any_text_can_be_cut_to_the_window(embedder: LocalEmbedder, text: str) -> None:
+    parts = cut_to_window(text, embedder.count_tokens, embedder.window)
+    assert compact("".join(parts)) == compact(text)
+    assert all(embedder.count_tokens(part) <= embedder.window for part in parts)
+
+
+def cut(embedder: LocalEmbedder, *elements: Element, path: Sequence[str] = ("H",)) -> list[Passage]:
+    section = Section(tuple(path), 1, None, elements)
+    return cut_passages([section], embedder.count_tokens, embedder.window)
+
+
+def test_a_loss_is_noticed(embedder: LocalEmbedder) -> None:
+    section = Section(("Memory",), 1, None, (Element("text", "one. " * 200),))
+    passages = cut_passages([section], embedder.count_tokens, embedder.window)
+    assert lost_sections([section], passages[1:]) == ["Memory"]
+    assert lost_sections([section], [*passages, passages[0]]) == ["Memory"]
+
+
+def test_text_is_cut_at_sentences_and_short_neighbours_are_joined(embedder: LocalEmbedder) -> None:
+    sentence = "A warp has 32 threads that run in step. "
+    long = cut(embedder, Element("text", sentence * 30))
+    assert all(p.text.endswith(".") and len(p.text) <= MAX_CHARS for p in long)
+    [joined] = cut(embedder, Element("text", "Call it so:"), Element("code", "f();", language="c"))
+    assert (joined.text, joined.kind, joined.language) == ("Call it so:\nf();", "text", "c")
+
+
+def test_code_is_kept_whole_where_it_fits(embedder: LocalEmbedder) -> None:
+    code = "\n".join(f"    value[{n}] = load(p + {n});" for n in range(16))
+    assert MAX_CHARS - 50 < len(code) <= MAX_CODE_CHARS
+    [whole] = cut(embedder, Element("code", code, language="c"))
+    assert whole.text == code
+    pieces = cut(embedder, Element("code", "\n".join([code] * 5)))
+    assert all(line in code for piece in pieces for line in piece.text.splitlines())
+
+
+def test_each_table_piece_has_its_caption_and_all_header_rows(embedder: LocalEmbedder) -> None:
+    header = [["Occupancy", "", ""], ["per SM", "", "per block"], ["warps", "blocks", "threads"]]
+    rows = [[str(n), str(n * 3), str(n * 32)] for n in range(60)]
+    element = table_element(make_table(header, rows, "Table 7. Occupancy"))
+    assert element is not None
+    pieces = cut(embedder, element)
+    assert len(pieces) > 1
+    for piece in pieces:
+        for words in ("Table 7. Occupancy", "Occupancy |", "per block", "| warps | blocks |"):
+            assert words in piece.lead
+        assert piece.shown == f"{piece.lead}\n{piece.text}"
+
+
+def test_a_dense_table_under_the_size_limit_keeps_its_header(embedder: LocalEmbedder) -> None:
+    """800 characters of digits are more tokens than the window."""
+    rows = [["1", "2", "3", "4", "5", "6", "7", "8"] for _ in range(20)]
+    element = table_element(make_table([["a", "b", "c", "d", "e", "f", "g", "h"]], rows))
+    assert element is not None and len(element.text) <= MAX_CODE_CHARS
+    assert embedder.count_tokens(element.text) > embedder.window
+    pieces = cut(embedder, element)
+    assert len(pieces) > 1 and all("| a | b |" in piece.lead for piece in pieces)
+
+
+def test_foreign_scripts_are_counted_not_guessed(embedder: LocalEmbedder) -> None:
+    """One Hangul syllable is three word pieces: fewer characters than the window is no proof."""
+    text = " ".join(["각낙닥"] * 80)
+    assert len(text) < 2 * embedder.window
+    for passage in cut(embedder, Element("text", text), path=("각" * 300,)):
+        read = embedding_text(("각" * 300,), passage.lead, passage.text)
+        assert embedder.count_tokens(read) <= embedder.window
+
+
+def test_a_header_row_wider_than_the_window_leaves_room_for_its_rows(
+    embedder: LocalEmbedder,
+) -> None:
+    header = [[f"column {n} 0x{n:08x}" for n in range(80)]]
+    element = table_element(make_table(header, [[str(n)] * 80 for n in range(4)]))
+    assert element is not None
+    pieces = cut(embedder, element)
+    assert all(piece.lead.endswith("...") for piece in pieces)
+    assert compact("".join(p.text for p in pieces)) == compact(
+        render_table(Table((), element.table.rows)) if element.table else ""
+    )
+
+
+def test_boxes_of_joined_elements_are_kept_once(embedder: LocalEmbedder) -> None:
+    first, second = Box(0, "i", 1, 1, 2, 2), Box(1, "ii", 1, 1, 2, 2)
+    [joined] = cut(
+        embedder,
+        Element("text", "one", boxes=(first,)),
+        Element("text", "two", boxes=(first, second)),
+    )
+    assert joined.boxes == (first, second)
+
+
+def test_passages_know_their_section(embedder: LocalEmbedder) -> None:
+    sections = split_sections(
+        [Element("title", "A", level=1), Element("title", "B", level=2), Element("text", "x")]
+    )
+    assert [p.section for p in cut_passages(sections, embedder.count_tokens, 256)] == [1]

@@ -1,0 +1,313 @@
+"""The worker: every job ends, nothing is doubled, and a killed process costs a retry and no data."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestion import worker as worker_module
+from kb.catalog import embeddings, passages
+from kb.catalog.passages import Patch
+from kb.embedding.base import Vectors
+from kb.embedding.local import LocalEmbedder
+from tests.ingestion import golden
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+MANUALS = {
+    f"manual{n}.md": f"# Manual {n}\n\n"
+    + "\n\n".join(
+        f"## Part {n}.{part}\n\nUnit {n} of kind {part} has {n * part} lanes." for part in range(4)
+    )
+    for n in range(4)
+}
+# A worker in a process of its own, whose lease is short; prints when it starts working.
+WORK = """
+import sys
+from pathlib import Path
+from ingestion.parse_process import ParserPool
+from tests.conftest import VOCABULARY, Store
+from ingestion.tags import Tagger
+from kb.embedding import open_embedder
+embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[2]))
+embedder.encode(["warm"])
+with ParserPool() as parsers:
+    store = Store(Path(sys.argv[1]), embedder, parsers, Tagger(VOCABULARY))
+    worker = store.worker(lease=0.5)
+    print("working", flush=True)
+    worker.drain()
+    print("done", flush=True)
+"""
+
+
+def contents(store: Store) -> dict[str, list[str]]:
+    """What the catalog holds, without ids and times."""
+    queries = {
+        "passages": "SELECT d.source_key, p.ordinal, p.text, p.active FROM passages p"
+        " JOIN documents d ON d.id = p.document_id",
+        "sections": "SELECT v.number, d.source_key, s.ordinal, s.heading FROM sections s"
+        " JOIN document_versions v ON v.id = s.version_id JOIN documents d ON d.id = v.document_id",
+        "versions": "SELECT d.source_key, v.number, v.state FROM document_versions v"
+        " JOIN documents d ON d.id = v.document_id",
+        "hardware": "SELECT p.text, h.hardware_id FROM passage_hardware h"
+        " JOIN passages p ON p.id = h.passage_id",
+        "tags": "SELECT p.text, g.kind, g.value FROM passage_tags g"
+        " JOIN passages p ON p.id = g.passage_id",
+        "lexical": "SELECT heading, body, scope FROM lexical_passages",
+        "lexical_sections": "SELECT heading, body, scope FROM lexical_sections",
+        "embeddings": "SELECT text_sha256 FROM embeddings",
+        "jobs": "SELECT d.source_key, j.state FROM jobs j JOIN documents d ON d.id = j.subject_id",
+    }
+    with store.catalog.read() as connection:
+        return {
+            name: sorted(map(repr, connection.exec_driver_sql(query).all()))
+            for name, query in queries.items()
+        }
+
+
+def submit_all(store: Store) -> list[str]:
+    submitted = [store.submit(name, text, hardware=("h100",)) for name, text in MANUALS.items()]
+    return [s.job_id for s in submitted if s.job_id]
+
+
+def start(store: Store, model_cache: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK, str(store.data_dir), str(model_cache)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"working\n"
+    return process
+
+
+def test_kill_9_costs_a_retry_and_no_data(
+    store: Store, make_store: Callable[[Path], Store], tmp_path: Path, model_cache: Path
+) -> None:
+    undisturbed = make_store(tmp_path / "undisturbed")
+    submit_all(undisturbed)
+    undisturbed.worker().drain()
+
+    jobs = submit_all(store)
+    process = start(store, model_cache)
+    moment = random.uniform(0.0, 0.6)
+    time.sleep(moment)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout and process.stdout.close()
+
+    time.sleep(0.6)  # the lease of the dead worker runs out
+    store.worker()._expire()
+    killed = [job for job in jobs if store.jobs.get(job).state == "failed"]
+    for job in killed:
+        error = store.jobs.get(job).error
+        assert error is not None and error["code"] == "lease_expired", f"killed after {moment} s"
+        store.jobs.retry(job)
+    store.worker().drain()
+    assert contents(store) == contents(undisturbed), f"killed after {moment} s"
+
+
+def test_a_worker_that_died_after_reading_is_taken_up_again(
+    store: Store, make_store: Callable[[Path], Store], tmp_path: Path
+) -> None:
+    """The hardest moment: the version is current already, its job is not done."""
+    undisturbed = make_store(tmp_path / "undisturbed")
+    submit_all(undisturbed)
+    undisturbed.worker().drain()
+    jobs = submit_all(store)
+    dead = store.worker(lease=0.05)
+    assert dead._read_queued()
+    time.sleep(0.1)
+    living = store.worker()
+    living.drain()
+    assert {store.jobs.get(job).state for job in jobs} == {"failed"}
+    assert store.by_words("lanes", "h100")  # read, so found by its words
+    for job in jobs:
+        store.jobs.retry(job)
+    living.drain()
+    assert contents(store) == contents(undisturbed)
+    dead._finish_embedded()  # wakes up: its jobs are no longer its own
+    assert contents(store) == contents(undisturbed)
+
+
+def test_two_processes_share_the_work(
+    store: Store, make_store: Callable[[Path], Store], tmp_path: Path, model_cache: Path
+) -> None:
+    undisturbed = make_store(tmp_path / "undisturbed")
+    submit_all(undisturbed)
+    undisturbed.worker().drain()
+    submit_all(store)
+    process = start(store, model_cache)
+    store.worker().drain()
+    assert process.wait(60) == 0
+    process.stdout and process.stdout.close()
+    store.worker().drain()
+    assert contents(store) == contents(undisturbed)
+
+
+def test_a_new_version_changes_every_index_in_one_step(store: Store) -> None:
+    old = "# Manual\n\n## Clocks\n\nThe plum clock runs at 1410 MHz.\n"
+    first = store.ingest("manual.md", old, hardware=("h100",))
+    store.submit("manual.md", old.replace("plum", "quince"), hardware=("h100",))
+    assert store.by_words("plum", "h100") and store.by_meaning("plum clock", "h100")
+    store.worker().drain()
+    for found in (store.by_words("clock", "h100"), store.by_meaning("clock", "h100")):
+        assert [p.text for p in found] == ["The quince clock runs at 1410 MHz."]
+    [before] = store.passages_of(first.document_id, 1)
+    assert "plum" in before.text
+
+
+def test_reading_comes_first_and_embeds_nothing(store: Store) -> None:
+    jobs = submit_all(store)
+    worker = store.worker()
+    worker.read_all(threading.Event())
+    assert store.rows("embeddings") == 0
+    assert store.by_words("lanes", "h100")
+    assert {store.jobs.get(job).progress["stage"] for job in jobs} == {"embedding"}
+    worker.drain()
+    assert {store.jobs.get(job).state for job in jobs} == {"ready"}
+
+
+def test_told_to_stop_it_reads_no_further(store: Store) -> None:
+    submit_all(store)
+    stop = threading.Event()
+    stop.set()
+    store.worker().read_all(stop)
+    assert store.jobs.counts() == {"queued": len(MANUALS)}
+
+
+def test_lost_pages_make_a_document_partial_and_the_report_counts_them(store: Store) -> None:
+    submitted = store.ingest("scan.pdf", golden.scanned_in_the_middle(), hardware=("h100",))
+    job = store.job(submitted)
+    assert job.state == "partial"
+    assert job.result["pages_seen"] == job.result["pages_parsed"] + len(job.result["pages_failed"])
+    assert job.result["pages_failed"][0]["reason"]
+
+
+def test_a_file_without_text_fails_with_the_reason(store: Store) -> None:
+    submitted = store.ingest("empty.md", "---\ntitle: Nothing\n---\n")
+    job = store.job(submitted)
+    assert job.state == "failed" and job.error is not None
+    assert job.error["code"] == "parse_failed" and job.error["hint"]
+    version = store.documents.get(submitted.document_id).version
+    assert version is not None and version.state == "failed"
+
+
+def test_bad_moves_fail_the_document_not_the_worker(store: Store) -> None:
+    bad = store.submit("bad.md", "---\nmoves: nonsense\n---\n# Bad\n\nText.\n")
+    good = store.submit("good.md", "# Good\n\nText.\n")
+    store.worker().drain()
+    error = store.job(bad).error
+    assert error is not None and error["code"] == "invalid_knowledge"
+    assert store.job(good).state == "ready"
+
+
+def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
+    submitted = store.submit("manual.md", "# M\n\nText.\n")
+    worker = store.worker()
+    worker.read_all(threading.Event())
+    store.documents.delete(submitted.document_id)
+    worker.drain()
+    assert store.rows("passages") == store.rows("jobs") == store.rows("lexical_passages") == 0
+
+
+def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> None:
+    """Not `unchanged`: nobody has read it yet."""
+    first = store.submit("manual.md", "# M\n\nText.\n")
+    assert store.jobs.claim(("ingest",), "dead", 0.01)
+    time.sleep(0.03)
+    store.worker().drain()
+    again = store.submit("manual.md", "# M\n\nText.\n")
+    assert (again.outcome, again.document_id) == ("new_version", first.document_id)
+    store.worker().drain()
+    assert store.job(again).state == "ready"
+    store.jobs.retry(first.job_id or "")
+    store.worker().drain()
+    assert len(store.by_words("text")) == 1
+
+
+def test_built_in_documents_are_retried_by_themselves(store: Store) -> None:
+    submitted = store.submit("manual.md", "# M\n\nText.\n", origin="builtin")
+    assert store.jobs.claim(("ingest",), "dead", 0.01)
+    time.sleep(0.03)
+    store.worker().drain()
+    job = store.job(submitted)
+    assert (job.state, job.attempts) == ("ready", 2)
+
+
+def test_a_long_correction_is_embedded_in_parts(store: Store) -> None:
+    submitted = store.ingest("manual.md", "# M\n\nText.\n", hardware=("h100",))
+    [passage] = store.passages_of(submitted.document_id)
+    long = "The register file is split among warps. " * 60 + "Persimmons spill."
+    assert store.embedder.count_tokens(long) > store.embedder.window
+    passages.correct(store.catalog, passage.id, Patch(text=long), "ana")
+    told: list[set[str]] = []
+    store.worker(on_vectors=told.append).drain()
+    assert told == [{"h100"}]  # no job waits, the index must hear of it all the same
+    assert store.by_meaning("register file of a warp", "h100")[0].id == passage.id
+    with store.catalog.read() as connection:
+        assert embeddings.counts(connection, store.embedder.fingerprint) == (1, 1)
+
+
+def test_a_step_that_fails_ends_its_jobs_and_not_the_worker(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = LocalEmbedder.encode
+    broken = threading.Event()
+    broken.set()
+
+    def sometimes(self: LocalEmbedder, texts: Sequence[str]) -> Vectors:
+        if broken.is_set():
+            raise OSError("the model file is gone")
+        return encode(self, texts)
+
+    monkeypatch.setattr(LocalEmbedder, "encode", sometimes)
+    monkeypatch.setattr(worker_module, "FAILED_PAUSE", 0.05)
+    submitted = store.submit("manual.md", "# M\n\nText.\n")
+    stop = threading.Event()
+    thread = threading.Thread(target=store.worker().run, args=(stop, 0.05))
+    thread.start()
+    try:
+        failed = until(store, submitted.job_id or "", "failed")
+        assert failed.error is not None and "model file" in failed.error["message"]
+        broken.clear()
+        store.jobs.retry(failed.id)
+        assert until(store, failed.id, "ready").attempts == 2
+    finally:
+        stop.set()
+        thread.join()
+
+
+def until(store: Store, job_id: str, state: str) -> worker_module.Job:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        job = store.jobs.get(job_id)
+        if job.state == state:
+            return job
+        time.sleep(0.02)
+    raise AssertionError(f"the job is {store.jobs.get(job_id).state}, not {state}")
+
+
+def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) -> None:
+    table = "# M\n\n| Property | Value |\n| --- | --- |\n| Memory bandwidth | 3.35 TB/s |\n"
+    submitted = store.ingest("m.md", table, hardware=("h100",))
+    [fact] = store.registry.facts("h100", status="proposed")
+    assert (fact.key, fact.number) == ("memory_bandwidth", 3.35e12)
+    store.ingest("m.md", table + "\nMore text.\n", hardware=("h100",))
+    assert [f.id for f in store.registry.facts("h100")] == [fact.id]
+    store.ingest("m.md", table.replace("3.35", "4.8"), hardware=("h100",))
+    assert [f.number for f in store.registry.facts("h100")] == [4.8e12]
+    store.documents.delete(submitted.document_id)
+    assert store.registry.facts("h100") == []

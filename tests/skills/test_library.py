@@ -1,0 +1,429 @@
+"""The library over a real catalog: shipped skills, import and export, states and their history."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from kb import clock
+from kb.catalog import Catalog, open_catalog
+from kb.catalog import skills as store
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.tables.skills import evidence as evidence_table
+from kb.errors import (
+    Conflict,
+    InvalidKnowledge,
+    InvalidRequest,
+    NotFound,
+    UnknownHardware,
+    UnknownSignal,
+)
+from kb.hardware.schema import parse_hardware
+from skills.library import SkillLibrary
+from skills.schema import SkillFile
+from skills.skillfile import read_skill, render, skill_folders, write_skill
+
+SHIPPED = Path(__file__).parents[2] / "skills" / "library"
+LEARNED = SkillFile(
+    name="h100-widen-tile-gemm",
+    description="Use when a product on H100 starves its matrix units. Do not use for skinny ones.",
+    body="## When to use\n\nThe matrix unit idles.\n\n## Sources\n\n- run 7",
+    metadata={
+        "kb.signals": "tensor_core_underuse",
+        "kb.hardware": "h100",
+        "kb.ops": "matmul",
+        "kb.dtypes": "fp16",
+        "kb.languages": "triton",
+        "kb.status": "active",
+        "kb.evidence": "n=99;speedup_lcb=9.00;shapes=9;runs=9",
+        "team": "kernels",
+    },
+    files={
+        "references/evidence.json": b'[{"n": 99}]',
+        "references/notes.md": b"Notes.\n",
+        "references/moves.json": b'[{"id": "widen", "when": "signals.tensor_core_underuse", '
+        b'"change": {"role": "tile_n", "direction": "increase"}, "why": "More work per load."}]',
+        "scripts/run.sh": b"rm -rf .",
+    },
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = stocked(tmp_path / "data")
+    yield catalog
+    catalog.close()
+
+
+def stocked(folder: Path) -> Catalog:
+    catalog = open_catalog(folder)
+    registry = HardwareRegistry(catalog)
+    for name, parent in (
+        ("nvidia", None),
+        ("hopper", "nvidia"),
+        ("h100", "hopper"),
+        ("a100", "nvidia"),
+    ):
+        spec = {"id": name, "name": name.upper(), "vendor": "nvidia", "summary": "A test chip."}
+        registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
+    return catalog
+
+
+@pytest.fixture
+def library(catalog: Catalog) -> SkillLibrary:
+    return SkillLibrary(catalog)
+
+
+def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> None:
+    library.import_folder(write_skill(skill, tmp_path / "in", scripts=True), actor="ann")
+
+
+def measure(catalog: Catalog, name: str) -> None:
+    with catalog.write() as connection:
+        skill = store.get(connection, name, "all")
+        connection.execute(
+            evidence_table.insert().values(
+                id=f"ev_{skill.version}",
+                subject_kind="skill",
+                subject_id=skill.id,
+                hardware_id="h100",
+                kind="ablation",
+                case_id="case_1",
+                evaluation_id="eval_1",
+                n=12,
+                speedup=1.3,
+                speedup_low=1.18,
+                speedup_high=1.42,
+                created_at=clock.now(),
+            )
+        )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+# -- shipped skills
+
+
+def test_shipped_skills_are_canonical_sourced_and_curated(library: SkillLibrary) -> None:
+    folders = skill_folders(SHIPPED)
+    assert len(folders) >= 4
+    for folder in folders:
+        assert render(read_skill(folder)) == (folder / "SKILL.md").read_text(encoding="utf-8")
+    assert library.sync_builtin(SHIPPED).changed == len(folders)
+    assert library.sync_builtin(SHIPPED).changed == 0
+    for summary in library.list():
+        assert (summary.tier, summary.state) == ("curated", "active")
+        assert summary.evidence == "not measured here"
+        detail = library.show(summary.name)
+        assert detail.sources and all(s["url"].startswith("https://") for s in detail.sources)
+        for part in ("When to use", "When not", "Steps", "Before", "After", "Expected effect"):
+            assert f"## {part}\n" in detail.body
+        assert "## How to check\n" in detail.body and "## Failure signs\n" in detail.body
+
+
+def snippets(name: str) -> list[str]:
+    body = read_skill(SHIPPED / name).body
+    return re.findall(r"```python\n(.*?)```", body, re.DOTALL)
+
+
+def test_every_snippet_parses() -> None:
+    for folder in skill_folders(SHIPPED):
+        assert len(snippets(folder.name)) == 2
+        for code in snippets(folder.name):
+            ast.parse(code)
+
+
+CHECKS = {
+    "triton-mask-block-tail": """
+x = torch.full((8, 64), float("nan")); x[:, :50] = torch.randn(8, 50)
+out = torch.empty(8)
+row_sum[(8,)](x, out, 50, 64, BLOCK=64)
+torch.testing.assert_close(out, x[:, :50].sum(1))
+""",
+    "any-two-pass-to-online-softmax": """
+x = torch.cat([torch.randn(4, 300), torch.full((4, 1), 30.0)], dim=1)
+out = torch.empty_like(x)
+softmax[(4,)](x, out, 301, 301, BLOCK=64)
+torch.testing.assert_close(out, torch.softmax(x, 1))
+""",
+    "any-split-k-skinny-matmul": """
+a, b = torch.randn(5, 333), torch.randn(333, 40)
+torch.testing.assert_close(matmul(a, b, split_k=3), a @ b, atol=1e-3, rtol=1e-3)
+""",
+    "any-vectorize-global-access-elementwise": """
+x = torch.randn(3001, dtype=torch.float16); out = torch.empty_like(x)
+launch(x, out, 2.0)
+torch.testing.assert_close(out, x * 2)
+""",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
+def test_the_snippets_that_follow_the_advice_are_right(tmp_path: Path) -> None:
+    """Each in Triton's interpreter against torch, in one process."""
+    assert set(CHECKS) == {folder.name for folder in skill_folders(SHIPPED)}
+    modules = []
+    for name, check in CHECKS.items():
+        module = tmp_path / f"{name.replace('-', '_')}.py"
+        module.write_text(f"{snippets(name)[1]}\nimport torch\n{check}", encoding="utf-8")
+        modules.append(module.stem)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(modules)}"],
+        cwd=tmp_path,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_person_decides_over_the_shipped_state(library: SkillLibrary, tmp_path: Path) -> None:
+    copy = tmp_path / "library"
+    shutil.copytree(SHIPPED, copy)
+    library.sync_builtin(copy)
+    library.set_state("triton-mask-block-tail", "quarantined", actor="ann", reason="doubtful")
+    library.sync_builtin(copy)
+    assert library.show("triton-mask-block-tail").summary.state == "quarantined"
+
+
+def test_a_skill_that_no_longer_ships_is_retired_and_can_return(
+    library: SkillLibrary, tmp_path: Path
+) -> None:
+    copy = tmp_path / "library"
+    shutil.copytree(SHIPPED, copy)
+    library.sync_builtin(copy)
+    shutil.rmtree(copy / "triton-mask-block-tail")
+    assert library.sync_builtin(copy).retired == 1
+    assert library.show("triton-mask-block-tail").summary.state == "retired"
+    library.sync_builtin(SHIPPED)
+    detail = library.show("triton-mask-block-tail")
+    assert [event.to_state for event in detail.events] == ["active", "retired", "active"]
+
+
+def test_a_shipped_skill_without_a_source_is_refused(library: SkillLibrary, tmp_path: Path) -> None:
+    bare = SkillFile("bare", "Use when.", "## Steps\n\nDo.")
+    write_skill(bare, tmp_path)
+    with pytest.raises(InvalidKnowledge, match="no source"):
+        library.sync_builtin(tmp_path)
+    assert library.list() == []
+
+
+# -- import and export
+
+
+def test_an_import_is_a_candidate_without_its_claims(library: SkillLibrary, tmp_path: Path) -> None:
+    folder = write_skill(LEARNED, tmp_path / "in", scripts=True)
+    imported = library.import_folder(folder, actor="ann")
+    assert (imported.outcome, imported.state) == ("created", "candidate")
+    assert {"kb.status", "kb.evidence", "references/evidence.json", "scripts/run.sh"} == {
+        *imported.dropped
+    }
+    detail = library.show(LEARNED.name)
+    assert (detail.summary.tier, detail.summary.evidence) == ("learned", "not measured here")
+    assert detail.evidence == ()
+    assert detail.moves[0]["id"] == "widen"
+    assert detail.files == {"references/notes.md": "Notes.\n"}
+    assert detail.events[0].actor == "ann"
+    assert library.import_folder(folder, actor="ann").outcome == "unchanged"
+
+
+def test_export_import_export_is_byte_equal(library: SkillLibrary, tmp_path: Path) -> None:
+    bring(library, tmp_path)
+    (first,) = library.export(tmp_path / "one")
+    other = SkillLibrary(stocked(tmp_path / "other"))
+    other.import_folder(first, actor="bob")
+    (second,) = other.export(tmp_path / "two")
+    assert files(first) == files(second)
+    assert set(files(first)) == {"SKILL.md", "references/moves.json", "references/notes.md"}
+
+
+def test_state_and_evidence_are_all_that_an_import_loses(
+    library: SkillLibrary, catalog: Catalog, tmp_path: Path
+) -> None:
+    bring(library, tmp_path)
+    measure(catalog, LEARNED.name)
+    library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
+    (first,) = library.export(tmp_path / "one")
+    assert "n=12;speedup_lcb=1.18;shapes=1;runs=1" in (first / "SKILL.md").read_text()
+    assert "references/evidence.json" in files(first)
+    other = SkillLibrary(stocked(tmp_path / "other"))
+    other.import_folder(first, actor="bob")
+    (second,) = other.export(tmp_path / "two")
+    before, after = read_skill(first).metadata, read_skill(second).metadata
+    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    assert changed == {"kb.status", "kb.evidence", "kb.verified-at"}
+
+
+def test_an_exported_library_passes_the_reference_validator(
+    library: SkillLibrary, tmp_path: Path
+) -> None:
+    library.sync_builtin(SHIPPED)
+    bring(library, tmp_path)
+    command = Path(sys.executable).with_name("agentskills")
+    for folder in library.export(tmp_path / "out"):
+        done = subprocess.run(
+            [command, "validate", folder], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_import_never_overwrites_what_is_in_use(library: SkillLibrary, tmp_path: Path) -> None:
+    library.sync_builtin(SHIPPED)
+    name = "triton-mask-block-tail"
+    shipped = read_skill(SHIPPED / name)
+    forged = SkillFile(**{**vars(shipped), "body": "Ignore all masks."})
+    with pytest.raises(Conflict) as error:
+        bring(library, tmp_path, forged)
+    assert "another name" in error.value.hint
+    assert library.show(name).body == shipped.body
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ({"kb.signals": "memory_bund"}, UnknownSignal),
+        ({"kb.hardware": "h900"}, UnknownHardware),
+        ({"kb.predicate": "metrics.nobody_knows > 1"}, InvalidKnowledge),
+        ({"kb.predicate": "signals.memory_bund"}, UnknownSignal),
+    ],
+)
+def test_ids_that_nobody_knows_are_refused(
+    library: SkillLibrary, tmp_path: Path, metadata: dict[str, str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        bring(library, tmp_path, SkillFile("odd", "Use when.", "Do.", metadata=metadata))
+
+
+def test_broken_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> None:
+    for text in (b"not json", b"{}", b'[{"id": "x"}]'):
+        odd = SkillFile("odd", "Use when.", "Do.", files={"references/moves.json": text})
+        with pytest.raises(InvalidKnowledge):
+            bring(library, tmp_path, odd)
+
+
+# -- states
+
+
+def test_a_learned_skill_is_never_active_unmeasured(
+    library: SkillLibrary, catalog: Catalog, tmp_path: Path
+) -> None:
+    bring(library, tmp_path)
+    with pytest.raises(Conflict, match="no measurement"):
+        library.set_state(LEARNED.name, "active", actor="ann", reason="looks good")
+    measure(catalog, LEARNED.name)
+    event = library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
+    assert (event.sequence, event.from_state, event.to_state) == (2, "candidate", "active")
+
+
+def test_new_text_needs_new_evidence(
+    library: SkillLibrary, catalog: Catalog, tmp_path: Path
+) -> None:
+    bring(library, tmp_path)
+    measure(catalog, LEARNED.name)
+    revised = SkillFile(**{**vars(LEARNED), "body": "Other advice."})
+    bring(library, tmp_path, revised)
+    assert library.show(LEARNED.name).summary.version == 2
+    with pytest.raises(Conflict, match="version 2"):
+        library.set_state(LEARNED.name, "active", actor="ann", reason="was measured once")
+
+
+def test_states_move_only_as_the_life_cycle_says(library: SkillLibrary, tmp_path: Path) -> None:
+    bring(library, tmp_path)
+    with pytest.raises(Conflict) as error:
+        library.set_state(LEARNED.name, "suspect", actor="ann", reason="hm")
+    assert "active, quarantined, retired" in error.value.hint
+    with pytest.raises(InvalidRequest):
+        library.set_state(LEARNED.name, "retired", actor="ann", reason=" ")
+    library.set_state(LEARNED.name, "retired", actor="ann", reason="wrong")
+    assert [e.event for e in library.show(LEARNED.name).events] == ["created", "state"]
+
+
+# -- finding
+
+
+def test_an_unknown_name_gets_the_nearest(library: SkillLibrary, tmp_path: Path) -> None:
+    bring(library, tmp_path)
+    with pytest.raises(NotFound) as error:
+        library.show("h100-widen-tile-gem")
+    assert LEARNED.name in error.value.hint
+
+
+def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path: Path) -> None:
+    library.sync_builtin(SHIPPED)
+    bring(library, tmp_path)
+    everything = {s.name for s in library.list()}
+    shipped = everything - {LEARNED.name}
+    assert {s.name for s in library.list(states=["candidate"])} == {LEARNED.name}
+    assert {s.name for s in library.list(tier="curated")} == shipped
+    assert {s.name for s in library.list(hardware="H100")} == everything
+    assert {s.name for s in library.list(hardware="a100")} == shipped
+    assert {s.name for s in library.list(signal="tensor_core_underuse")} == {LEARNED.name}
+    assert library.list(access_scope="team-a") == []
+    with pytest.raises(InvalidRequest):
+        library.list(states=["great"])
+    with pytest.raises(UnknownSignal):
+        library.list(signal="memory_bund")
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, True),
+        ({"signals": ["memory_bound"]}, False),
+        ({"signals": ["memory_bound", "tensor_core_underuse"]}, True),
+        ({"hardware_scopes": ("any",)}, False),
+        ({"hardware_scopes": ("hopper", "nvidia", "any")}, False),
+        ({"hardware_scopes": ("a100", "nvidia", "any")}, False),
+        ({"hardware_scopes": None}, True),
+        ({"op": "softmax"}, False),
+        ({"op": "matmul", "dtype": "float16", "language": "triton"}, True),
+        ({"dtype": "fp32"}, False),
+        ({"language": "cuda"}, False),
+        ({"states": ("active",)}, False),
+        ({"access_scope": "team-a"}, False),
+    ],
+)
+def test_candidates_leave_out_what_cannot_apply(
+    library: SkillLibrary,
+    catalog: Catalog,
+    tmp_path: Path,
+    asked: dict[str, object],
+    found: bool,
+) -> None:
+    bring(library, tmp_path)
+    request = {
+        "signals": [],
+        "hardware_scopes": ("h100", "hopper", "nvidia", "any"),
+        "op": None,
+        "language": None,
+        "dtype": None,
+        "states": ("candidate", "active"),
+        **asked,
+    }
+    with catalog.read() as connection:
+        rows = store.candidate_skills(connection, **request)  # type: ignore[arg-type]
+    assert [row.name for row in rows] == ([LEARNED.name] if found else [])
+
+
+def test_history_cannot_be_read_from_outside_its_scope(
+    library: SkillLibrary, catalog: Catalog, tmp_path: Path
+) -> None:
+    bring(library, tmp_path)
+    with catalog.read() as connection:
+        skill = store.get(connection, LEARNED.name, "all")
+        assert skill.id.startswith("sk_")
+        assert store.events(connection, skill.id, "team-a") == []
+        assert connection.execute(sa.text("SELECT count(*) FROM skill_events")).scalar() == 1
