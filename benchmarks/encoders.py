@@ -42,6 +42,15 @@ def model_folder(model: str = DEFAULT_MODEL) -> Path:
     return Path(model).expanduser()
 
 
+def has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 in hardware."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
 def torch_encoder(folder: Path, *, bf16: bool = False) -> Encoder:
     import torch
     from sentence_transformers import SentenceTransformer
@@ -55,7 +64,9 @@ def torch_encoder(folder: Path, *, bf16: bool = False) -> Encoder:
         vectors = model.encode(
             list(texts), batch_size=BATCH, normalize_embeddings=True, show_progress_bar=False
         )
-        return np.ascontiguousarray(vectors, np.float32)
+        exact = np.ascontiguousarray(vectors, np.float32)
+        # bf16 normalises to 1.003; exact search takes products for cosines.
+        return exact / np.linalg.norm(exact, axis=1, keepdims=True)
 
     name = "torch bf16" if bf16 else "torch fp32"
     return Encoder(name, _key(folder, name), encode)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from api.cli.target import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval_latency import request_of
@@ -30,12 +31,11 @@ from benchmarks.scoring import (
 )
 from kb.errors import InvalidRequest
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from kb.settings import Settings
 from retrieval.answer import RetrieveRequest
 from retrieval.excerpts import SHAPE, Shape, make_excerpts
 from retrieval.metrics import load_metrics
 from retrieval.plan import Plan, make_plan
-from retrieval.ranking import WEIGHTS, Ranked, Weights, rank
+from retrieval.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
 from retrieval.signals import Signal, load_signals
 from retrieval.thesaurus import other_names
 from retrieval.verdict import Diagnoser
@@ -130,6 +130,7 @@ class Asker:
         self._services = services
         self._diagnoser = Diagnoser(load_signals())
         embedder = services.embedder
+        self._samples = ScopeSamples(embedder.fingerprint)
         self._embed = functools.lru_cache(maxsize=None)(lambda text: embedder.encode_query(text))
 
     def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
@@ -139,7 +140,14 @@ class Asker:
         model = self._services.embedder.fingerprint
         with self._services.catalog.read() as connection:
             ranked = rank(
-                connection, plan, scope, self._services.index, self._embed, model, variant.weights
+                connection,
+                plan,
+                scope,
+                self._services.index,
+                self._embed,
+                model,
+                self._samples,
+                variant.weights,
             )
             ordered = variant.order(ranked)
             found = make_excerpts(connection, ordered, scope, request.k, variant.shape)
@@ -179,7 +187,7 @@ def answers_of(asker: Asker, requests: Mapping[str, Request], variant: Variant) 
 
 
 def unlike_product(services: Services, requests: Mapping[str, Request], full: Answers) -> int:
-    """Rows on which the full variant is not what the product answers; anything but 0 is a defect."""
+    """Rows on which the full variant is not what the product answers; 0, or a defect."""
     differing = 0
     for row, body in requests.items():
         product = services.retriever.retrieve(request_of(body)).excerpts
@@ -197,7 +205,7 @@ def run(given: argparse.Namespace) -> None:
             hint="Load the corpus first: benchmarks.retrieval_quality with the same --data-dir.",
         )
     scores: dict[str, Scores] = {}
-    services = open_services(Settings(data_dir=given.data_dir))
+    services = open_services(read_settings(given.data_dir))
     try:
         with tempfile.TemporaryDirectory(prefix="kernlore-gold-") as folder:
             gold = gold_of(given.gold, listed(given.hardware), Path(folder) / "gold.jsonl")

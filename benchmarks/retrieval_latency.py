@@ -1,4 +1,4 @@
-"""How long a request takes on the loaded store, over HTTP and in process, and what the service holds.
+"""How long a request takes on the loaded store, over HTTP and in process, and the memory for it.
 
 No two requests are equal. Times are the caller's, body read and decoded.
 """
@@ -24,7 +24,6 @@ from benchmarks.requests import Heading, compose
 from benchmarks.scoring import Request, Scorer, scorer_beside
 from benchmarks.service import Service, memory_of, service_at
 from kb.errors import InvalidRequest, Unavailable
-from kb.settings import Settings
 from retrieval.answer import RetrieveRequest
 
 CLIENTS = (1, 4)
@@ -106,9 +105,10 @@ def headings_of(service: Service) -> list[Heading]:
 @contextmanager
 def in_process(data_dir: Path) -> Iterator[Send]:
     """Answers from this process over the catalog, as the command line gives them."""
+    from api.cli.target import read_settings
     from api.services import open_services
 
-    services = open_services(Settings(data_dir=data_dir))
+    services = open_services(read_settings(data_dir))
     try:
         yield lambda body: services.retriever.retrieve(request_of(body))
     finally:

@@ -59,9 +59,11 @@ def service_at(url: str | None, data_dir: Path | None) -> Iterator[Service]:
         finally:
             http.close()
         return
-    with tempfile.TemporaryDirectory(prefix="kernlore-benchmark-") as folder:
-        with _started(data_dir or Path(folder)) as service:
-            yield service
+    with (
+        tempfile.TemporaryDirectory(prefix="kernlore-benchmark-") as folder,
+        _started(data_dir or Path(folder)) as service,
+    ):
+        yield service
 
 
 def _pid_of(data_dir: Path | None) -> int | None:

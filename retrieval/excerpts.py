@@ -7,7 +7,7 @@ sentence. Text is the document's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -32,6 +32,7 @@ class Shape:
 
 SHAPE = Shape()
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
+_REACH = 6  # passages to each side that an excerpt may grow over
 
 
 def make_excerpts(
@@ -46,11 +47,8 @@ def make_excerpts(
     by_seq = {r.seq: r for r in ranked}
     used: set[int] = set()
     words: list[frozenset[str]] = []
-    for batch in _batches(ranked, max(count * _LOOKAHEAD, 60)):
-        live = store.load(connection, (r.seq for r in batch), scope)
-        sections = store.of_sections(
-            connection, sorted({p.section_id for p in live.values()}), scope
-        )
+    for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
+        live = _load(connection, batch, scope, count > shape.singles)
         for entry in batch:
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
@@ -60,13 +58,22 @@ def make_excerpts(
                 continue
             group = [passage]
             if len(chosen) >= shape.singles:
-                group = _grow(passage, sections.get(passage.section_id, []), by_seq, used, shape)
+                group = _grow(passage, live, by_seq, used, shape)
             used.update(member.seq for member in group)
             words.append(bag)
             chosen.append(group)
             if len(chosen) >= count:
                 return [_excerpt(g, by_seq) for g in chosen]
     return [_excerpt(g, by_seq) for g in chosen]
+
+
+def _load(
+    connection: Connection, batch: Sequence[Ranked], scope: ScopeFilter, grows: bool
+) -> dict[int, Passage]:
+    """The batch's passages, and what stands beside them where excerpts will grow."""
+    reach = _REACH if grows else 0
+    seqs = {n for r in batch for n in range(r.seq - reach, r.seq + reach + 1)}
+    return store.load(connection, seqs, scope)
 
 
 def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
@@ -81,38 +88,37 @@ def _near(bag: frozenset[str], other: frozenset[str], shape: Shape) -> bool:
 
 def _grow(
     passage: Passage,
-    section: Sequence[Passage],
-    scores: dict[int, Ranked],
+    live: Mapping[int, Passage],
+    scores: Mapping[int, Ranked],
     used: set[int],
     shape: Shape,
 ) -> list[Passage]:
     """The passage with its neighbours, the better side first, up to the size of an excerpt."""
-    members = {p.seq: n for n, p in enumerate(section)}
-    low = high = members.get(passage.seq, -1)
-    if low < 0:
-        return [passage]
+    group = [passage]
     size = len(passage.shown)
     while True:
+        beside = (live.get(group[0].seq - 1), live.get(group[-1].seq + 1))
         sides = [
-            n
-            for n in (low - 1, high + 1)
-            if 0 <= n < len(section)
-            and section[n].seq not in used
-            and size + len(section[n].shown) <= shape.grown_chars
+            p
+            for p in beside
+            if p is not None
+            and p.section_id == passage.section_id
+            and p.seq not in used
+            and size + len(p.shown) <= shape.grown_chars
         ]
         if not sides:
-            return list(section[low : high + 1])
-        best = max(sides, key=lambda n: (_score(section[n], scores), -n))
-        size += len(section[best].shown)
-        low, high = min(low, best), max(high, best)
+            return group
+        best = max(sides, key=lambda p: (_score(p, scores), -p.seq))
+        size += len(best.shown)
+        group = [best, *group] if best.seq < group[0].seq else [*group, best]
 
 
-def _score(passage: Passage, scores: dict[int, Ranked]) -> float:
+def _score(passage: Passage, scores: Mapping[int, Ranked]) -> float:
     found = scores.get(passage.seq)
     return found.score if found is not None else 0.0
 
 
-def _excerpt(group: Sequence[Passage], scores: dict[int, Ranked]) -> Excerpt:
+def _excerpt(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerpt:
     lead = max(group, key=lambda p: _score(p, scores))
     ranked = scores[lead.seq]
     first = group[0]

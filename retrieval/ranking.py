@@ -49,7 +49,7 @@ class Weights:
 
 WEIGHTS = Weights()
 PROSE_SHARE = 200  # per mille of function words that running prose reaches
-PER_LEVEL = 400  # rows taken from each lexical level
+PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # rows taken
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
@@ -150,7 +150,12 @@ def _level(
     scores: dict[int, float] = defaultdict(float)
     for group in plan.words:
         found = lexical.search(
-            connection, level, group.tokens, scope, heading_weight=weights.heading, limit=PER_LEVEL
+            connection,
+            level,
+            group.tokens,
+            scope,
+            heading_weight=weights.heading,
+            limit=PER_LEVEL[level],
         )
         for seq, score in found.items():
             scores[seq] += group.weight * score

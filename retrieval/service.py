@@ -118,7 +118,6 @@ class Retriever:
             by_category=by_category,
             moves=moves,
             skills=skills,
-            count=self._embedder.count_tokens,
             budget=request.max_tokens,
         )
         answer = Answer(

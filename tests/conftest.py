@@ -1,4 +1,4 @@
-"""Shared fixtures: a real catalog, a real embedder, a real parser child, a real service. No mocks."""
+"""Shared fixtures: real catalogs, embedder, parser child and service. No mocks."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ class Store:
         return self.uploads_of(self.pipeline)
 
     def uploads_of(self, pipeline: str, max_bytes: int = 1 << 20) -> Uploads:
-        return Uploads(
-            self.catalog, self.blobs, self.jobs, self.registry, pipeline, max_bytes
-        )
+        return Uploads(self.catalog, self.blobs, self.jobs, self.registry, pipeline, max_bytes)
 
     def worker(
         self, lease: float = 60.0, on_vectors: Callable[[set[str]], None] | None = None
@@ -222,9 +220,7 @@ def store(data_dir: Path, make_store: Callable[[Path], Store]) -> Store:
 
 
 @pytest.fixture(scope="session")
-def service_url(
-    tmp_path_factory: pytest.TempPathFactory, model_cache: Path
-) -> Iterator[str]:
+def service_url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[str]:
     """The real service on a free port with a data directory of its own, killed at the end."""
     folder = tmp_path_factory.mktemp("service")
     if model_cache.exists():

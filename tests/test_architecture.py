@@ -1,4 +1,4 @@
-"""The shape of the source: imports point one way, modules and functions stay small, modules speak."""
+"""The shape of the source: imports point one way, modules and functions stay small."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_there_are_no_relative_imports() -> None:
 
 def test_only_one_module_opens_chroma() -> None:
     openers = [
-        path for path in modules() if any(n.split(".")[0] == "chromadb" for n in imported(tree(path)))
+        path
+        for path in modules()
+        if any(n.split(".")[0] == "chromadb" for n in imported(tree(path)))
     ]
     assert openers == [CHROMA_OWNER]
 

@@ -200,6 +200,7 @@ def _parity(services: Services) -> Check:
     index = ChromaIndex(services.catalog, model, settings.data_dir / "chroma", settings.chroma_url)
     asked, differing = 0, []
     try:
+        caught_up = index.sync()  # what was ingested without a service is not in it yet
         with services.catalog.read() as connection:
             scopes = embeddings.hardware_scopes(connection)
             sets = {s: embeddings.of_scope(connection, model, s, ALL_ACCESS) for s in scopes}
@@ -213,7 +214,7 @@ def _parity(services: Services) -> Check:
                     differing.append(scope)
     finally:
         index.close()
-    detail = f"{asked} probes in {len(sets)} scopes"
+    detail = f"{asked} probes in {len(sets)} scopes; caught up by {caught_up.added} vectors"
     if differing:
         detail += f"; differs from exact search in {', '.join(sorted(set(differing)))}"
     return Check("vector index", not differing, detail, "Run `kernlore reindex`.")

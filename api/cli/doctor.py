@@ -1,6 +1,6 @@
 """`kernlore doctor`: whether everything that has to fit together does.
 
-Runs each check of `api.cli.checks` and reports all of them; looks, never repairs.
+Runs each check of `api.cli.checks` and reports all of them.
 """
 
 from __future__ import annotations

@@ -43,10 +43,9 @@ def serve(
     send_logs_to_stderr(settings.log_level)
     with listen(settings.host, settings.port) as taken:
         address = f"{_reachable(settings.host)}:{settings.port}"
-        with ServiceLock(settings.data_dir, ""):
-            pass  # refused now, not after loading; the application itself holds it while it runs
-        print(greeting(address, settings.data_dir), flush=True)
-        _run(settings, taken)
+        with ServiceLock(settings.data_dir, f"http://{address}"):
+            print(greeting(address, settings.data_dir), flush=True)
+            _run(settings, taken)
 
 
 def listen(host: str, port: int) -> socket.socket:

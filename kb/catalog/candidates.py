@@ -46,7 +46,7 @@ def candidates(
             f" AND d.category IN ({marks})",
             (model, scope.access_scope, *scope.categories),
         )
-        for seq, section_id, prose, kind, vector in rows:
+        for seq, section_id, prose, kind, vector in rows.tuples().all():
             array = np.frombuffer(vector, "<f4") if vector is not None else None
             found[seq] = Candidate(section_id, prose, kind, array, seq in wanted)
     return found

@@ -83,15 +83,12 @@ def search(
     if not tokens or not scope.categories or scope.hardware == ():
         return {}
     table = _TABLES[level]
-    statement = sa.text(
-        f"SELECT rowid, -bm25({table}, 0.0, :heading_weight, 1.0) AS score FROM {table}"
-        f" WHERE {table} MATCH :match ORDER BY score DESC, rowid LIMIT :limit"
+    rows = connection.exec_driver_sql(
+        f"SELECT rowid, -bm25({table}, 0.0, ?, 1.0) AS score FROM {table}"
+        f" WHERE {table} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
+        (heading_weight, _match(tokens, scope), limit),
     )
-    rows = connection.execute(
-        statement,
-        {"heading_weight": heading_weight, "match": _match(tokens, scope), "limit": limit},
-    )
-    return {seq: score for seq, score in rows}
+    return dict(rows.tuples().all())
 
 
 def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:

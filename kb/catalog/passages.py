@@ -94,34 +94,15 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     return found
 
 
-def of_sections(
-    connection: Connection, section_ids: Sequence[str], scope: ScopeFilter
-) -> dict[str, list[Passage]]:
-    """All live passages of some sections, in order."""
-    seqs: list[int] = []
-    for part in portions(list(section_ids)):
-        seqs += connection.execute(
-            sa.select(t.passages.c.seq).where(
-                t.passages.c.section_id.in_(part), t.passages.c.active.is_(True)
-            )
-        ).scalars()
-    by_section: dict[str, list[Passage]] = {}
-    for passage in load(connection, seqs, scope).values():
-        by_section.setdefault(passage.section_id, []).append(passage)
-    return {key: sorted(found, key=lambda p: p.ordinal) for key, found in by_section.items()}
-
-
 def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:
     """Passage numbers of sections (by section number), in order."""
     found: dict[int, list[int]] = {}
     for part in portions(sorted(set(section_seqs))):
-        rows = connection.execute(
-            sa.select(t.sections.c.seq, t.passages.c.seq)
-            .join(t.passages, t.passages.c.section_id == t.sections.c.id)
-            .where(t.sections.c.seq.in_(part), t.passages.c.active.is_(True))
-            .order_by(t.passages.c.ordinal)
+        rows = connection.exec_driver_sql(
+            "SELECT s.seq, p.seq FROM sections s JOIN passages p ON p.section_id = s.id"
+            f" WHERE s.seq IN ({','.join(map(str, part))}) AND p.active ORDER BY p.seq"
         )
-        for section_seq, seq in rows:
+        for section_seq, seq in rows.tuples().all():
             found.setdefault(section_seq, []).append(seq)
     return found
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from reportlab.pdfgen.canvas import Canvas
 
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.uploads import Upload
@@ -187,6 +188,24 @@ def test_11_no_passage_is_longer_than_the_window(store: Store) -> None:
     assert embedded == all_passages > 5
     with pytest.raises(InvalidRequest, match="window"):
         store.embedder.encode(["tile " * 400])
+
+
+def test_12_a_pdf_with_a_text_layer_is_read_quickly(store: Store, tmp_path: Path) -> None:
+    """No layout model touches it. The bound leaves room for a busy machine."""
+    path = tmp_path / "long.pdf"
+    canvas = Canvas(str(path))
+    for page in range(60):
+        for line in range(40):
+            canvas.drawString(
+                72, 740 - 16 * line, f"Page {page}, line {line}: a warp has 32 lanes."
+            )
+        canvas.showPage()
+    canvas.save()
+    store.parsers.parse(path, "warm.pdf")
+    started = time.monotonic()
+    parsed = store.parsers.parse(path, "long.pdf")
+    pages_per_second = parsed.pages_parsed / (time.monotonic() - started)
+    assert parsed.pages_parsed == 60 and pages_per_second > 5
 
 
 def test_13_a_parser_that_takes_all_memory_dies_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The built-in knowledge: loaded parents first, followed when its files change, removed with them."""
+"""The built-in knowledge: parents first, read again when its files change, removed with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def write(path: Path, text: str) -> None:
 def folder(tmp_path: Path) -> Path:
     """A chip whose folder sorts before its parent's."""
     root = tmp_path / "manuals"
-    write(root / "hardware/alpha/hardware.toml", hardware_toml("alpha", "Zeta Alpha", "zeta", "accelerator"))
+    write(
+        root / "hardware/alpha/hardware.toml",
+        hardware_toml("alpha", "Zeta Alpha", "zeta", "accelerator"),
+    )
     write(root / "hardware/zeta/hardware.toml", hardware_toml("zeta", "Zeta", None, "vendor"))
     write(root / "hardware/alpha/clocks.md", DOCUMENT.format(title="Clocks", text="It runs fast."))
     write(root / "constraints/bounds.md", DOCUMENT.format(title="Bounds", text="Mask the tail."))
@@ -80,7 +83,10 @@ def test_changed_files_are_read_again_and_missing_ones_removed(store: Store, fol
 
 
 def test_mistakes_in_the_folder_name_the_file(folder: Path) -> None:
-    write(folder / "hardware/beta/hardware.toml", hardware_toml("gamma", "Zeta Gamma", "zeta", "family"))
+    write(
+        folder / "hardware/beta/hardware.toml",
+        hardware_toml("gamma", "Zeta Gamma", "zeta", "family"),
+    )
     with pytest.raises(InvalidKnowledge, match="beta"):
         builtin_hardware(folder)
     for text in ("# No front matter\n", "---\na: [\n---\n# X\n", "---\njust words\n---\n# X\n"):

@@ -75,7 +75,11 @@ def test_every_outcome_says_what_the_upload_is(store: Store) -> None:
     first = store.submit("manual.md", MANUAL)
     assert first.outcome == "created" and first.job_id
     again = store.submit("manual.md", MANUAL)
-    assert (again.outcome, again.document_id, again.job_id) == ("unchanged", first.document_id, None)
+    assert (again.outcome, again.document_id, again.job_id) == (
+        "unchanged",
+        first.document_id,
+        None,
+    )
     changed = store.submit("manual.md", MANUAL + "More.\n")
     assert (changed.outcome, changed.document_id) == ("new_version", first.document_id)
     twin = store.submit("copy.md", MANUAL + "More.\n")

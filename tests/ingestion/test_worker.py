@@ -1,4 +1,4 @@
-"""The worker: every job ends, nothing is doubled, and a killed process costs a retry and no data."""
+"""The worker: every job ends, nothing is doubled, a killed process costs a retry and no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vector index is derived data: whatever happens to its directory, it comes back without embedding."""
+"""The vector index is derived data: whatever happens to its files, it comes back unembedded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from kb.catalog import embeddings, versions
+from kb.catalog.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding.base import Vectors
 from kb.embedding.local import LocalEmbedder
 from kb.index.chroma import ChromaIndex
@@ -110,6 +113,35 @@ def test_the_probe_finds_the_damage(filled: Store) -> None:
     assert not index.probe()
     assert index.rebuild().added == 5
     assert index.probe()
+    index.close()
+
+
+@pytest.mark.parametrize("damage", [halve, empty, scribble])
+def test_a_damaged_graph_is_found_too(store: Store, damage: Callable[[Path], None]) -> None:
+    """Above a thousand entries Chroma keeps the graph in files of its own."""
+    rows = np.random.default_rng(3).normal(size=(1200, store.embedder.dimension))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    submitted = store.submit("many.md", "# Many\n", hardware=("h100",))
+    version = str(store.job(submitted).payload["version_id"])
+    drafts = [PassageDraft(0, "text", f"text {n}", "", None, (), 0, ()) for n in range(len(rows))]
+    with store.catalog.write() as connection:
+        content = VersionContent([SectionDraft(("Many",), 1, None)], drafts)
+        versions.activate(connection, version, content)
+        missing = embeddings.missing(connection, store.embedder.fingerprint, len(rows))
+        vectors = {item.sha256: row for item, row in zip(missing, rows, strict=True)}
+        embeddings.put(connection, store.embedder.fingerprint, vectors)
+    index = opened(store)
+    index.open_or_rebuild()
+    index.close()
+    graph = [p for p in (store.data_dir / "chroma").rglob("*") if p.suffix in (".bin", ".pickle")]
+    assert graph
+    for path in graph:
+        damage(path)
+    index = opened(store)
+    index.open_or_rebuild()
+    assert list(index.query(("h100",), rows[7], 10)) == list(
+        store.exact.query(("h100",), rows[7], 10)
+    )
     index.close()
 
 

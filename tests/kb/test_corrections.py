@@ -87,9 +87,7 @@ def test_a_section_scope_is_kept_and_its_index_rewritten(store: Store) -> None:
     document = ingest(store, MANUAL)
     with store.catalog.write() as connection:
         anchor = corrections.section_anchor(("Clock manual", "Power"))
-        corrections.record(
-            connection, document, "section", anchor, "hardware", ["h200"], "ana"
-        )
+        corrections.record(connection, document, "section", anchor, "hardware", ["h200"], "ana")
     ingest(store, REVISED)
     power = next(s for s in store.documents.sections(document) if s.heading == "Power")
     assert power.hardware == ("h200",)

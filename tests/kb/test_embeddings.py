@@ -56,7 +56,9 @@ def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> Non
         ]
     assert nothing.ids == () and nothing.matrix.size == 0
     assert scope.matrix.shape == (2, store.embedder.dimension)
-    assert all(np.array_equal(by_number[s], v) for s, v in zip(scope.seqs, scope.matrix, strict=True))
+    assert all(
+        np.array_equal(by_number[s], v) for s, v in zip(scope.seqs, scope.matrix, strict=True)
+    )
     with store.catalog.write() as connection:
         embeddings.put(connection, model, {shas[0]: np.zeros(384, np.float32)})
         again = embeddings.of_scope(connection, model, "h100", "all")

@@ -71,7 +71,8 @@ def test_the_whole_name_outranks_its_parts(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ['" OR 1', "NEAR(a b)", "heading:x AND", "a* -b ^c", "(((", "{scope}: hw_", "AND OR NOT"]
+    "query",
+    ['" OR 1', "NEAR(a b)", "heading:x AND", "a* -b ^c", "(((", "{scope}: hw_", "AND OR NOT"],
 )
 def test_no_query_is_syntax(filled: Catalog, query: str) -> None:
     ask(filled, query)

@@ -1,4 +1,4 @@
-"""A version becomes current in one step, again and again without duplicates, and never out of order."""
+"""A version becomes current in one step, without duplicates and never out of order."""
 
 from __future__ import annotations
 
