@@ -30,6 +30,7 @@ from kb.settings import MIB, Settings
 from retrieval.service import Retriever
 from retrieval.signals import load_signals
 from retrieval.vectors import VectorIndex
+from skills.library import SkillLibrary
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +74,10 @@ class Services:
     def retriever(self) -> Retriever:
         return Retriever(self.catalog, self.registry, self.embedder, lambda: self.index)
 
+    @cached_property
+    def skills(self) -> SkillLibrary:
+        return SkillLibrary(self.catalog)
+
     def parser_pool(self) -> ParserPool:
         return ParserPool(
             ParseLimits(
@@ -99,7 +104,8 @@ class Services:
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents
         )
-        log.info("built-in knowledge", **vars(report))
+        skills = self.skills.sync_builtin(self.settings.skills_dir)
+        log.info("built-in knowledge", **vars(report), skills=skills.skills)
 
     def close(self) -> None:
         if "retriever" in self.__dict__:
@@ -167,6 +173,7 @@ class Background:
             # Words first: a request in the first seconds finds every document by its text.
             worker.read_all(self._stop)
             self._open_index()
+            services.retriever.warm()
             worker.run(self._stop)
 
     def _open_index(self) -> None:

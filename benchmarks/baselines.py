@@ -22,7 +22,7 @@ from benchmarks.report import say
 from benchmarks.scoring import Answers, Request
 from ingestion.parse_process import ParserPool
 from ingestion.read import PIPELINE
-from kb.errors import KernloreError
+from kb.errors import KernloreError, Unavailable
 from retrieval.signals import load_signals
 
 CHUNK_CHARS = 1024
@@ -109,8 +109,13 @@ class Fixed:
 
     @cached_property
     def _bm25(self) -> Any:
-        import bm25s
-
+        try:
+            import bm25s
+        except ImportError as error:
+            raise Unavailable(
+                "the BM25 baseline needs the package bm25s",
+                hint="Install it (pip install bm25s), or leave baselines out: --no-baselines.",
+            ) from error
         index = bm25s.BM25()
         index.index([words(chunk) for chunk in self.chunks], show_progress=False)
         return index

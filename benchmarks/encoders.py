@@ -66,7 +66,7 @@ def torch_encoder(folder: Path, *, bf16: bool = False) -> Encoder:
         )
         exact = np.ascontiguousarray(vectors, np.float32)
         # bf16 normalises to 1.003; exact search takes products for cosines.
-        return exact / np.linalg.norm(exact, axis=1, keepdims=True)
+        return np.asarray(exact / np.linalg.norm(exact, axis=1, keepdims=True), np.float32)
 
     name = "torch bf16" if bf16 else "torch fp32"
     return Encoder(name, _key(folder, name), encode)

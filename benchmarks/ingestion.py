@@ -126,11 +126,11 @@ def ingest(services: Services, name: str, uploads: Sequence[Upload], counting: C
     seconds = time.perf_counter() - started
     with services.catalog.read() as connection:
         _, passages = embeddings.counts(connection, counting.fingerprint)
-    ended = [services.jobs.get(job) for job in jobs]
-    for job in ended:
+    done = [services.jobs.get(job) for job in jobs]
+    for job in done:
         if job.error:
             say(f"{job.state}: {job.subject_id}: {job.error['message']}")
-    states = Counter(job.state for job in ended)
+    states = Counter(str(job.state) for job in done)
     say(f"{name}: {passages} passages, {counting.texts} embedded, {seconds:.1f} s")
     return Pass(name, outcomes, states, passages, counting.texts, counting.seconds, seconds)
 

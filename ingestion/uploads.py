@@ -187,7 +187,7 @@ class LocalFile:
 
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
-    """The files of paths and directories in a stable order; hidden files and caches are left out."""
+    """The files of paths and directories in a stable order, without hidden files and caches."""
     for path in paths:
         if path.is_file():
             yield LocalFile(path, path.name)

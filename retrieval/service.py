@@ -149,6 +149,12 @@ class Retriever:
             retrieval_id, used=used, correct=correct, speedup=speedup, note=note
         )
 
+    def warm(self) -> None:
+        """Embed the signals' phrases, which are the same in every request; 0.7 s once."""
+        for signal in self._signals:
+            for phrase in signal.phrases:
+                self._embed(phrase)
+
     def close(self) -> None:
         self._journal.close()
 

@@ -27,7 +27,8 @@ from kb.service_lock import ServiceLock, running_service
 from kb.settings import MIB, Settings
 
 FREE_MIB = 512
-PROBES = 5
+PROBES = 5  # a scope, about
+CLOSE = 0.01  # a cosine; stored vectors are of unit length only to bf16's precision
 LIBRARIES = ("chromadb", "llama-index-core", "onnxruntime", "pypdfium2", "sqlalchemy", "torch")
 PARSERS = ("pdf", "html", "markdown", "rst", "docx", "notebook", "text")
 
@@ -210,7 +211,7 @@ def _parity(services: Services) -> Check:
                 asked += 1
                 best = next(iter(exact.query([scope], vectors.matrix[n], 1).values()), 0.0)
                 found = next(iter(index.query([scope], vectors.matrix[n], 1).values()), 0.0)
-                if abs(best - found) > 1e-3:
+                if abs(best - found) > CLOSE:
                     differing.append(scope)
     finally:
         index.close()

@@ -38,7 +38,7 @@ def section_anchor(path: Sequence[str]) -> str:
 
 
 class Corrections:
-    """The corrections of one document, looked up by anchor; remembers which ones found their place."""
+    """The corrections of one document by anchor; remembers which ones found their place."""
 
     def __init__(self, rows: Sequence[sa.Row[Any]]) -> None:
         self._rows = {(row.target, row.anchor, row.field): row for row in rows}

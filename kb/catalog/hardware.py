@@ -217,7 +217,7 @@ class HardwareRegistry:
         note: str | None = None,
         actor: str,
     ) -> Fact:
-        """Accept, reject or correct a fact. A corrected value becomes a person's and is accepted."""
+        """Accept, reject or correct a fact. A corrected value is a person's and accepted."""
         changes: dict[str, Any] = {"actor": actor}
         if status is not None:
             changes["status"] = status

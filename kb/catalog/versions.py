@@ -322,7 +322,7 @@ def index_section(
     section_hardware: Sequence[str],
     scope_parts: tuple[Sequence[str], str, str],
 ) -> None:
-    """Lexical rows of one section. members: (seq, hardware, shadow text) of its passages in order."""
+    """Lexical rows of one section. members: (seq, hardware, shadow text) of its passages."""
     passage_rows = [
         lexical.LexicalRow(passage_seq, lexical.row_scope(hardware, *scope_parts), heading, body)
         for passage_seq, hardware, body in members

@@ -102,8 +102,9 @@ class LocalEmbedder:
             list(texts), batch_size=BATCH, normalize_embeddings=True, show_progress_bar=False
         )
         # bf16 normalizes to 1.003; exact search takes products for cosines.
-        exact = np.ascontiguousarray(vectors, np.float32)
-        return exact / np.linalg.norm(exact, axis=1, keepdims=True)
+        exact: Vectors = np.ascontiguousarray(vectors, np.float32)
+        exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+        return exact
 
     @functools.cached_property
     def _model(self) -> Any:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,8 @@ MANUALS = {
     )
     for n in range(4)
 }
-# A worker in a process of its own, whose lease is short; prints when it starts working.
+# Workers in a process of their own, one a data directory named on standard input. Loading the model
+# takes seconds, so the process serves several tests. Its leases are short.
 WORK = """
 import sys
 from pathlib import Path
@@ -41,15 +42,57 @@ from ingestion.parse_process import ParserPool
 from tests.conftest import VOCABULARY, Store
 from ingestion.tags import Tagger
 from kb.embedding import open_embedder
-embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[2]))
+embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[1]))
 embedder.encode(["warm"])
 with ParserPool() as parsers:
-    store = Store(Path(sys.argv[1]), embedder, parsers, Tagger(VOCABULARY))
-    worker = store.worker(lease=0.5)
-    print("working", flush=True)
-    worker.drain()
-    print("done", flush=True)
+    for line in sys.stdin:
+        store = Store(Path(line.strip()), embedder, parsers, Tagger(VOCABULARY))
+        worker = store.worker(lease=0.5)
+        print("working", flush=True)
+        worker.drain()
+        print("done", flush=True)
 """
+
+
+class OtherProcess:
+    """Starts when it is first needed, again after it was killed."""
+
+    def __init__(self, model_cache: Path) -> None:
+        self._arguments = [sys.executable, "-c", WORK, str(model_cache)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def work(self, data_dir: Path) -> None:
+        """Returns as soon as it works."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._arguments,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{data_dir}\n")
+        self._process.stdin.flush()
+        self.wait_for("working")
+
+    def wait_for(self, word: str) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        assert self._process.stdout.readline() == f"{word}\n"
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def other(model_cache: Path) -> Iterator[OtherProcess]:
+    process = OtherProcess(model_cache)
+    yield process
+    process.kill()
 
 
 def contents(store: Store) -> dict[str, list[str]]:
@@ -82,31 +125,32 @@ def submit_all(store: Store) -> list[str]:
     return [s.job_id for s in submitted if s.job_id]
 
 
-def start(store: Store, model_cache: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORK, str(store.data_dir), str(model_cache)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"working\n"
-    return process
+def test_two_processes_share_the_work(
+    store: Store, make_store: Callable[[Path], Store], tmp_path: Path, other: OtherProcess
+) -> None:
+    undisturbed = make_store(tmp_path / "undisturbed")
+    submit_all(undisturbed)
+    undisturbed.worker().drain()
+    submit_all(store)
+    other.work(store.data_dir)
+    store.worker().drain()
+    other.wait_for("done")
+    store.worker().drain()
+    assert contents(store) == contents(undisturbed)
 
 
 def test_kill_9_costs_a_retry_and_no_data(
-    store: Store, make_store: Callable[[Path], Store], tmp_path: Path, model_cache: Path
+    store: Store, make_store: Callable[[Path], Store], tmp_path: Path, other: OtherProcess
 ) -> None:
     undisturbed = make_store(tmp_path / "undisturbed")
     submit_all(undisturbed)
     undisturbed.worker().drain()
 
     jobs = submit_all(store)
-    process = start(store, model_cache)
+    other.work(store.data_dir)
     moment = random.uniform(0.0, 0.6)
     time.sleep(moment)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout and process.stdout.close()
+    other.kill()
 
     time.sleep(0.6)  # the lease of the dead worker runs out
     store.worker()._expire()
@@ -139,21 +183,6 @@ def test_a_worker_that_died_after_reading_is_taken_up_again(
     living.drain()
     assert contents(store) == contents(undisturbed)
     dead._finish_embedded()  # wakes up: its jobs are no longer its own
-    assert contents(store) == contents(undisturbed)
-
-
-def test_two_processes_share_the_work(
-    store: Store, make_store: Callable[[Path], Store], tmp_path: Path, model_cache: Path
-) -> None:
-    undisturbed = make_store(tmp_path / "undisturbed")
-    submit_all(undisturbed)
-    undisturbed.worker().drain()
-    submit_all(store)
-    process = start(store, model_cache)
-    store.worker().drain()
-    assert process.wait(60) == 0
-    process.stdout and process.stdout.close()
-    store.worker().drain()
     assert contents(store) == contents(undisturbed)
 
 
