@@ -45,6 +45,7 @@ class Services:
         self.jobs = Jobs(self.catalog)
         self.documents = Documents(self.catalog)
         self.registry = HardwareRegistry(self.catalog)
+        self.dense_ready = True  # the service turns it off until its model is loaded
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -72,7 +73,13 @@ class Services:
 
     @cached_property
     def retriever(self) -> Retriever:
-        return Retriever(self.catalog, self.registry, self.embedder, lambda: self.index)
+        return Retriever(
+            self.catalog,
+            self.registry,
+            self.embedder,
+            lambda: self.index,
+            lambda: self.dense_ready,
+        )
 
     @cached_property
     def skills(self) -> SkillLibrary:
@@ -140,6 +147,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
 
     def start(self) -> None:
+        self._services.dense_ready = False
         self._thread.start()
 
     def stop(self) -> None:
@@ -174,6 +182,7 @@ class Background:
             worker.read_all(self._stop)
             self._open_index()
             services.retriever.warm()
+            services.dense_ready = True
             worker.run(self._stop)
 
     def _open_index(self) -> None:

@@ -7,6 +7,7 @@ not searched), and answers are scored like every other. Knows nothing about the 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Fixed:
     @cached_property
     def _bm25(self) -> Any:
         try:
-            import bm25s
+            bm25s: Any = importlib.import_module("bm25s")
         except ImportError as error:
             raise Unavailable(
                 "the BM25 baseline needs the package bm25s",

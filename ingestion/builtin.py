@@ -2,7 +2,7 @@
 `builtin` uploads.
 
 Runs at every start; unchanged files cost one hash each. Built-in documents whose file is gone are
-removed. """
+removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ingestion.uploads import Submitted, Upload, Uploads
+from ingestion.uploads import Upload, Uploads
 from kb.catalog.documents import Documents
 from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge

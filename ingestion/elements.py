@@ -5,7 +5,7 @@ and never look at the bytes again. Knows nothing about the catalog, hardware or 
 
 Invariant: `text` is what a reader of the document would read, in the document's own words. Text
 formats (Markdown, reStructuredText, plain text) keep their source lines as they are, because a
-rewritten line can no longer be quoted. """
+rewritten line can no longer be quoted."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as cells. `rows` excludes the `header` rows; all rows have the same number of cells.
-    """
+    """A table as cells. `rows` excludes the `header` rows; all rows have the same number of cells."""
 
     header: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[str, ...], ...]

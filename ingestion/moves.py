@@ -14,9 +14,35 @@ from kb.errors import InvalidKnowledge
 from kb.predicates import compile_predicate
 
 ROLES = frozenset(
-    """tile_m tile_n tile_k block stages warps vector unroll pad swizzle order fuse split layout
-    prefetch dtype accumulate mask grid threads reuse store sync precision library graph
-    occupancy_hint""".split()
+    {
+        "tile_m",
+        "tile_n",
+        "tile_k",
+        "block",
+        "stages",
+        "warps",
+        "vector",
+        "unroll",
+        "pad",
+        "swizzle",
+        "order",
+        "fuse",
+        "split",
+        "layout",
+        "prefetch",
+        "dtype",
+        "accumulate",
+        "mask",
+        "grid",
+        "threads",
+        "reuse",
+        "store",
+        "sync",
+        "precision",
+        "library",
+        "graph",
+        "occupancy_hint",
+    }
 )
 DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
 
@@ -38,7 +64,9 @@ def moves_of(front_matter: Mapping[str, Any]) -> list[Move]:
     """The moves of a document; an unusable one is an error that says which and why."""
     listed = front_matter.get("moves") or []
     if not isinstance(listed, list):
-        raise InvalidKnowledge("front matter `moves` is not a list", hint="See hw_manuals/FORMAT.md.")
+        raise InvalidKnowledge(
+            "front matter `moves` is not a list", hint="See hw_manuals/FORMAT.md."
+        )
     return [_move(entry, number) for number, entry in enumerate(listed)]
 
 

@@ -2,7 +2,7 @@
 
 A tag is a claim about the subject, so a common word inside a sentence does not earn it: a topic
 must stand in the heading, or as a phrase of several words in the text, or most words of a signal's
-own phrase must be there. Knows nothing about which signals exist. """
+own phrase must be there. Knows nothing about which signals exist."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class UnknownSignal(NotFound):
         hint = f"Did you mean {', '.join(near)}? " if near else ""
         super().__init__(
             f"unknown signal {name!r}",
-            hint=f"{hint}GET /signals lists every signal; post a raw log or metrics if you have no signal.",
+            hint=f"{hint}GET /signals lists every signal; without one, post a raw log or metrics.",
             details={"signal": name, "nearest": near},
         )
 

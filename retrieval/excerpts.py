@@ -31,6 +31,7 @@ class Shape:
 
 
 SHAPE = Shape()
+WHOLE = Shape(singles=0, grown_chars=1200)  # for a prompt, where a thought should come whole
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 _REACH = 6  # passages to each side that an excerpt may grow over
 
@@ -152,10 +153,10 @@ def _joined(group: Sequence[Passage]) -> str:
 
 def citation(passage: Passage) -> str:
     """Title, version, innermost headings and the printed page, as a person would cite it."""
-    where = " > ".join(passage.path[-2:])
+    where = " > ".join(h for h in passage.path[-2:] if h != passage.document_title)
     label = passage.page_label or (
         str(passage.page_index + 1) if passage.page_index is not None else ""
     )
     page = f", p. {label}" if label else ""
-    section = f", {where}" if where and where != passage.document_title else ""
+    section = f", {where}" if where else ""
     return f"{passage.document_title} (v{passage.version}){section}{page}"

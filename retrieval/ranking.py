@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +63,7 @@ class Ranked:
     score: float
     lexical: float
     dense: float
+    category: str
 
 
 class ScopeSamples:
@@ -93,27 +94,31 @@ def rank(
     plan: Plan,
     scope: ScopeFilter,
     index: VectorIndex,
-    embed: EmbedQuery,
+    embed: EmbedQuery | None,
     model: str,
     samples: ScopeSamples,
     weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
-    """All candidates, best first."""
+    """All candidates, best first. Without `embed` by their words alone."""
     if plan.empty:
         return []
     words = lexical_scores(connection, plan, scope, weights)
-    vector = query_vector(plan, embed)
-    near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
+    near: dict[int, float] = {}
+    vector = query_vector(plan, embed) if embed is not None else None
+    if vector is not None:
+        near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
     found = candidates(connection, {*words, *near}, model, scope)
-    middle = scope_middle(samples.of(connection, scope), vector, weights)
-    dense = dense_scores(found, vector, middle, weights)
+    dense: dict[int, float] = {}
+    if vector is not None:
+        middle = scope_middle(samples.of(connection, scope), vector, weights)
+        dense = dense_scores(found, vector, middle, weights)
     ranked = []
     for seq, candidate in found.items():
         if not candidate.wanted:
             continue
         word, meaning = words.get(seq, 0.0), dense.get(seq, 0.0)
         score = (word + weights.dense * meaning) * _prior(candidate, weights)
-        ranked.append(Ranked(seq, score, word, meaning))
+        ranked.append(Ranked(seq, score, word, meaning, candidate.category))
     return sorted(ranked, key=lambda r: (-r.score, r.seq))
 
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -26,11 +26,11 @@ from kb.ids import new_id
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.answer import Answer, Excerpt, RetrieveRequest
 from retrieval.context import pack
-from retrieval.excerpts import make_excerpts
+from retrieval.excerpts import WHOLE, make_excerpts
 from retrieval.journal import Journal
 from retrieval.metrics import load_metrics
 from retrieval.plan import Plan, make_plan
-from retrieval.ranking import ScopeSamples, rank
+from retrieval.ranking import Ranked, ScopeSamples, rank
 from retrieval.remedies import fitting_moves
 from retrieval.signals import load_signals
 from retrieval.skill_choice import choose_skills
@@ -39,7 +39,7 @@ from retrieval.verdict import Diagnoser, Verdict
 
 MAX_K = 200
 MAX_TOKENS = 100_000
-PER_CATEGORY = 12  # excerpts a category offers to the context
+PER_CATEGORY = 8  # excerpts a category offers to the context
 SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
 
 
@@ -54,8 +54,8 @@ class _Scope:
 
 
 class Retriever:
-    """Thread-safe. `index` is asked for at each request, because the service opens Chroma while it
-    serves.
+    """Thread-safe. `index` and `dense_ready` are asked at each request, because the service opens
+    Chroma and loads the embedding model while it already answers by words.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class Retriever:
         registry: HardwareRegistry,
         embedder: Embedder,
         index: Callable[[], VectorIndex],
+        dense_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._catalog = catalog
         self._registry = registry
         self._embedder = embedder
         self._index = index
+        self._dense_ready = dense_ready
         self._signals = load_signals()
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
@@ -95,8 +97,9 @@ class Retriever:
         )
         problem = {"op": request.op, "language": request.language, "dtype": request.dtype}
         with self._catalog.read() as connection:
-            excerpts = self._search(connection, plan, scope.filter, request.k)
-            by_category = self._by_category(connection, plan, scope.filter, excerpts)
+            ranked = self._rank(connection, plan, scope.filter)
+            excerpts = make_excerpts(connection, ranked, scope.filter, request.k)
+            by_category = self._by_category(connection, plan, scope.filter, ranked)
             moves = fitting_moves(
                 move_candidates(connection, verdict.signals, scope.filter)
                 if verdict.signals
@@ -129,7 +132,7 @@ class Retriever:
             moves=moves,
             context=context.text,
             context_tokens=context.tokens,
-            hints=tuple(filter(None, [verdict.diagnosis.hint])),
+            hints=self._hints(verdict),
         )
         shown = [e.id for e in excerpts] + [i for i in context.excerpts]
         self._record(request, answer, verdict, list(dict.fromkeys(shown)), state, started)
@@ -184,38 +187,38 @@ class Retriever:
     def _encode(self, text: str) -> Vectors:
         return self._embedder.encode_query(text)
 
-    def _search(
-        self, connection: Connection, plan: Plan, scope: ScopeFilter, count: int
-    ) -> list[Excerpt]:
-        ranked = rank(
+    def _rank(self, connection: Connection, plan: Plan, scope: ScopeFilter) -> list[Ranked]:
+        return rank(
             connection,
             plan,
             scope,
             self._index(),
-            self._embed,
+            self._embed if self._dense_ready() else None,
             self._embedder.fingerprint,
             self._samples,
         )
-        return make_excerpts(connection, ranked, scope, count)
 
     def _by_category(
-        self, connection: Connection, plan: Plan, scope: ScopeFilter, excerpts: Sequence[Excerpt]
+        self, connection: Connection, plan: Plan, scope: ScopeFilter, ranked: Sequence[Ranked]
     ) -> dict[str, list[Excerpt]]:
-        """What each category offers to the context; a category that the list already fills is not
-        searched again.
+        """What each category offers to the context; one that the ranking hardly holds is searched
+        for itself.
         """
-        if len(scope.categories) == 1:
-            return {scope.categories[0]: list(excerpts)}
         offered = {}
         for category in scope.categories:
-            found = [e for e in excerpts if e.category == category][:PER_CATEGORY]
-            if len(found) < PER_CATEGORY:
-                narrow = ScopeFilter(
-                    scope.hardware, (category,), scope.language, scope.access_scope
-                )
-                found = self._search(connection, plan, narrow, PER_CATEGORY)
-            offered[category] = found
+            own = [r for r in ranked if r.category == category]
+            if len(own) < PER_CATEGORY and len(scope.categories) > 1:
+                own = self._rank(connection, plan, replace(scope, categories=(category,)))
+            offered[category] = make_excerpts(connection, own, scope, PER_CATEGORY, WHOLE)
         return offered
+
+    def _hints(self, verdict: Verdict) -> tuple[str, ...]:
+        words_only = (
+            ""
+            if self._dense_ready()
+            else "The service is still starting: this answer was found by words alone."
+        )
+        return tuple(hint for hint in (verdict.diagnosis.hint, words_only) if hint)
 
     # -- log
 

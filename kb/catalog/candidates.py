@@ -24,6 +24,7 @@ class Candidate:
     section_id: str
     prose: int
     kind: str
+    category: str
     vector: Vector | None
     wanted: bool
 
@@ -38,7 +39,7 @@ def candidates(
     found: dict[int, Candidate] = {}
     for part in portions(all_seqs):
         rows = connection.exec_driver_sql(
-            "SELECT p.seq, p.section_id, p.prose, p.kind, e.vector FROM passages p"
+            "SELECT p.seq, p.section_id, p.prose, p.kind, d.category, e.vector FROM passages p"
             " JOIN documents d ON d.id = p.document_id"
             " LEFT JOIN embeddings e"
             "   ON e.text_sha256 = p.embed_sha256 AND e.model_fingerprint = ?"
@@ -46,9 +47,9 @@ def candidates(
             f" AND d.category IN ({marks})",
             (model, scope.access_scope, *scope.categories),
         )
-        for seq, section_id, prose, kind, vector in rows.tuples().all():
+        for seq, section_id, prose, kind, category, vector in rows.tuples().all():
             array = np.frombuffer(vector, "<f4") if vector is not None else None
-            found[seq] = Candidate(section_id, prose, kind, array, seq in wanted)
+            found[seq] = Candidate(section_id, prose, kind, category, array, seq in wanted)
     return found
 
 

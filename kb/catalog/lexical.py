@@ -88,7 +88,7 @@ def search(
         f" WHERE {table} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
         (heading_weight, _match(tokens, scope), limit),
     )
-    return dict(rows.tuples().all())
+    return {seq: score for seq, score in rows}
 
 
 def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:

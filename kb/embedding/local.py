@@ -92,7 +92,7 @@ class LocalEmbedder:
         ]
         if over:
             raise InvalidRequest(
-                f"{len(over)} of {len(texts)} texts exceed the embedder's window of {self.window} tokens",
+                f"{len(over)} of {len(texts)} texts exceed the window of {self.window} tokens",
                 hint="Cut them first; the model would drop the rest in silence.",
                 details={"first": texts[over[0]][:200]},
             )
@@ -165,6 +165,6 @@ def open_embedder(model: str, cache: Path) -> LocalEmbedder:
         return LocalEmbedder(Path(snapshot_download(model)), cache)
     except (OSError, ValueError) as error:
         raise Unavailable(
-            f"the embedding model {model!r} is not on this machine and no hub could be reached: {error}",
+            f"the embedding model {model!r} is neither here nor could it be fetched: {error}",
             hint=f"Use KERNLORE_EMBEDDER={DEFAULT_MODEL} (works offline), or give a model folder.",
         ) from error

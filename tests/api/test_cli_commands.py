@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "api.cli.main")
 ERROR_KEYS = {"code", "message", "hint", "details"}
 HEAVY = (
     "chromadb",
@@ -62,6 +63,7 @@ Every thread of a block must reach a barrier. A divergent barrier hangs the kern
 DIFFERENCES = (
     "# Memory of the H200\n\nIts HBM3e moves 4.8 TB/s, a memory bound kernel gains most.\n"
 )
+WOMBAT = "# Wombat\n\nThe wombat stall has no remedy.\n"
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") 
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KERNLORE_")}
     where = ["--data-dir", str(data)] if data is not None else []
     done = subprocess.run(
-        [sys.executable, "-m", "api.cli.main", *map(str, arguments), *where],
+        [*COMMAND, *map(str, arguments), *where],
         cwd=ROOT,
         env=environment,
         input=stdin,
@@ -113,9 +115,11 @@ def data(tmp_path_factory: pytest.TempPathFactory, files: Path, model_cache: Pat
     assert sent.code == 0, sent.err
     assert sent.json["summary"] | {"created": 2, "ready": 2} == sent.json["summary"]
     assert sent.json["coverage"]["h100"]["documents"] == 2
-    other = folder.parent / "h200.md"
-    other.write_text(DIFFERENCES)
-    assert kernlore("ingest", other, "--hardware", "h200", "--json", data=folder).code == 0
+    others = {"h200.md": DIFFERENCES, "wombat.md": WOMBAT}
+    for name, text in others.items():
+        (folder.parent / name).write_text(text)
+    paths = [folder.parent / name for name in others]
+    assert kernlore("ingest", *paths, "--hardware", "h200", "--json", data=folder).code == 0
     return folder
 
 
@@ -166,14 +170,11 @@ def test_skills_list_loads_no_model_and_no_server(tmp_path: Path) -> None:
         (["retrieve", "--signal", "memory_boun"], "unknown_signal"),
         (["retrieve", "--signal", "memory_bound", "--hardware", "h1000"], "unknown_hardware"),
         (["retrieve"], "invalid_request"),
-        (["retrieve", "--signals", "memory_bound"], "invalid_request"),
         (["retrieve", "--metrics", "nonsense"], "invalid_request"),
-        (["retrieve", "--q", "x", "--k", "0"], "invalid_request"),
         (["documents", "show", "doc_0"], "not_found"),
         (["ingest"], "invalid_request"),
         (["ingest", "pyproject.toml", "--hardware", "h1000"], "unknown_hardware"),
         (["ingest", "no-such-file"], "invalid_request"),
-        (["jobs", "show", "job_0"], "not_found"),
     ],
 )
 def test_a_wrong_request_is_one_error_shape_and_exit_code_2(
@@ -271,26 +272,31 @@ def test_an_outcome_is_recorded_against_an_answer(data: Path) -> None:
     assert ran.json["retrieval_id"] == answer["retrieval_id"]
 
 
-def test_a_correction_is_found_by_its_words(data: Path) -> None:
+def document_of(data: Path, title: str) -> str:
     documents = kernlore("documents", "list", "--hardware", "h200", "--json", data=data).json
-    document_id = documents[0]["id"]
-    passage = kernlore("documents", "passages", document_id, "--json", data=data).json[0]
-    right = passage["text"] + " The zebrafish counter says so."
-    ran = kernlore("documents", "correct", passage["id"], "--text", right, "--json", data=data)
-    assert ran.json["corrected"] is True
-    found = kernlore("retrieve", "--q", "zebrafish counter", "--json", data=data).json
-    assert found["excerpts"][0]["passages"] == [passage["id"]]
+    return str(next(document["id"] for document in documents if document["title"] == title))
+
+
+def test_a_passage_is_given_to_another_chip(data: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "data"
+    shutil.copytree(data, copied)
+    document_id = document_of(copied, "Wombat")
+    passage = kernlore("documents", "passages", document_id, "--json", data=copied).json[0]
+    change = ("--hardware", "h100", "--tag", "signal=memory_bound", "--json")
+    ran = kernlore("documents", "correct", passage["id"], *change, data=copied)
+    assert ran.json["hardware"] == ["h100"]
+    about = ("--q", "wombat stall", "--hardware", "h100", "--json")
+    found = kernlore("retrieve", *about, data=copied).json
+    assert passage["id"] in found["excerpts"][0]["passages"]
 
 
 def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
-    file = tmp_path / "wombat.md"
-    file.write_text("# Wombat\n\nThe wombat stall has no remedy.\n")
-    sent = kernlore("ingest", file, "--category", "guidance", "--json", data=data).json
-    document_id = sent["files"][0]["document_id"]
-    assert kernlore("jobs", "show", sent["files"][0]["job_id"], "--json", data=data).json["state"]
-    assert kernlore("documents", "delete", document_id, "--yes", data=data).code == 0
-    assert kernlore("documents", "show", document_id, data=data).code == 2
-    found = kernlore("retrieve", "--q", "wombat stall", "--json", data=data).json
+    copied = tmp_path / "data"
+    shutil.copytree(data, copied)
+    document_id = document_of(copied, "Wombat")
+    assert kernlore("documents", "delete", document_id, "--yes", data=copied).code == 0
+    assert kernlore("documents", "show", document_id, data=copied).code == 2
+    found = kernlore("retrieve", "--q", "wombat stall", "--json", data=copied).json
     assert all("wombat" not in excerpt["text"].lower() for excerpt in found["excerpts"])
 
 
@@ -299,7 +305,7 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 0
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 2  # never overwritten
     text = file.read_text()
-    stated = '\n[[facts]]\nkey = "compute_units"\nvalue = 8\nkind = "measured"\ntitle = "Counted"\n'
+    stated = '\n[[facts]]\nkey = "compute_units"\nvalue = 8\nunit = "count"\nkind = "measured"\ntitle = "Counted"\n'
     file.write_text(text + stated + 'date = "2026-01-31"\n')
     assert kernlore("hardware", "add", file, "--json", data=data).json["outcome"] == "created"
     facts = kernlore("hardware", "facts", "acme-x1", "--json", data=data).json["facts"]
@@ -364,8 +370,7 @@ def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     started = time.monotonic()
     with output.open("wb") as stream, (folder.parent / "err.txt").open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli.main", "serve", "--port", str(port)]
-            + ["--data-dir", str(folder)],
+            [*COMMAND, "serve", "--port", str(port), "--data-dir", str(folder)],
             cwd=ROOT,
             stdout=stream,
             stderr=errors,
@@ -454,7 +459,19 @@ def test_a_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) 
     assert "quokka" in found["excerpts"][0]["text"]
     document_id = ran.json["files"][0]["document_id"]
     shown = kernlore("documents", "show", document_id, "--json", data=service).json
-    assert shown["passages"] == 1
+    assert (shown["passages"], len(shown["sections"])) == (1, 1)
+    job = kernlore("jobs", "show", shown["job_id"], "--json", data=service).json
+    assert (job["state"], job["document_id"]) == ("ready", document_id)
+
+
+def test_a_corrected_text_is_found_by_its_words(service: Path) -> None:
+    document_id = document_of(service, "Wombat")
+    passage = kernlore("documents", "passages", document_id, "--json", data=service).json[0]
+    right = passage["text"] + " The zebrafish counter says so."
+    ran = kernlore("documents", "correct", passage["id"], "--text", right, "--json", data=service)
+    assert ran.json["corrected"] is True
+    found = kernlore("retrieve", "--q", "zebrafish counter", "--json", data=service).json
+    assert found["excerpts"][0]["passages"] == [passage["id"]]
 
 
 def test_what_the_service_owns_is_not_touched(service: Path) -> None:
