@@ -47,7 +47,7 @@ def candidates(
             f" AND d.category IN ({marks})",
             (model, scope.access_scope, *scope.categories),
         )
-        for seq, section_id, prose, kind, category, vector in rows.tuples().all():
+        for seq, section_id, prose, kind, category, vector in rows.all():
             array = np.frombuffer(vector, "<f4") if vector is not None else None
             found[seq] = Candidate(section_id, prose, kind, category, array, seq in wanted)
     return found

@@ -102,7 +102,7 @@ def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int
             "SELECT s.seq, p.seq FROM sections s JOIN passages p ON p.section_id = s.id"
             f" WHERE s.seq IN ({','.join(map(str, part))}) AND p.active ORDER BY p.seq"
         )
-        for section_seq, seq in rows.tuples().all():
+        for section_seq, seq in rows.all():
             found.setdefault(section_seq, []).append(seq)
     return found
 
