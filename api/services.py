@@ -27,9 +27,9 @@ from kb.embedding import Embedder, open_embedder
 from kb.errors import KernloreError
 from kb.index.exact import ExactIndex
 from kb.settings import MIB, Settings
+from retrieval.diagnose.signals import load_signals
+from retrieval.search.vectors import VectorIndex
 from retrieval.service import Retriever
-from retrieval.signals import load_signals
-from retrieval.vectors import VectorIndex
 from skills.library import SkillLibrary
 
 log = structlog.get_logger(__name__)

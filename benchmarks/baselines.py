@@ -24,7 +24,7 @@ from benchmarks.scoring import Answers, Request
 from ingestion.parse_process import ParserPool
 from ingestion.read import PIPELINE
 from kb.errors import KernloreError, Unavailable
-from retrieval.signals import load_signals
+from retrieval.diagnose.signals import load_signals
 
 CHUNK_CHARS = 1024
 TOP = 20  # chunks in an answer; the scorer reads the first 10,240 characters

@@ -18,7 +18,7 @@ from retrieval.client import Part
 
 BATCH_FILES = 48
 BATCH_BYTES = 24 * 1024 * 1024
-POLL_SECONDS = 2.0
+POLL_SECONDS = 0.5
 STALLED_SECONDS = 900.0  # without any progress: one large PDF on a busy machine takes minutes
 
 

@@ -32,7 +32,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as cells. `rows` excludes the `header` rows; all rows have the same number of cells."""
+    """A table as cells. `rows` excludes the `header` rows; all rows have equally many cells."""
 
     header: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[str, ...], ...]

@@ -15,7 +15,7 @@ from kb.ids import new_id, sha256
 
 
 class Blobs:
-    """put, get, delete. Writes land under a temporary name first, so a crash leaves no half blob."""
+    """put, get, delete. Writes land under a temporary name: a crash leaves no half blob."""
 
     def __init__(self, url: str) -> None:
         self._fs: Any

@@ -1,4 +1,4 @@
-"""Time as the catalog stores it: UTC, ISO-8601 with microseconds, so that text order is time order."""
+"""Time as the catalog stores it: UTC, ISO-8601 with microseconds; text order is time order."""
 
 from __future__ import annotations
 

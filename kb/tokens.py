@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-import snowballstemmer
+from snowballstemmer import EnglishStemmer
 
 # A name: letters, digits and underscores, joined by dots, colons or hyphens ("cp.async",
 # "std::max", "sm-90").
@@ -29,7 +29,9 @@ _MAX_NAME = 80  # longer runs are base64 or mangled symbols: parts only
 _ISE = re.compile(r"([a-z]{3,})is(e|es|ed|ing|ation|ations|er|ers|able)\Z")
 _OUR = re.compile(r"([a-z]{2,})our(s|ed|ing|ite|able|hood|)\Z")
 
-_stemmer = snowballstemmer.stemmer("english")
+# Not `snowballstemmer.stemmer`: that takes another implementation, with other stems, where one is
+# installed, and index and query would disagree between environments.
+_stemmer = EnglishStemmer()
 
 # Function words carry no subject; dropping them from queries and index alike halves the postings.
 _FUNCTION_WORDS = """

@@ -25,17 +25,17 @@ from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.ids import new_id
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.answer import Answer, Excerpt, RetrieveRequest
-from retrieval.context import pack
-from retrieval.excerpts import WHOLE, make_excerpts
+from retrieval.compose.context import pack
+from retrieval.compose.remedies import fitting_moves
+from retrieval.compose.skill_choice import choose_skills
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.signals import load_signals
+from retrieval.diagnose.verdict import Diagnoser, Verdict
 from retrieval.journal import Journal
-from retrieval.metrics import load_metrics
-from retrieval.plan import Plan, make_plan
-from retrieval.ranking import Ranked, ScopeSamples, rank
-from retrieval.remedies import fitting_moves
-from retrieval.signals import load_signals
-from retrieval.skill_choice import choose_skills
-from retrieval.vectors import VectorIndex
-from retrieval.verdict import Diagnoser, Verdict
+from retrieval.search.excerpts import WHOLE, make_excerpts
+from retrieval.search.plan import Plan, make_plan
+from retrieval.search.ranking import Ranked, ScopeSamples, rank
+from retrieval.search.vectors import VectorIndex
 
 MAX_K = 200
 MAX_TOKENS = 100_000

@@ -32,8 +32,8 @@ from kb.catalog.skills import (
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
 from kb.predicates import compile_predicate
 from kb.scope import ALL_ACCESS
-from retrieval.metrics import load_metrics
-from retrieval.signals import load_signals
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.signals import load_signals
 from skills.schema import (
     MOVES_JSON,
     RECIPE_JSON,

@@ -2,8 +2,8 @@
 
 The same parts as the service's (`api.services`), without Chroma and without a port; where a route
 of the HTTP door is a plain function, it is called as one, so both answer alike. An empty catalog
-gets the built-in hardware at once, so that a first `ingest --hardware h100` knows the chip; the
-built-in documents come with `kernlore ingest --builtin` or `kernlore serve`.
+gets the built-in hardware and skills at once, so that a first `ingest --hardware h100` knows the
+chip; the built-in documents come with `kernlore ingest --builtin` or `kernlore serve`.
 
 Imports are where they are used: a command pays for what it needs.
 """
@@ -52,6 +52,7 @@ class LocalTarget:
         opened = open_services(self.settings)
         if not opened.registry.all():
             self._put_builtin_hardware(opened.registry)
+            opened.skills.sync_builtin(self.settings.skills_dir)
         return opened
 
     def _put_builtin_hardware(self, registry: HardwareRegistry) -> None:
@@ -89,13 +90,13 @@ class LocalTarget:
         return {"retrieval_id": retrieval_id, "outcome_id": outcome_id}
 
     def knowledge(self, path: str) -> Json:
-        from retrieval.tree import knowledge_node
+        from retrieval.browse.tree import knowledge_node
 
         services = self.services
         return knowledge_node(services.catalog, services.registry, path, ALL_ACCESS).as_json()
 
     def signals(self) -> list[Json]:
-        from retrieval.signals import load_signals
+        from retrieval.diagnose.signals import load_signals
 
         return [plain(signal) for signal in load_signals()]
 
@@ -251,7 +252,7 @@ class LocalTarget:
         return hardware.patch_fact(fact_id, self.services, validated(FactPatch, dict(patch)))
 
     def coverage(self, hardware_id: str) -> Json:
-        from retrieval.coverage import coverage
+        from retrieval.browse.coverage import coverage
 
         services = self.services
         resolved = services.registry.resolve(hardware_id)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.target import read_settings, send_logs_to_stderr
+from api.http.logs import configure_logs
 from kb.errors import Conflict
 
 QUEUE = 2048
@@ -40,7 +41,8 @@ def serve(
     from kb.service_lock import ServiceLock
 
     settings = read_settings(data_dir, host=host, port=port)
-    send_logs_to_stderr(settings.log_level)
+    send_logs_to_stderr(settings.log_level)  # checks the level
+    configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as taken:
         address = f"{_reachable(settings.host)}:{settings.port}"
         with ServiceLock(settings.data_dir, f"http://{address}"):

@@ -129,7 +129,7 @@ def send_logs_to_stderr(level: str) -> None:
             f"log level {level!r} is unknown", hint="Use debug, info, warning or error."
         )
     logging.basicConfig(
-        stream=sys.stderr, level=max(number, logging.INFO), format="%(levelname)s %(message)s"
+        stream=sys.stderr, level=max(number, logging.WARNING), format="%(levelname)s %(message)s"
     )
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(number),

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from api.http import models
 from api.http.errors import ErrorBody
-from retrieval.signals import load_signals
+from retrieval.diagnose.signals import load_signals
 
 TITLE = "Kernlore"
 DESCRIPTION = """The knowledge service behind kernel optimizers: upload the manuals of a chip, ask

@@ -32,7 +32,7 @@ class Candidate:
 def candidates(
     connection: Connection, seqs: Iterable[int], model: str, scope: ScopeFilter
 ) -> dict[int, Candidate]:
-    """The live passages among `seqs` (within category and access) and their neighbours, by number."""
+    """The live passages among `seqs` (within category and access) and their neighbours."""
     wanted = set(seqs)
     all_seqs = sorted({n for seq in wanted for n in (seq - 1, seq, seq + 1)})
     marks = ",".join("?" * len(scope.categories))
@@ -56,7 +56,7 @@ def candidates(
 def sample(
     connection: Connection, model: str, scope: ScopeFilter, count: int
 ) -> dict[int, Candidate]:
-    """An even sample of about `count` live passages of the scope, with their neighbours, by number."""
+    """An even sample of about `count` live passages of the scope, with their neighbours."""
     clause, values = "", []
     if scope.hardware is not None:
         clause = f" AND h.hardware_id IN ({','.join('?' * len(scope.hardware))})"

@@ -199,6 +199,6 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
 
 
 def index_state(connection: Connection) -> tuple[int, int]:
-    """Changes whenever a search over vectors could answer differently: (revision, newest vector)."""
+    """Changes whenever a search over vectors could: (revision, newest vector)."""
     newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
     return revision(connection), int(newest or 0)

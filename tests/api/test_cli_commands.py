@@ -60,9 +60,8 @@ BARRIERS = """Barriers
 
 Every thread of a block must reach a barrier. A divergent barrier hangs the kernel.
 """
-DIFFERENCES = (
-    "# Memory of the H200\n\nIts HBM3e moves 4.8 TB/s, a memory bound kernel gains most.\n"
-)
+TITLE = "Another memory"
+DIFFERENCES = f"# {TITLE}\n\nIts HBM3e moves 4.8 TB/s, a memory bound kernel gains most.\n"
 WOMBAT = "# Wombat\n\nThe wombat stall has no remedy.\n"
 
 
@@ -100,6 +99,8 @@ def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") 
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("manuals")
     (folder / "memory.md").write_text(MEMORY)
+    (folder / "differences.md").write_text(DIFFERENCES)
+    (folder / "wombat.md").write_text(WOMBAT)
     (folder / "sub").mkdir()
     (folder / "sub" / "barriers.rst").write_text(BARRIERS)
     return folder
@@ -113,14 +114,17 @@ def data(tmp_path_factory: pytest.TempPathFactory, files: Path, model_cache: Pat
         shutil.copytree(model_cache, folder / "models")
     sent = kernlore("ingest", files, "--hardware", "h100", "--json", data=folder)
     assert sent.code == 0, sent.err
-    assert sent.json["summary"] | {"created": 2, "ready": 2} == sent.json["summary"]
-    assert sent.json["coverage"]["h100"]["documents"] == 2
-    others = {"h200.md": DIFFERENCES, "wombat.md": WOMBAT}
-    for name, text in others.items():
-        (folder.parent / name).write_text(text)
-    paths = [folder.parent / name for name in others]
-    assert kernlore("ingest", *paths, "--hardware", "h200", "--json", data=folder).code == 0
+    assert sent.json["summary"] | {"created": 4, "ready": 4} == sent.json["summary"]
+    assert sent.json["coverage"]["h100"]["documents"] == 4
+    passage = kernlore("documents", "passages", document_of(folder, TITLE), "--json", data=folder)
+    moved = ("documents", "correct", passage.json[0]["id"], "--hardware", "h200")
+    assert kernlore(*moved, data=folder).code == 0
     return folder
+
+
+def document_of(data: Path, title: str) -> str:
+    documents = kernlore("documents", "list", "--json", data=data).json
+    return str(next(document["id"] for document in documents if document["title"] == title))
 
 
 def free_port() -> int:
@@ -272,11 +276,6 @@ def test_an_outcome_is_recorded_against_an_answer(data: Path) -> None:
     assert ran.json["retrieval_id"] == answer["retrieval_id"]
 
 
-def document_of(data: Path, title: str) -> str:
-    documents = kernlore("documents", "list", "--hardware", "h200", "--json", data=data).json
-    return str(next(document["id"] for document in documents if document["title"] == title))
-
-
 def test_a_passage_is_given_to_another_chip(data: Path, tmp_path: Path) -> None:
     copied = tmp_path / "data"
     shutil.copytree(data, copied)
@@ -305,8 +304,9 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 0
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 2  # never overwritten
     text = file.read_text()
-    stated = '\n[[facts]]\nkey = "compute_units"\nvalue = 8\nunit = "count"\nkind = "measured"\ntitle = "Counted"\n'
-    file.write_text(text + stated + 'date = "2026-01-31"\n')
+    stated = 'key = "compute_units"\nvalue = 8\nunit = "count"\nkind = "measured"\n'
+    source = 'title = "Counted"\ndate = "2026-01-31"\n'
+    file.write_text(f"{text}\n[[facts]]\n{stated}{source}")
     assert kernlore("hardware", "add", file, "--json", data=data).json["outcome"] == "created"
     facts = kernlore("hardware", "facts", "acme-x1", "--json", data=data).json["facts"]
     assert [(fact["key"], fact["value"]) for fact in facts] == [("compute_units", 8.0)]

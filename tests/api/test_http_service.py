@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from kb.settings import Settings
-from retrieval.signals import load_signals
+from retrieval.diagnose.signals import load_signals
 from tests.api.conftest import assert_error
 
 

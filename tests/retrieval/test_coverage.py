@@ -15,14 +15,14 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.hardware.fact_keys import fact_keys
 from kb.hardware.schema import parse_hardware
-from retrieval.coverage import (
+from retrieval.browse.coverage import (
     Coverage,
     Subject,
     coverage,
     coverage_data_from,
     load_coverage_data,
 )
-from retrieval.signals import DATA, load_signals
+from retrieval.diagnose.signals import DATA, load_signals
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")

@@ -3,10 +3,10 @@
 import pytest
 
 from kb.errors import InvalidKnowledge
-from retrieval.diagnosis import Verdict, diagnose
-from retrieval.metrics import load_metrics, normalise
-from retrieval.rules import load_rules, rules_from
-from retrieval.signals import load_signals
+from retrieval.diagnose.diagnosis import Verdict, diagnose
+from retrieval.diagnose.metrics import load_metrics, normalise
+from retrieval.diagnose.rules import load_rules, rules_from
+from retrieval.diagnose.signals import load_signals
 
 H200 = ("h200", "hopper", "nvidia", "any")
 MI300X = ("mi300x", "cdna3", "amd", "any")

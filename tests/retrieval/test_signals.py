@@ -3,7 +3,7 @@
 import pytest
 
 from kb.errors import InvalidKnowledge, UnknownSignal
-from retrieval.signals import load_signals, signals_from
+from retrieval.diagnose.signals import load_signals, signals_from
 
 EXPECTED = [
     *("compile_error", "link_error", "unsupported_dtype", "shared_memory_limit", "register_limit"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
-from retrieval.signatures import (
+from retrieval.diagnose.signatures import (
     SignatureIndex,
     load_signatures,
     normalise_error,

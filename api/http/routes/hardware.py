@@ -30,7 +30,7 @@ from kb.hardware.lineage import find
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from kb.settings import Settings
-from retrieval.signatures import signature_from_mapping
+from retrieval.diagnose.signatures import signature_from_mapping
 
 router = APIRouter(tags=["hardware"])
 
@@ -154,7 +154,7 @@ def show(hardware_id: str, parts: Parts) -> dict[str, Any]:
 
 @router.get("/hardware/{hardware_id}/coverage", summary="What is covered, what is missing")
 def coverage(hardware_id: str, parts: Parts, access: Access) -> JSONResponse:
-    from retrieval.coverage import coverage as covered
+    from retrieval.browse.coverage import coverage as covered
 
     resolved = parts.registry.resolve(hardware_id)
     return JSONResponse(covered(parts.catalog, parts.registry, resolved, access).as_json())

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Access, Parts
 from api.http.plain import plain
-from retrieval.signals import load_signals
+from retrieval.diagnose.signals import load_signals
 
 router = APIRouter(tags=["knowledge"])
 
@@ -28,6 +28,6 @@ def knowledge(
     ] = "",
 ) -> JSONResponse:
     """category / hardware / topic / document / section, with counts."""
-    from retrieval.tree import knowledge_node
+    from retrieval.browse.tree import knowledge_node
 
     return JSONResponse(knowledge_node(parts.catalog, parts.registry, path, access).as_json())

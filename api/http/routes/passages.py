@@ -18,7 +18,7 @@ from kb.catalog.passages import Passage, Patch
 from kb.embedding.text import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import ANY
-from retrieval.signals import load_signals
+from retrieval.diagnose.signals import load_signals
 
 router = APIRouter(tags=["documents"])
 

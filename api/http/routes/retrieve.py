@@ -24,7 +24,7 @@ from api.http.openapi import json_request, retrieve_examples, text_request
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.settings import Settings
 from retrieval.answer import Answer, RetrieveRequest
-from retrieval.signals import load_signals
+from retrieval.diagnose.signals import load_signals
 
 router = APIRouter(tags=["retrieve"])
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Predicate, compile_predicate
-from retrieval.metrics import MetricRegistry, load_metrics
-from retrieval.signals import DATA, SignalRegistry, load_signals
+from retrieval.diagnose.metrics import MetricRegistry, load_metrics
+from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 
 Confidence = Literal["A", "B", "C"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, UnknownSignal
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "data"
 PHRASES = 3  # at least
 _KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", "topics"})
 

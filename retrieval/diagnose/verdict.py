@@ -12,10 +12,10 @@ from typing import Any
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
 from retrieval.answer import Diagnosis, RetrieveRequest, SignalFinding
-from retrieval.diagnosis import Finding, diagnose
-from retrieval.metrics import Normalised, load_metrics
-from retrieval.signals import SignalRegistry
-from retrieval.signatures import (
+from retrieval.diagnose.diagnosis import Finding, diagnose
+from retrieval.diagnose.metrics import Normalised, load_metrics
+from retrieval.diagnose.signals import SignalRegistry
+from retrieval.diagnose.signatures import (
     ErrorSignature,
     SignatureIndex,
     SignatureMatch,

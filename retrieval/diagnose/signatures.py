@@ -16,11 +16,11 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, compile_predicate
-from retrieval.linear_patterns import UnsafePattern, compile_linear, required_literals
-from retrieval.log_lines import LogIndex, normalise_error, query_lines
-from retrieval.metrics import load_metrics
-from retrieval.quantities import parse_quantity
-from retrieval.signals import DATA, load_signals
+from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear, required_literals
+from retrieval.diagnose.log_lines import LogIndex, normalise_error, query_lines
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.quantities import parse_quantity
+from retrieval.diagnose.signals import DATA, load_signals
 
 __all__ = [
     "ErrorSignature",

@@ -25,8 +25,8 @@ from kb.catalog.candidates import Candidate, candidates, sample
 from kb.catalog.embeddings import index_state
 from kb.embedding.base import Vectors
 from kb.scope import ScopeFilter
-from retrieval.plan import Plan
-from retrieval.vectors import VectorIndex
+from retrieval.search.plan import Plan
+from retrieval.search.vectors import VectorIndex
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def dense_scores(
 
 
 def scope_middle(sample: Mapping[int, Candidate], vector: Vectors, weights: Weights) -> float:
-    """The median over a sample of the scope: what a passage that has nothing to do with it scores."""
+    """The median over a sample of the scope: what an unrelated passage scores."""
     cosine = _cosines(sample, vector)
     raw = _with_neighbours(sample, cosine, weights)
     return float(np.median(list(raw.values()))) if raw else 0.0

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.tokens import tokenize
-from retrieval.log_lines import query_lines
-from retrieval.metrics import MetricRegistry
-from retrieval.signals import Signal
-from retrieval.thesaurus import other_names
+from retrieval.diagnose.log_lines import query_lines
+from retrieval.diagnose.metrics import MetricRegistry
+from retrieval.diagnose.signals import Signal
+from retrieval.search.thesaurus import other_names
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600

@@ -17,7 +17,7 @@ from kb.catalog.passages import Passage
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import DocumentRef, Excerpt
-from retrieval.ranking import Ranked
+from retrieval.search.ranking import Ranked
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Shape:
 SHAPE = Shape()
 WHOLE = Shape(singles=0, grown_chars=1200)  # for a prompt, where a thought should come whole
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
-_REACH = 6  # passages to each side that an excerpt may grow over
+_REACH = 3  # passages to each side that an excerpt may grow over
 
 
 def make_excerpts(
@@ -120,8 +120,8 @@ def _score(passage: Passage, scores: Mapping[int, Ranked]) -> float:
 
 
 def _excerpt(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerpt:
-    lead = max(group, key=lambda p: _score(p, scores))
-    ranked = scores[lead.seq]
+    ranked = max((scores[p.seq] for p in group if p.seq in scores), key=lambda r: r.score)
+    lead = next(p for p in group if p.seq == ranked.seq)
     first = group[0]
     page = None
     if first.page_index is not None:

@@ -22,7 +22,7 @@ from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.fact_keys import fact_keys
 from kb.scope import ALL_ACCESS
-from retrieval.signals import DATA, SignalRegistry, load_signals
+from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 
 State = Literal["covered", "thin", "missing"]
 ENOUGH = 2  # passages of the chip's own documents

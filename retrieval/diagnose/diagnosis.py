@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.predicates import Bindings, Outcome, Value
-from retrieval.metrics import IMPLAUSIBLE, Normalised
-from retrieval.rules import Confidence, Rule, RuleTable, load_rules
+from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised
+from retrieval.diagnose.rules import Confidence, Rule, RuleTable, load_rules
 
 MAX_NEXT = 8
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge, nearest
 from kb.predicates import Bindings, Expression, Value, compile_expression
-from retrieval.quantities import parse_quantity
-from retrieval.signals import DATA
+from retrieval.diagnose.quantities import parse_quantity
+from retrieval.diagnose.signals import DATA
 
 MAX_METRICS = 20_000
 MAX_NAME = 200

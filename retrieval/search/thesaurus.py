@@ -12,7 +12,7 @@ from pathlib import Path
 from kb.tokens import tokenize
 
 MAX_TOKENS = 40  # added to a request, in the order of the concepts
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "data"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def load_thesaurus() -> tuple[Concept, ...]:
 
 
 def other_names(tokens: Collection[str]) -> tuple[str, ...]:
-    """Tokens of the other names of every concept that the tokens name, without those already there."""
+    """Tokens of the other names of every concept that the tokens name."""
     present = set(tokens)
     found: dict[str, None] = {}
     for concept in load_thesaurus():

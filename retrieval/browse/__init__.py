@@ -1,0 +1,1 @@
+"""Looking around without a question: the knowledge tree and the coverage of a chip."""

@@ -1,0 +1,1 @@
+"""What happened, as signals: metrics by rules, logs by signatures, joined into one verdict."""
