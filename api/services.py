@@ -12,7 +12,7 @@ from functools import cached_property
 
 import structlog
 
-from ingestion.builtin import load_builtin
+from ingestion.builtin import load_builtin, load_hardware
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
 from ingestion.tags import SignalWords, Tagger
@@ -147,7 +147,10 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
 
     def start(self) -> None:
-        self._services.dense_ready = False
+        services = self._services
+        services.dense_ready = False
+        # Before the first request: a chip that is built in is never an unknown one.
+        load_hardware(services.settings.knowledge_dir, services.registry)
         self._thread.start()
 
     def stop(self) -> None:

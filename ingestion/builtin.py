@@ -35,16 +35,22 @@ def load_builtin(
     folder: Path, registry: HardwareRegistry, uploads: Uploads, documents: Documents
 ) -> BuiltinReport:
     """Bring the store up to the files of `folder` (hw_manuals)."""
-    specs = builtin_hardware(folder)
-    for spec in specs:
-        registry.put(spec, "builtin")
+    specs = load_hardware(folder, registry)
     submitted = [uploads.submit(upload) for upload in builtin_documents(folder)]
     kept = {s.document_id for s in submitted}
     stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in kept]
     for document in stale:
         documents.delete(document.id)
     changed = sum(s.job_id is not None for s in submitted)
-    return BuiltinReport(len(specs), len(submitted), changed, len(stale))
+    return BuiltinReport(specs, len(submitted), changed, len(stale))
+
+
+def load_hardware(folder: Path, registry: HardwareRegistry) -> int:
+    """Register the built-in chips; returns how many there are."""
+    specs = builtin_hardware(folder)
+    for spec in specs:
+        registry.put(spec, "builtin")
+    return len(specs)
 
 
 def builtin_hardware(folder: Path) -> list[HardwareSpec]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from snowballstemmer import EnglishStemmer
+from snowballstemmer.english_stemmer import EnglishStemmer
 
 # A name: letters, digits and underscores, joined by dots, colons or hyphens ("cp.async",
 # "std::max", "sm-90").

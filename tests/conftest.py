@@ -247,10 +247,11 @@ def service_url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> 
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
+    """Until it answers from the built-in knowledge by words (`/readyz` is 503 before that)."""
     deadline = time.monotonic() + SERVICE_START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/healthz", timeout=2) as answer:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=2) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):

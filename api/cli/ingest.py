@@ -50,7 +50,11 @@ def ingest(
         if paths:
             _known_hardware(target, about.hardware)
             entries += _send(target, paths, about, as_json)
-        read_all(target, entries, quiet=as_json)
+        try:
+            read_all(target, entries, quiet=as_json)
+        except KeyboardInterrupt:
+            note("stopped; nothing handed in is lost, the same command again goes on from here")
+            raise
         coverage = {name: target.coverage(name) for name in about.hardware}
     _report(entries, coverage, as_json)
     if any(entry.bad for entry in entries):

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.target import read_settings, send_logs_to_stderr
-from api.http.logs import configure_logs
 from kb.errors import Conflict
 
 QUEUE = 2048
@@ -38,6 +37,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the service: HTTP, web pages, ingestion. One process; Ctrl-C stops it."""
+    from api.http.logs import configure_logs
     from kb.service_lock import ServiceLock
 
     settings = read_settings(data_dir, host=host, port=port)

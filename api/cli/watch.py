@@ -33,6 +33,7 @@ class Entry:
     state: str | None = None
     result: Json = field(default_factory=dict)
     error: Json | None = None
+    retried: bool = False
 
     @property
     def bad(self) -> bool:
@@ -62,6 +63,11 @@ def _ask(target: Target, entry: Entry) -> None:
     entry.state = job["state"]
     entry.result = job.get("result") or {}
     entry.error = job.get("error")
+    orphaned = entry.state == "failed" and (entry.error or {}).get("code") == "lease_expired"
+    if orphaned and not entry.retried:  # its reader was stopped; that says nothing about the file
+        entry.retried = True
+        entry.state = target.retry_job(str(entry.job_id))["state"]
+        entry.error = None
 
 
 def describe(entry: Entry) -> str:

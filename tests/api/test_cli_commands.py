@@ -493,3 +493,48 @@ def test_the_greeting_has_three_lines_to_try(service: Path) -> None:
     )
     if shutil.which("curl"):
         assert json.loads(answer.stdout)["diagnosis"]["signals"]
+
+
+def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
+    tmp_path: Path, model_cache: Path
+) -> None:
+    folder = tmp_path / "manuals"
+    folder.mkdir()
+    for n in range(12):
+        (folder / f"{n}.md").write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
+    data = tmp_path / "data"
+    if model_cache.exists():
+        shutil.copytree(model_cache, data / "models")
+    arguments = ["ingest", str(folder), "--category", "guidance", "--data-dir", str(data)]
+    short_lease = os.environ | {"KERNLORE_LEASE_SECONDS": "2"}
+    first = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=ROOT,
+        env=short_lease,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("created") and "9.md" in line:
+            break
+    time.sleep(0.7)  # some are being read now
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "Traceback" not in errors
+    second = subprocess.run(
+        [*COMMAND, *arguments, "--json"],
+        cwd=ROOT,
+        env=short_lease,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert second.returncode == 0, second.stderr
+    files = json.loads(second.stdout)["files"]
+    assert len(files) == 12
+    assert kernlore("doctor", data=data).code == 0
+    listed = kernlore("documents", "list", "--json", data=data).json
+    assert [document["job_state"] for document in listed] == ["ready"] * 12

@@ -45,11 +45,11 @@ EXPECTED = [
 ]
 
 
-def test_every_known_signal_is_there_with_three_distinct_phrases() -> None:
+def test_every_known_signal_is_there_with_distinct_phrases() -> None:
     registry = load_signals()
     assert sorted(registry.ids) == sorted(EXPECTED)
     for signal in registry:
-        assert len(set(signal.phrases)) == 3
+        assert len(set(signal.phrases)) == len(signal.phrases) >= 3
         assert signal.title and signal.description and signal.group
         assert signal.topics
         assert signal.id not in signal.related
