@@ -12,5 +12,5 @@ with httpx.Client(base_url=URL, timeout=30) as kernlore:
     answer = kernlore.post("/retrieve", json=asked).raise_for_status().json()
     print(answer["context"])  # goes into your model's prompt
     # ... your model writes the next kernel, your harness measures it ...
-    outcome = {"used": [e["id"] for e in answer["excerpts"][:3]], "correct": True, "speedup": 1.0}
+    outcome = {"used": [answer["excerpts"][0]["id"]], "correct": None, "speedup": None}  # yours
     kernlore.post(f"/retrievals/{answer['retrieval_id']}/outcome", json=outcome).raise_for_status()

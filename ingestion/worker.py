@@ -35,7 +35,6 @@ from kb.catalog import embeddings, versions
 from kb.catalog.embeddings import Vector
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
-from kb.catalog.identity import scopes_of
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.moves import replace_document_moves
 from kb.catalog.tables import knowledge as t
@@ -187,8 +186,7 @@ class Worker:
             ).one_or_none()
             if version is None:
                 raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
-            scope = scopes_of(connection, version.document_id)
-        hardware = sorted(value for kind, value in scope if kind == "hardware")
+        hardware = sorted(version.declared["hardware"])
         with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
             path = Path(folder) / "document"
             path.write_bytes(parts.blobs.get(version.blob_key))

@@ -1,4 +1,4 @@
-"""`kernlore reindex`: the vector index made anew from the catalog; nothing is embedded again."""
+"""`kernlore reindex`: both indexes made anew from the catalog; nothing is embedded again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kb.errors import Conflict
 
 
 def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Rebuild the vector index from the catalog. Only while no service runs on the directory."""
+    """Rebuild the lexical and the vector index from the catalog, while no service runs on it."""
     from kb.service_lock import ServiceLock, running_service
 
     settings = read_settings(data_dir)
@@ -24,17 +24,20 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     # Held without an address: no service may start, and no command takes this for one.
     with ServiceLock(settings.data_dir, ""):
         from api.services import open_services
+        from kb.catalog.passages import rebuild_lexical
         from kb.index.chroma import ChromaIndex
 
         services = open_services(settings)
         try:
+            with services.catalog.write() as connection:
+                passages = rebuild_lexical(connection)
             index = ChromaIndex(
                 services.catalog,
                 services.embedder.fingerprint,
                 settings.data_dir / "chroma",
                 settings.chroma_url,
             )
-            report = index.rebuild()
+            report = {"passages": passages, **vars(index.rebuild())}
             index.close()
         finally:
             services.close()
@@ -42,4 +45,7 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def _text(report: Json) -> str:
-    return f"indexed {report['added']} vectors in {report['collections']} collections"
+    return (
+        f"indexed the words of {report['passages']} passages"
+        f" and {report['added']} vectors in {report['collections']} collections"
+    )

@@ -5,6 +5,7 @@ scope name the version. Knows nothing about what is inside a document."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,7 +72,7 @@ def register(connection: Connection, source: Source) -> Registered:
                 access_scope=source.access_scope,
             )
         )
-        _setscopes_of(connection, document_id, source)
+        set_scopes(connection, document_id, declared(source))
         return Registered(document_id, "created", _stage(connection, document_id, source))
     return _register_again(connection, document, source)
 
@@ -87,21 +88,13 @@ def _register_again(connection: Connection, document: sa.Row[Any], source: Sourc
         .order_by(t.document_versions.c.number.desc())
         .limit(1)
     ).one_or_none()
-    same_scope = scopes_of(connection, document_id) == _scope_rows(source)
     if (
         newest is not None
         and newest.sha256 == source.sha256
         and newest.pipeline == source.pipeline
-        and document.category == source.category
-        and same_scope
+        and _about(newest.declared) == _about(declared(source))
     ):
         return Registered(document_id, "unchanged", None)
-    connection.execute(
-        t.documents.update()
-        .where(t.documents.c.id == document_id)
-        .values(title=source.title, category=source.category, updated_at=clock.now())
-    )
-    _setscopes_of(connection, document_id, source)
     return Registered(document_id, "new_version", _stage(connection, document_id, source))
 
 
@@ -124,6 +117,20 @@ def _twin(connection: Connection, source: Source) -> str | None:
     return None
 
 
+def declared(source: Source) -> dict[str, Any]:
+    """What the sender says the document is and is about."""
+    return {
+        "title": source.title,
+        "category": source.category,
+        "hardware": list(source.hardware),
+        "languages": list(source.languages),
+    }
+
+
+def _about(declaration: Mapping[str, Any]) -> list[Any]:
+    return [declaration[key] for key in ("category", "hardware", "languages")]
+
+
 def _scope_rows(source: Source) -> set[tuple[str, str]]:
     return {("hardware", h) for h in source.hardware} | {("language", x) for x in source.languages}
 
@@ -137,13 +144,15 @@ def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
     return {(kind, value) for kind, value in rows}
 
 
-def _setscopes_of(connection: Connection, document_id: str, source: Source) -> None:
+def set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:
+    """The document is about what is declared, from now on."""
     connection.execute(
         t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
     )
     rows = [
         {"document_id": document_id, "kind": kind, "value": value}
-        for kind, value in sorted(_scope_rows(source))
+        for kind, key in (("hardware", "hardware"), ("language", "languages"))
+        for value in sorted(declaration[key])
     ]
     if rows:
         connection.execute(t.document_scopes.insert(), rows)
@@ -170,6 +179,7 @@ def _stage(connection: Connection, document_id: str, source: Source) -> VersionI
             format=source.format,
             size_bytes=source.size_bytes,
             blob_key=source.blob_key,
+            declared=declared(source),
             report={},
             created_at=clock.now(),
         )

@@ -66,6 +66,12 @@ def delete(connection: Connection, level: Level, seqs: Sequence[int]) -> None:
         )
 
 
+def clear(connection: Connection) -> None:
+    """Empty both levels, also when their own data are damaged."""
+    for table in _TABLES.values():
+        connection.execute(sa.text(f"DELETE FROM {table}"))
+
+
 def count(connection: Connection, level: Level) -> int:
     return int(connection.execute(sa.text(f"SELECT count(*) FROM {_TABLES[level]}")).scalar_one())
 

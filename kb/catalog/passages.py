@@ -311,3 +311,14 @@ def reindex_section(connection: Connection, section_id: str) -> None:
             first.access_scope,
         ),
     )
+
+
+def rebuild_lexical(connection: Connection) -> int:
+    """Write the whole lexical index anew from the live passages; returns how many there are."""
+    lexical.clear(connection)
+    sections = connection.execute(
+        sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
+    ).scalars()
+    for section_id in list(sections):
+        reindex_section(connection, section_id)
+    return lexical.count(connection, "passage")

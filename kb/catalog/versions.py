@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import corrections, lexical
-from kb.catalog.identity import scopes_of
+from kb.catalog.identity import scopes_of, set_scopes
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.embedding.text import embedding_text
@@ -92,6 +92,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     ).one()
     newest = _is_newest(connection, version)
     if newest:
+        document = _declare(connection, version)
         deactivate(connection, document.id)
         connection.execute(
             t.document_versions.update()
@@ -126,6 +127,19 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     bump_revision(connection)
     return len(passages)
+
+
+def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
+    """The document takes over what its new version was declared to be; returns its row."""
+    connection.execute(
+        t.documents.update()
+        .where(t.documents.c.id == version.document_id)
+        .values(title=version.declared["title"], category=version.declared["category"])
+    )
+    set_scopes(connection, version.document_id, version.declared)
+    return connection.execute(
+        sa.select(t.documents).where(t.documents.c.id == version.document_id)
+    ).one()
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:

@@ -167,15 +167,20 @@ def registry_problems(registry: Registry) -> list[str]:
     owners.
     """
     problems = []
-    owners: dict[str, set[str]] = {}
+    ids: dict[str, set[str]] = {}
+    aliases: dict[str, set[str]] = {}
     for hardware_id, hardware in sorted(registry.items()):
-        for name in (hardware.id, *hardware.aliases):
-            owners.setdefault(plain(name), set()).add(hardware_id)
+        ids.setdefault(plain(hardware_id), set()).add(hardware_id)
+        for alias in hardware.aliases:
+            aliases.setdefault(plain(alias), set()).add(hardware_id)
         try:
             lineage(hardware_id, registry)
         except InvalidKnowledge as error:
             problems.append(f"{error.message}. {error.hint}")
-    problems += [_clash(name, ids) for name, ids in sorted(owners.items()) if len(ids) > 1]
+    # An id wins over an alias (see `find`), so a new chip may be called what another is called too.
+    shared = {name: owners for name, owners in aliases.items() if name not in ids}
+    clashes = [*ids.items(), *shared.items()]
+    problems += [_clash(name, owners) for name, owners in sorted(clashes) if len(owners) > 1]
     return problems
 
 

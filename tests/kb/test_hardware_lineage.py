@@ -78,7 +78,12 @@ def test_an_unknown_name_is_an_error_with_the_nearest_ids() -> None:
 def test_an_id_wins_over_an_alias_of_another() -> None:
     specs = {"a1": chip("a1", None, "b1"), "b1": chip("b1")}
     assert resolve("b1", specs) == "b1"
-    assert registry_problems(specs) == ["the name b1 belongs to a1, b1. Keep it in one of them."]
+    assert registry_problems(specs) == []
+
+
+def test_an_alias_with_two_owners_is_a_problem() -> None:
+    specs = {"a1": chip("a1", None, "x9"), "b1": chip("b1", None, "x9")}
+    assert registry_problems(specs) == ["the name x9 belongs to a1, b1. Keep it in one of them."]
 
 
 def test_lineage_runs_from_the_chip_to_the_vendor() -> None:

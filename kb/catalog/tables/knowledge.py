@@ -62,6 +62,9 @@ document_versions = Table(
     Column("format", String, nullable=False),
     Column("size_bytes", Integer, nullable=False),
     Column("blob_key", String, nullable=False),
+    # title, category, hardware and languages as uploaded; the document takes them over when the
+    # version becomes current
+    json("declared"),
     json("report"),
     when(),
     UniqueConstraint("document_id", "number"),

@@ -187,6 +187,7 @@ def upgrade() -> None:
         sa.Column("format", sa.String(), nullable=False),
         sa.Column("size_bytes", sa.Integer(), nullable=False),
         sa.Column("blob_key", sa.String(), nullable=False),
+        sa.Column("declared", sa.JSON(), server_default=sa.text("'{}'"), nullable=False),
         sa.Column("report", sa.JSON(), server_default=sa.text("'{}'"), nullable=False),
         sa.Column("created_at", sa.String(), nullable=False),
         sa.ForeignKeyConstraint(
