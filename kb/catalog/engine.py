@@ -46,12 +46,14 @@ class Catalog:
         """One transaction that takes the write lock at its start: all of it is kept, or nothing."""
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+            kept = False
             try:
                 yield connection
-            except BaseException:
-                connection.rollback()
-                raise
-            connection.commit()
+                connection.commit()
+                kept = True
+            finally:
+                if not kept:
+                    connection.rollback()
 
     def close(self) -> None:
         self._engine.dispose()

@@ -14,6 +14,7 @@ from httpx2 import Response
 
 from api.http.app import create_app
 from kb.settings import MIB, Settings
+from tests.api.cli_process import data, files  # noqa: F401  (fixtures)
 
 BUILTIN = Path(__file__).resolve().parents[2] / "hw_manuals"
 DOCUMENTS = (
@@ -67,8 +68,8 @@ def wait_until_ready(client: TestClient, seconds: float = 180) -> dict[str, Any]
     raise AssertionError(f"not ready: {state}")
 
 
-def upload(client: TestClient, name: str, data: bytes, **fields: Any) -> Response:
-    return client.post("/documents", files=[("file", (name, data))], data=fields)
+def upload(client: TestClient, name: str, content: bytes, **fields: Any) -> Response:
+    return client.post("/documents", files=[("file", (name, content))], data=fields)
 
 
 def finished(client: TestClient, job_id: str, seconds: float = 120) -> dict[str, Any]:

@@ -1,0 +1,203 @@
+"""The command line beside a running service: the same answers both ways, and who owns what."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.cli_process import COMMAND, ROOT, document_of, free_port, kernlore
+
+# -- beside a running service
+
+
+@pytest.fixture(scope="module")
+def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same documents behind a real service, with no built-in ones beside them."""
+    folder = tmp_path_factory.mktemp("served") / "data"
+    shutil.copytree(data, folder)
+    output = folder.parent / "out.txt"
+    port = free_port()
+    none = folder.parent / "none"
+    none.mkdir()
+    started = time.monotonic()
+    with output.open("wb") as stream, (folder.parent / "err.txt").open("wb") as errors:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", str(port), "--data-dir", str(folder)],
+            cwd=ROOT,
+            stdout=stream,
+            stderr=errors,
+            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(none)},
+        )
+    try:
+        _wait_until_ready(port, process)
+        print(f"ready after {time.monotonic() - started:.1f} s")
+        yield folder
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the service ended"
+        try:
+            url = f"http://127.0.0.1:{port}/readyz"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if json.load(answer)["ready"]:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError("the service did not become ready")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("--signal", "memory_bound", "--hardware", "h100"),
+        ("--q", "how do I bound the registers of a kernel"),
+        ("--log", "-", "--hardware", "h100"),
+    ],
+)
+def test_both_ways_give_the_same_excerpts(
+    service: Path, data: Path, question: tuple[str, ...]
+) -> None:
+    log = (
+        "ptxas error   : Entry function 'k' uses too much shared data (0x41000 bytes, 0x38c00 max)"
+    )
+    alone = kernlore("retrieve", *question, "--json", data=data, stdin=log).json
+    served = kernlore("retrieve", *question, "--json", data=service, stdin=log).json
+    assert alone["excerpts"]
+    assert [e["id"] for e in alone["excerpts"]] == [e["id"] for e in served["excerpts"]]
+    assert alone["context"] == served["context"]
+    assert alone.keys() == served.keys()
+
+
+def shape(value: Any) -> Any:
+    """The keys of an answer, without its values."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items() if key not in ("details",)}
+    return [shape(value[0])] if isinstance(value, list) and value else None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("documents", "list"),
+        ("hardware", "list"),
+        ("hardware", "show", "h100"),
+        ("hardware", "facts", "h100"),
+        ("hardware", "coverage", "h100"),
+        ("knowledge", "tree"),
+        ("signals",),
+        ("skills", "list"),
+    ],
+)
+def test_both_ways_answer_in_one_shape(service: Path, data: Path, command: tuple[str, ...]) -> None:
+    alone = kernlore(*command, "--json", data=data)
+    served = kernlore(*command, "--json", data=service)
+    assert (alone.code, served.code) == (0, 0), served.err
+    assert shape(served.json) == shape(alone.json)
+
+
+def test_a_running_service_is_used_for_ingestion(service: Path, tmp_path: Path) -> None:
+    file = tmp_path / "quokka.md"
+    file.write_text("# Quokka\n\nThe quokka pipeline drains before it fills.\n")
+    ran = kernlore("ingest", file, "--hardware", "h100", "--json", data=service)
+    assert ran.code == 0, ran.err
+    assert ran.json["files"][0]["state"] == "ready"
+    found = kernlore("retrieve", "--q", "quokka pipeline", "--json", data=service).json
+    assert "quokka" in found["excerpts"][0]["text"]
+    document_id = ran.json["files"][0]["document_id"]
+    shown = kernlore("documents", "show", document_id, "--json", data=service).json
+    assert (shown["passages"], len(shown["sections"])) == (1, 1)
+    job = kernlore("jobs", "show", shown["job_id"], "--json", data=service).json
+    assert (job["state"], job["document_id"]) == ("ready", document_id)
+
+
+def test_a_corrected_text_is_found_by_its_words(service: Path) -> None:
+    document_id = document_of(service, "Wombat")
+    passage = kernlore("documents", "passages", document_id, "--json", data=service).json[0]
+    right = passage["text"] + " The zebrafish counter says so."
+    ran = kernlore("documents", "correct", passage["id"], "--text", right, "--json", data=service)
+    assert ran.json["corrected"] is True
+    found = kernlore("retrieve", "--q", "zebrafish counter", "--json", data=service).json
+    assert found["excerpts"][0]["passages"] == [passage["id"]]
+
+
+def test_what_the_service_owns_is_not_touched(service: Path) -> None:
+    ran = kernlore("reindex", "--json", data=service)
+    assert (ran.code, ran.json["code"]) == (2, "conflict")
+    second = kernlore("serve", "--port", str(free_port()), data=service)
+    assert second.code == 2
+    assert "already runs" in second.err
+
+
+def test_the_greeting_has_three_lines_to_try(service: Path) -> None:
+    lines = (service.parent / "out.txt").read_text().splitlines()
+    tries = [line for line in lines if line.startswith("curl ")]
+    assert len(tries) == 3
+    assert tries == lines[-3:]
+    assert tries[0].endswith("/retrieve?signal=memory_bound'")
+    answer = subprocess.run(
+        tries[2].replace("curl ", "curl -s ", 1), shell=True, capture_output=True, text=True
+    )
+    if shutil.which("curl"):
+        assert json.loads(answer.stdout)["diagnosis"]["signals"]
+
+
+def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
+    tmp_path: Path, model_cache: Path
+) -> None:
+    folder = tmp_path / "manuals"
+    folder.mkdir()
+    for n in range(12):
+        (folder / f"{n}.md").write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
+    data = tmp_path / "data"
+    if model_cache.exists():
+        shutil.copytree(model_cache, data / "models")
+    arguments = ["ingest", str(folder), "--category", "guidance", "--data-dir", str(data)]
+    short_lease = os.environ | {"KERNLORE_LEASE_SECONDS": "2"}
+    first = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=ROOT,
+        env=short_lease,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("created") and "9.md" in line:
+            break
+    time.sleep(0.7)  # some are being read now
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "Traceback" not in errors
+    second = subprocess.run(
+        [*COMMAND, *arguments, "--json"],
+        cwd=ROOT,
+        env=short_lease,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert second.returncode == 0, second.stderr
+    files = json.loads(second.stdout)["files"]
+    assert len(files) == 12
+    assert kernlore("doctor", data=data).code == 0
+    listed = kernlore("documents", "list", "--json", data=data).json
+    assert [document["job_state"] for document in listed] == ["ready"] * 12
