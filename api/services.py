@@ -183,9 +183,9 @@ class Background:
             self._loaded.set()
             # Words first: a request in the first seconds finds every document by its text.
             worker.read_all(self._stop)
-            self._open_index()
             services.retriever.warm()
             services.dense_ready = True
+            self._open_index()
             worker.run(self._stop)
 
     def _open_index(self) -> None:

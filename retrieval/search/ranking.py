@@ -24,7 +24,7 @@ from kb.catalog import lexical, passages
 from kb.catalog.candidates import Candidate, candidates, sample
 from kb.catalog.embeddings import index_state
 from kb.embedding.base import Vectors
-from kb.scope import ScopeFilter
+from kb.scope import ANY, ScopeFilter
 from retrieval.search.plan import Plan
 from retrieval.search.vectors import VectorIndex
 
@@ -35,7 +35,8 @@ class Weights:
 
     passage, section: lexical levels. heading: of the heading column in both. dense: beside the
     lexical score. neighbour: share of the better neighbour's cosine. prose: most that is taken off
-    a passage without function words. code: factor on a block of code.
+    a passage without function words. code: factor on a block of code. generic: factor on what is
+    about no chip where a chip was named.
     """
 
     passage: float = 1.0
@@ -45,6 +46,7 @@ class Weights:
     neighbour: float = 0.5
     prose: float = 0.2
     code: float = 0.8
+    generic: float = 0.6
 
 
 WEIGHTS = Weights()
@@ -112,22 +114,25 @@ def rank(
     if vector is not None:
         middle = scope_middle(samples.of(connection, scope), vector, weights)
         dense = dense_scores(found, vector, middle, weights)
+    chip_named = scope.hardware is not None and scope.hardware != (ANY,)
     ranked = []
     for seq, candidate in found.items():
         if not candidate.wanted:
             continue
         word, meaning = words.get(seq, 0.0), dense.get(seq, 0.0)
-        score = (word + weights.dense * meaning) * _prior(candidate, weights)
+        score = (word + weights.dense * meaning) * _prior(candidate, weights, chip_named)
         ranked.append(Ranked(seq, score, word, meaning, candidate.category))
     return sorted(ranked, key=lambda r: (-r.score, r.seq))
 
 
-def _prior(candidate: Candidate, weights: Weights) -> float:
+def _prior(candidate: Candidate, weights: Weights, chip_named: bool) -> float:
     """What a passage is worth before it is asked for: running text answers more often than lists
     and code.
     """
     prose = 1.0 - weights.prose * (1.0 - min(1.0, candidate.prose / PROSE_SHARE))
-    return prose * (weights.code if candidate.kind == "code" else 1.0)
+    code = weights.code if candidate.kind == "code" else 1.0
+    generic = weights.generic if chip_named and candidate.category != "hardware" else 1.0
+    return prose * code * generic
 
 
 def lexical_scores(
