@@ -1,0 +1,58 @@
+"""The client gives one answer in process and over HTTP; only the retrieval's id differs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from retrieval.client import Kernlore, KernloreClientError
+from retrieval.in_process import InProcess
+
+
+def over_http(client: TestClient, **asked: object) -> object:
+    answer = client.post("/retrieve", json=asked)
+    assert answer.status_code == 200
+    body = answer.json()
+    body.pop("retrieval_id")
+    return body
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"signal": "memory_bound", "hardware": "h100"},
+        {"query": "how wide should a load be?", "hardware": "h100", "k": 7},
+        {"log": "ptxas info : 8 bytes spill stores, 8 bytes spill loads", "hardware": "h100"},
+        {"metrics": {"dram__throughput.avg.pct_of_peak_sustained_elapsed": 91}, "k": 3},
+    ],
+)
+def test_in_process_and_over_http_are_one_answer(
+    client: TestClient, asked: dict[str, object]
+) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    status, body = InProcess(services.retriever).send("POST", "/retrieve", json=asked)
+    assert status == 200
+    body.pop("retrieval_id")
+    assert json.loads(json.dumps(body)) == over_http(client, **asked)
+
+
+def test_equal_requests_give_a_byte_identical_context(client: TestClient) -> None:
+    asked = {"signal": "register_spill", "hardware": "h100", "query": "accumulators"}
+    first, second = (client.post("/retrieve", json=asked).json() for _ in range(2))
+    assert first["context"] and first["context"] == second["context"]
+    assert first["retrieval_id"] != second["retrieval_id"]
+
+
+def test_the_client_reads_it_and_reports_back(client: TestClient) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    with Kernlore(backend=InProcess(services.retriever)) as kernlore:
+        answer = kernlore.retrieve(signal="memory_bound", hardware="h100")
+        kernlore.report(answer.retrieval_id, used=[answer.excerpts[0].id], correct=True)
+        with pytest.raises(KernloreClientError) as caught:
+            kernlore.retrieve(signal="memory_bond")
+        assert caught.value.code == "unknown_signal"
+        with pytest.raises(KernloreClientError) as needs_service:
+            kernlore.hardware()
+        assert needs_service.value.code == "unavailable"
