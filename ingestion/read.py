@@ -61,10 +61,10 @@ def read_document(
 ) -> ReadDocument:
     sections = split_sections(parsed.elements)
     passages = cut_passages(sections, embedder.count_tokens, embedder.window)
+    lost = lost_sections(sections, passages)
     passages = passages or _headings_only(sections)
     document_tags = _front_matter_tags(parsed.front_matter)
     drafts = [_passage_draft(p, sections[p.section], tagger, document_tags) for p in passages]
-    lost = lost_sections(sections, passages)
     content = VersionContent(
         sections=[_section_draft(section, scopes) for section in sections],
         passages=drafts,
