@@ -9,7 +9,7 @@ better)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,11 +41,24 @@ class LexicalRow:
 def row_scope(
     hardware: Sequence[str], languages: Sequence[str], category: str, access_scope: str
 ) -> str:
-    """The scope column of a row."""
-    tokens = [scope_token("hw", value) for value in hardware]
+    """The scope column of a row.
+
+    Access, category and hardware are one token: BM25 counts every row of each token of a query,
+    and a token that all rows share would make each search walk the whole store.
+    """
+    tokens = [_place(access_scope, category, value) for value in hardware]
+    tokens.append(_shelf(access_scope, category))
     tokens += [scope_token("lang", value) for value in languages or ("any",)]
-    tokens += [scope_token("cat", category), scope_token("as", access_scope)]
     return " ".join(tokens)
+
+
+def _place(access_scope: str, category: str, hardware: str) -> str:
+    return scope_token("place", f"{access_scope}/{category}/{hardware}")
+
+
+def _shelf(access_scope: str, category: str) -> str:
+    """For the question about any chip."""
+    return scope_token("shelf", f"{access_scope}/{category}")
 
 
 def insert(connection: Connection, level: Level, rows: Sequence[LexicalRow]) -> None:
@@ -98,14 +111,21 @@ def search(
 
 
 def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:
-    clauses = [f"({_any_of('as', [scope.access_scope])})", f"({_any_of('cat', scope.categories)})"]
-    if scope.hardware is not None:
-        clauses.append(f"({_any_of('hw', scope.hardware)})")
+    if scope.hardware is None:
+        places = [_shelf(scope.access_scope, category) for category in scope.categories]
+    else:
+        places = [
+            _place(scope.access_scope, category, hardware)
+            for category in scope.categories
+            for hardware in scope.hardware
+        ]
+    clauses = [f"({_any_of(places)})"]
     if scope.language is not None:
-        clauses.append(f"({_any_of('lang', [scope.language, 'any'])})")
-    words = " OR ".join('"' + token.replace('"', "") + '"' for token in tokens)
+        languages = (scope_token("lang", value) for value in (scope.language, "any"))
+        clauses.append(f"({_any_of(languages)})")
+    words = _any_of(token.replace('"', "") for token in tokens)
     return f"{{scope}} : ({' AND '.join(clauses)}) AND {{heading body}} : ({words})"
 
 
-def _any_of(kind: str, values: Sequence[str]) -> str:
-    return " OR ".join(f'"{scope_token(kind, value)}"' for value in values)
+def _any_of(tokens: Iterable[str]) -> str:
+    return " OR ".join(f'"{token}"' for token in tokens)
