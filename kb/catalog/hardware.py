@@ -148,7 +148,12 @@ class HardwareRegistry:
             )
         if spec.parent is not None and spec.parent not in known:
             raise UnknownHardware(spec.parent, known)
+        # A new id may be what another chip is called too (the id wins); a new alias may not take
+        # an id away.
+        ids = {lines.plain(other): other for other in known if other != spec.id}
+        taken = [alias for alias in spec.aliases if lines.plain(alias) in ids]
         problems = lines.registry_problems(known)
+        problems += [f"the alias {a} is the id of {ids[lines.plain(a)]}" for a in taken]
         if problems:
             raise InvalidKnowledge(
                 f"{spec.id} does not fit the registered hardware: {problems[0]}",
