@@ -132,5 +132,7 @@ def memory_of(pid: int) -> Memory | None:
     except OSError:
         return None
     sizes = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    if "VmRSS" not in sizes:  # it is just ending
+        return None
     now, peak = (int(sizes[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     return Memory(now, peak)
