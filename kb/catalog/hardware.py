@@ -117,7 +117,7 @@ class HardwareRegistry:
         known = dict(self.all())
         before = known.get(spec.id)
         known[spec.id] = spec
-        self._check(spec, known)
+        self._check(spec, known, origin)
         with self._catalog.write() as connection:
             stored = connection.execute(
                 sa.select(hardware.c.spec).where(hardware.c.id == spec.id)
@@ -141,13 +141,17 @@ class HardwareRegistry:
         return "created" if before is None else "updated"
 
     @staticmethod
-    def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec]) -> None:
+    def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
         if spec.id == ANY:
             raise InvalidKnowledge(
                 "the id `any` means no hardware in particular", hint="Choose another id."
             )
         if spec.parent is not None and spec.parent not in known:
             raise UnknownHardware(spec.parent, known)
+        if origin == "builtin":
+            # What users registered meanwhile keeps its names: a clash must not stop the start.
+            lines.lineage(spec.id, known)
+            return
         # A new id may be what another chip is called too (the id wins); a new alias may not take
         # an id away.
         ids = {lines.plain(other): other for other in known if other != spec.id}

@@ -13,10 +13,12 @@ from ingestion.builtin import (
     builtin_hardware,
     front_matter,
     load_builtin,
+    load_hardware,
 )
 from ingestion.moves import moves_of
 from kb.errors import InvalidKnowledge
 from kb.hardware.lineage import registry_problems
+from kb.hardware.schema import parse_hardware
 from tests.conftest import hardware_toml
 
 if TYPE_CHECKING:
@@ -68,6 +70,16 @@ def test_loading_again_changes_nothing(store: Store, folder: Path) -> None:
     assert load(store, folder).changed == 0
     assert store.worker()._step() is False
     assert store.rows("passages") == rows == 3
+
+
+def test_a_chip_named_like_a_built_in_alias_survives_the_next_start(store: Store) -> None:
+    load_hardware(SHIPPED, store.registry)
+    alias = store.registry.all()["nvidia"].aliases[0]
+    own = parse_hardware({"id": alias.replace("-", "_"), "name": "Ours", "vendor": "us"}, "test")
+    assert store.registry.put(own, "user") == "created"
+    load_hardware(SHIPPED, store.registry)
+    assert store.registry.resolve(own.id) == own.id
+    assert store.registry.get(own.id).name == "Ours"
 
 
 def test_changed_files_are_read_again_and_missing_ones_removed(store: Store, folder: Path) -> None:
