@@ -1,7 +1,7 @@
 """The embedding model on this machine: sentence-transformers for passages, onnxruntime for single
 queries.
 
-Measured on two cores (benchmarks/results/embedding_front.md): torch bf16 encodes passages fastest
+Measured on two cores (benchmarks/results/ingestion.md): torch bf16 encodes passages fastest
 at no loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line
 answers without a 6 s import. The ONNX file is exported from the same weights once per data
 directory.

@@ -32,7 +32,7 @@ from kb.ids import new_id
 from kb.scope import ALL_ACCESS
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
-SEARCH_BREADTH = 200  # of the HNSW graph; recall of the top 100 is 1.00 at 10,000 rows
+SEARCH_BREADTH = 200  # of the HNSW graph: no less than the rows that ranking asks for
 PROBED = 100  # passages of a scope among which the probe looks for one that is indexed
 
 log = structlog.get_logger(__name__)

@@ -33,7 +33,7 @@ DATA_NOTE = (
 
 
 def count_tokens(text: str) -> int:
-    """An upper estimate that needs no model: tokenizers give 3.3 to 4.2 characters a token here."""
+    """An estimate on the high side that needs no model: most text takes more characters a token."""
     return math.ceil(len(text) / CHARS_PER_TOKEN)
 
 
