@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from kb.tokens import tokenize
 from retrieval.answer import Diagnosis, Excerpt, MoveAnswer, SkillAnswer
 
-CHARS_PER_TOKEN = 3.0  # low for English and code, so that no model's tokenizer exceeds the budget
+CHARS_PER_TOKEN = 3.0  # lower than is usual for English and code
 # Shares of the excerpt budget; what a category leaves goes to the next.
 QUOTA: Mapping[str, float] = {"constraint": 0.2, "guidance": 0.3, "hardware": 0.5}
 HEADINGS = {
