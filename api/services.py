@@ -7,6 +7,7 @@ own beyond the wiring."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,7 +95,9 @@ class Services:
             )
         )
 
-    def worker(self, parsers: ParserPool, on_vectors: object = None) -> Worker:
+    def worker(
+        self, parsers: ParserPool, on_vectors: Callable[[set[str]], None] | None = None
+    ) -> Worker:
         parts = Parts(
             self.catalog,
             self.blobs,
@@ -104,8 +107,7 @@ class Services:
             self.tagger,
             parsers,
         )
-        callback = on_vectors if callable(on_vectors) else None
-        return Worker(parts, self.settings.lease_seconds, callback)
+        return Worker(parts, self.settings.lease_seconds, on_vectors)
 
     def load_builtin(self) -> None:
         report = load_builtin(

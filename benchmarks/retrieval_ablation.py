@@ -113,7 +113,7 @@ def variants() -> list[Variant]:
         Variant("no prior of running text", weights(prose=0.0)),
         Variant("no prior of code", weights(code=1.0)),
         Variant("no thesaurus", plan=without_thesaurus),
-        Variant("a signal as its title, not three phrases", signal=as_title),
+        Variant("a signal as its title, not its phrases", signal=as_title),
         Variant("no excerpt is grown", shape=shape(singles=EVERY_EXCERPT)),
         Variant("every excerpt is grown", shape=shape(singles=0)),
         Variant("near duplicates stay", shape=shape(duplicate=2.0)),

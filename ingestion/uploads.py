@@ -18,7 +18,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.identity import Outcome, Source, register
 from kb.catalog.jobs import Jobs
-from kb.errors import InvalidRequest, KernloreError, PayloadTooLarge, nearest
+from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES
 
@@ -201,11 +201,3 @@ def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
             raise InvalidRequest(
                 f"no file or folder {path}", hint="Check the path; it is relative to where you are."
             )
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A file that was not accepted, with the reason in the one shape."""
-
-    name: str
-    error: KernloreError

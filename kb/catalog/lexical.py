@@ -19,7 +19,6 @@ from sqlalchemy import Connection
 from kb.scope import ScopeFilter, scope_token
 
 Level = Literal["passage", "section"]
-LEVELS: tuple[Level, ...] = ("passage", "section")
 _TABLES: dict[Level, str] = {
     "passage": "lexical_passages",
     "section": "lexical_sections",
