@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kb.predicates import Value
+from kb.problem_terms import canonical_dtype, canonical_op
 from kb.scope import ALL_ACCESS
 
 
@@ -16,7 +18,8 @@ from kb.scope import ALL_ACCESS
 class RetrieveRequest:
     """Any combination of signal, log, metrics and query; at least one of them.
 
-    metrics: raw profiler names to numbers (or numeric text). k: excerpts in the ranked list.
+    metrics: raw profiler names to numbers (or numeric text). problem: further quantities of the
+    problem, named as in kb/problem_terms.toml. k: excerpts in the ranked list.
     max_tokens: budget of the packed context. run_id, node_id: of an optimizer's run, for the log.
     Everything else narrows the answer."""
 
@@ -28,6 +31,7 @@ class RetrieveRequest:
     op: str | None = None
     language: str | None = None
     dtype: str | None = None
+    problem: Mapping[str, float | str] | None = None
     k: int = 20
     max_tokens: int = 6000
     categories: tuple[str, ...] | None = None
@@ -35,6 +39,16 @@ class RetrieveRequest:
     run_id: str | None = None
     node_id: str | None = None
     access_scope: str = ALL_ACCESS
+
+    @property
+    def problem_values(self) -> dict[str, Value | None]:
+        """What predicates see as `problem.<name>`, in canonical words."""
+        return {
+            **(self.problem or {}),
+            "op": canonical_op(self.op) if self.op else None,
+            "language": self.language,
+            "dtype": canonical_dtype(self.dtype) if self.dtype else None,
+        }
 
 
 @dataclass(frozen=True)

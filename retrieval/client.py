@@ -1,8 +1,7 @@
 """The Python client of a Kernlore service: one module, standard library and httpx, nothing else.
 
-Also built as the distribution `kernlore-client`, so it imports nothing of this repository and runs
-on Python 3.10. It knows the JSON of the service and neither how an answer is found nor what is in
-the store. Fields a newer service adds are ignored, fields an older one lacks keep their default.
+Also the distribution `kernlore-client`, so it imports nothing of this repository and runs on Python
+3.10. Fields a newer service adds are ignored, fields an older one lacks keep their default.
 
     with Kernlore() as kernlore:
         answer = kernlore.retrieve(log=compiler_output, hardware="h100")
@@ -35,9 +34,8 @@ _segment = partial(quote, safe="")  # an id as one part of a path
 class KernloreClientError(Exception):
     """Whatever kept an answer away; `hint` says what to do next.
 
-    `code` is the service's own (`unknown_hardware`, ...) or one of this side: unreachable, timeout,
-    connection_lost, unexpected_answer, invalid_url, invalid_request. `status` is None when no HTTP
-    answer arrived.
+    `code` is the service's own (`unknown_hardware`, ...) or this side's: unreachable, timeout,
+    connection_lost, unexpected_answer, invalid_url, invalid_request. `status`: None without answer.
     """
 
     def __init__(
@@ -270,6 +268,7 @@ class Kernlore:
         op: str | None = None,
         language: str | None = None,
         dtype: str | None = None,
+        problem: Mapping[str, float | str] | None = None,
         k: int | None = None,
         max_tokens: int | None = None,
         categories: Sequence[str] | None = None,
@@ -287,6 +286,7 @@ class Kernlore:
             "op": op,
             "language": language,
             "dtype": dtype,
+            "problem": problem,
             "k": k,
             "max_tokens": max_tokens,
             "categories": None if categories is None else _listed(categories),
@@ -489,9 +489,9 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _mapping(body: Any) -> Json:
-    if not isinstance(body, Mapping):
-        raise _unexpected("no JSON object in the answer", body)
-    return body
+    if isinstance(body, Mapping):
+        return body
+    raise _unexpected("no JSON object in the answer", body)
 
 
 def _unexpected(message: str, body: Any, status: int | None = None) -> KernloreClientError:

@@ -23,6 +23,7 @@ from kb.embedding.base import Vectors
 from kb.errors import InvalidRequest, nearest
 from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.ids import new_id
+from kb.problem_terms import problem_terms
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.answer import Answer, Excerpt, RetrieveRequest
 from retrieval.compose.context import pack
@@ -95,7 +96,6 @@ class Retriever:
             signals=[self._signals.get(signal) for signal in verdict.signals],
             op=request.op,
         )
-        problem = {"op": request.op, "language": request.language, "dtype": request.dtype}
         with self._catalog.read() as connection:
             ranked = self._rank(connection, plan, scope.filter)
             excerpts = make_excerpts(connection, ranked, scope.filter, request.k)
@@ -107,7 +107,7 @@ class Retriever:
                 verdict.signals,
                 verdict.metrics,
                 scope.facts,
-                problem,
+                request.problem_values,
                 scope.lineage,
             )
             skills = choose_skills(
@@ -278,6 +278,7 @@ def _check(request: RetrieveRequest) -> None:
     for name, values, known in (
         ("category", request.categories or (), CATEGORIES),
         ("skill state", request.skill_states, SKILL_STATES),
+        ("quantity of a problem", request.problem or (), tuple(problem_terms().quantities)),
     ):
         for value in values:
             if value not in known:

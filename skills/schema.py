@@ -21,11 +21,11 @@ from kb.catalog.skills import (
     SkillDraft,
     SkillRow,
     SkillScopes,
-    canonical_dtype,
 )
 from kb.errors import InvalidPredicate, nearest
 from kb.hardware.checks import Problems
 from kb.predicates import compile_predicate
+from kb.problem_terms import canonical_dtype, canonical_op
 
 FIELDS = ("name", "description", "license", "compatibility", "allowed-tools", "metadata")
 MAX_NAME = 64
@@ -87,6 +87,7 @@ class SkillFile:
     def scopes(self) -> SkillScopes:
         lists = {name: split_list(self.metadata.get(key, "")) for key, name in LISTS.items()}
         lists["dtypes"] = tuple(dict.fromkeys(canonical_dtype(d) for d in lists["dtypes"]))
+        lists["ops"] = tuple(dict.fromkeys(canonical_op(op) for op in lists["ops"]))
         lists["hardware"] = tuple(h for h in lists["hardware"] if h != "any")
         return SkillScopes(**{name: tuple(sorted(values)) for name, values in lists.items()})
 

@@ -1,15 +1,20 @@
-"""`kernlore knowledge tree` and `kernlore signals`: what there is to ask for."""
+"""`kernlore knowledge tree` and `kernlore signals`: what there is to ask for; `knowledge lint`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, shortened, show, table
-from api.cli.target import Target, open_target
+from api.cli.target import Target, open_target, read_settings
+from kb.errors import NotFound
+
+if TYPE_CHECKING:
+    from ingestion.linter import Vocabulary
 
 app = typer.Typer(help="Walk through what is known.")
 
@@ -53,6 +58,43 @@ def _lines(node: Json, level: int) -> Iterator[str]:
         yield f"{indent}  {text['id']}  {shortened(text['text'], 160)}"
     if node.get("hint"):
         yield f"{indent}hint: {node['hint']}"
+
+
+@app.command("lint")
+def lint(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="A folder in the form of hw_manuals/FORMAT.md; default the built-in."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """What is wrong with a folder of knowledge; exit code 1 when anything is."""
+    from ingestion.linter import lint_folder
+
+    folder = folder or read_settings().knowledge_dir
+    if not folder.is_dir():
+        raise NotFound(f"{folder} is no folder", hint="Give the folder that holds hardware/.")
+    findings = lint_folder(folder, vocabulary())
+    show(findings, as_json, lambda rows: "\n".join(f"{r['path']}: {r['message']}" for r in rows))
+    return 1 if findings else 0
+
+
+def vocabulary() -> Vocabulary:
+    """The names that knowledge may refer to in this version of the service."""
+    from ingestion.linter import Vocabulary
+    from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
+    from retrieval.diagnose.metrics import load_metrics
+    from retrieval.diagnose.signals import load_signals
+
+    def signature_problem(pattern: str) -> str | None:
+        try:
+            compile_linear(pattern)
+        except UnsafePattern as problem:
+            return str(problem)
+        return None
+
+    names = frozenset(metric.name for metric in load_metrics())
+    return Vocabulary(load_signals().ids, names, signature_problem)
 
 
 def signals(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:

@@ -60,6 +60,11 @@ class RetrieveBody(Body):
     op: Name | None = Field(None, description="The operator or its family, as matmul.")
     language: Name | None = Field(None, description="What the kernel is written in, as triton.")
     dtype: Name | None = Field(None, description="Its main element type, as bf16.")
+    problem: dict[Name, Finite | Name] | None = Field(
+        None,
+        description="Further quantities of the problem, like compulsory_bytes or flops.",
+        max_length=50,
+    )
     k: int | None = Field(None, description="Excerpts in the ranked list.")
     max_tokens: int | None = Field(None, description="Budget of `context` in tokens.")
     categories: Names | None = Field(None, description="constraint, guidance, hardware.")

@@ -21,6 +21,7 @@ from kb.catalog.meta import bump_revision
 from kb.catalog.tables import skills as t
 from kb.errors import Conflict, InvalidRequest, NotFound, nearest
 from kb.ids import SkillId, derived_id, new_id
+from kb.problem_terms import canonical_dtype, canonical_op
 from kb.scope import ALL_ACCESS, ANY
 
 Tier = Literal["curated", "learned"]
@@ -35,15 +36,6 @@ TRANSITIONS: Mapping[str, frozenset[str]] = {
     "suspect": frozenset({"active", "candidate", "retired", "quarantined"}),
     "retired": frozenset({"candidate", "active", "quarantined"}),
     "quarantined": frozenset({"candidate", "retired"}),
-}
-_DTYPES = {
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float": "fp32",
-    "float64": "fp64",
-    "double": "fp64",
 }
 
 
@@ -170,11 +162,6 @@ _COPIED = [
     for name in SkillRow.__dataclass_fields__
     if name not in ("id", "moves", "sources", "scopes")
 ]
-
-
-def canonical_dtype(dtype: str) -> str:
-    """The one spelling of an element type: "float16" and "half" are fp16."""
-    return _DTYPES.get(dtype.lower(), dtype.lower())
 
 
 def structured_key(scopes: SkillScopes, transformation: str) -> str:
@@ -421,7 +408,7 @@ def candidate_skills(
     wanted: dict[str, Sequence[str] | None] = {
         "signal": list(signals) or None,
         "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
-        "op": [op] if op else None,
+        "op": [canonical_op(op)] if op else None,
         "language": [language] if language else None,
         "dtype": [canonical_dtype(dtype)] if dtype else None,
     }

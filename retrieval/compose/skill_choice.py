@@ -36,13 +36,10 @@ def choose_skills(
     """Best first; only states that the request asks for, `active` unless it says otherwise."""
     if not signals:
         return ()  # skills are remedies: without a condition there is nothing to remedy
-    problem: dict[str, Value | None] = {
-        "op": request.op,
-        "language": request.language,
-        "dtype": request.dtype,
-    }
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
-    bindings = Bindings(signals=set(signals), metrics=metrics, facts=values, problem=problem)
+    bindings = Bindings(
+        signals=set(signals), metrics=metrics, facts=values, problem=request.problem_values
+    )
     rows = candidate_skills(
         connection,
         signals,

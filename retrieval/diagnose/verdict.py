@@ -60,8 +60,7 @@ class Diagnoser:
         for match in matches:
             findings.setdefault(match.signature.signal, _from_log(match))
         normalised = _with_extracted(load_metrics().normalise(request.metrics or {}), matches)
-        problem = {"op": request.op, "language": request.language, "dtype": request.dtype}
-        measured = diagnose(normalised, facts, problem, lineage)
+        measured = diagnose(normalised, facts, request.problem_values, lineage)
         for finding in measured.signals:
             findings.setdefault(finding.id, _from_metrics(finding))
         diagnosis = Diagnosis(

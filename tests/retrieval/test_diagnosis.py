@@ -137,13 +137,18 @@ def test_nothing_given_nothing_said() -> None:
         ({"hbm_util": 0.8, "VALUBusy": 20}, MI300X, {}, "memory_bound"),
         ({"LDSBankConflict": 9}, MI300X, {}, "bank_conflict"),
         ({"workgroup_count": 300}, MI300X, {}, "grid_too_small"),
-        ({"MfmaUtil": 12}, MI300X, {"op": "gemm"}, "tensor_core_underuse"),
+        ({"MfmaUtil": 12}, MI300X, {"op": "matmul"}, "tensor_core_underuse"),
         ({"instructions": 50, "cycles": 100}, CPU, {}, "latency_bound"),
         ({"branch-misses": 9, "branches": 100}, CPU, {}, "divergence"),
         ({"vec_missed": 1, "packed_instructions": 0}, CPU, {}, "not_vectorized"),
         ({"nan_count": 1}, (), {}, "numerical_instability"),
         ({"mismatch_pct": 2}, (), {}, "correctness_mismatch"),
-        ({"mma_instructions": 0}, H200, {"op": "gemm", "dtype": "bf16"}, "tensor_core_underuse"),
+        (
+            {"mma_instructions": 0},
+            H200,
+            {"op": "matmul", "dtype": "bfloat16"},
+            "tensor_core_underuse",
+        ),
     ],
 )
 def test_one_counter_of_each_collector(

@@ -57,7 +57,7 @@ def test_scripts_stay_behind_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_scopes_have_one_spelling() -> None:
-    assert SKILL.scopes.dtypes == ("bf16", "fp16")
+    assert SKILL.scopes.dtypes == ("bfloat16", "float16")
     assert SKILL.scopes.hardware == ()
     assert SKILL.scopes.signals == ("bank_conflict", "memory_bound")
 

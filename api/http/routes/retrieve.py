@@ -152,6 +152,7 @@ def _request(body: RetrieveBody, settings: Settings, access: str) -> RetrieveReq
         op=_given(body.op),
         language=_given(body.language),
         dtype=_given(body.dtype),
+        problem=body.problem or None,
         k=k,
         max_tokens=budget,
         categories=tuple(dict.fromkeys(body.categories)) if body.categories else None,
