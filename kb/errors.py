@@ -2,20 +2,18 @@
 do next.
 
     KernloreError
-    |-- InvalidRequest          400  invalid_request       the request itself is malformed
-|   |-- InvalidPredicate    400  invalid_predicate     an expression does not parse or names
-something unknown |   `-- InvalidKnowledge    400  invalid_knowledge     a hardware.toml, front
-matter or SKILL.md breaks its schema
-    |-- PayloadTooLarge         413  payload_too_large     a body, log or file is over its limit
-    |-- UnsupportedFormat       415  unsupported_format    no reader for these bytes
-    |-- NotFound                404  not_found             no such id (or not visible to the caller)
-    |   |-- UnknownSignal       404  unknown_signal        names the nearest signal ids
-    |   `-- UnknownHardware     404  unknown_hardware      names the nearest hardware ids
-    |-- Conflict                409  conflict              the thing exists, or changed underneath
-|-- ParseFailed             422  parse_failed          a document could not be read; nothing of it
-was stored |-- Unavailable             503  unavailable           a part that is needed is not there
-(embedder, service, index) `-- StoreError              500  store_error           the catalog is
-damaged or of another version
+    |-- InvalidRequest          400  invalid_request     the request itself is malformed
+    |   |-- InvalidPredicate    400  invalid_predicate   an expression does not parse, names nothing
+    |   `-- InvalidKnowledge    400  invalid_knowledge   a hardware.toml, front matter or SKILL.md
+    |-- PayloadTooLarge         413  payload_too_large   a body, log or file is over its limit
+    |-- UnsupportedFormat       415  unsupported_format  no reader for these bytes
+    |-- NotFound                404  not_found           no such id (or not visible to the caller)
+    |   |-- UnknownSignal       404  unknown_signal      names the nearest signal ids
+    |   `-- UnknownHardware     404  unknown_hardware    names the nearest hardware ids
+    |-- Conflict                409  conflict            the thing exists, or changed underneath
+    |-- ParseFailed             422  parse_failed        a document could not be read
+    |-- Unavailable             503  unavailable         a part that is needed is not there
+    `-- StoreError              500  store_error         the catalog is damaged, or newer than this
 
 It does not know HTTP: `status` is the number a door should use, nothing more.
 """

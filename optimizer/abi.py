@@ -1,0 +1,122 @@
+"""The one binary interface of a candidate: inputs, then parameters and buffers in state_dict order,
+then outputs, as contiguous arrays that the harness allocates.
+
+A C function gets them as `kernlore_tensor` structures (`HEADER`), a command toolchain as `.npy`
+files with a JSON manifest, a `ModelNew` as torch tensors. Integers are 64 bits wide everywhere.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, Literal
+
+Role = Literal["input", "parameter", "buffer", "output"]
+
+# dtype codes of kernlore_tensor.dtype; torch's names
+DTYPE_CODES: Mapping[str, int] = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+    "uint8": 5,
+    "int16": 6,
+    "int32": 7,
+    "int64": 8,
+    "bool": 9,
+}
+ITEM_BYTES: Mapping[str, int] = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
+
+HEADER_NAME = "kernlore_abi.h"
+HEADER = """\
+/* The binary interface of a Kernlore candidate.
+ *
+ * The harness calls  int NAME(const kernlore_tensor *tensors, const kernlore_counts *counts)
+ * tensors: inputs, then parameters and buffers in state_dict order, then outputs; every one
+ * contiguous, outputs allocated and not initialised. A Python number among the inputs arrives as a
+ * tensor of no dimensions (int64, float64 or bool). Return 0; anything else is a failed call.
+ */
+#ifndef KERNLORE_ABI_H
+#define KERNLORE_ABI_H
+#include <stdint.h>
+
+enum {
+  KERNLORE_FLOAT32 = 0, KERNLORE_FLOAT64 = 1, KERNLORE_FLOAT16 = 2, KERNLORE_BFLOAT16 = 3,
+  KERNLORE_INT8 = 4, KERNLORE_UINT8 = 5, KERNLORE_INT16 = 6, KERNLORE_INT32 = 7,
+  KERNLORE_INT64 = 8, KERNLORE_BOOL = 9
+};
+
+typedef struct {
+  void *data;
+  int64_t dtype;
+  int64_t ndim;
+  const int64_t *shape;   /* ndim sizes */
+  const int64_t *stride;  /* ndim strides in elements */
+} kernlore_tensor;
+
+typedef struct {
+  int64_t inputs, parameters, outputs; /* parameters: with buffers */
+  void *stream;                        /* cudaStream_t on a GPU, else NULL */
+} kernlore_counts;
+
+#ifdef __cplusplus
+#define KERNLORE_EXPORT extern "C" __attribute__((visibility("default")))
+#else
+#define KERNLORE_EXPORT __attribute__((visibility("default")))
+#endif
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """name: of the argument or state_dict key. shape in elements; strides are contiguous."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * ITEM_BYTES[self.dtype]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "shape": list(self.shape)}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Everything a candidate is handed for one case."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    def of(self, *roles: Role) -> tuple[TensorSpec, ...]:
+        return tuple(t for t in self.tensors if t.role in roles)
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Inputs, weights and outputs once each."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def compulsory_read_bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.tensors if tensor.role != "output")

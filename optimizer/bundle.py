@@ -1,0 +1,137 @@
+"""A candidate: files in one language with an entry point and parameters. What it computes and how
+good it is are for others to find out.
+
+Standard library only: the portable search core uses it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from kb.errors import InvalidRequest
+
+Origin = Literal["config", "rewrite", "recipe", "llm", "external"]
+ORIGINS: tuple[Origin, ...] = ("config", "rewrite", "recipe", "llm", "external")
+SUFFIXES: Mapping[str, str] = {".cpp": "cpp", ".cc": "cpp", ".c": "cpp", ".cu": "cuda"}
+MAX_BYTES = 4 * 1024 * 1024
+MANIFEST = "bundle.json"
+
+Parameter = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """files: relative POSIX path to text; `main` is the one that a toolchain compiles or imports.
+
+    entry: the class (`ModelNew`) or C function that is called. parameters: chosen values, as they
+    were substituted; they name the candidate for a search and change nothing here.
+    """
+
+    files: Mapping[str, str]
+    main: str
+    language: str
+    entry: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    origin: Origin = "external"
+
+    def __post_init__(self) -> None:
+        if self.main not in self.files:
+            raise InvalidRequest(
+                f"the bundle has no file {self.main!r}", hint="Name one of its files as main."
+            )
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.name:
+                raise InvalidRequest(
+                    f"{name!r} leaves the bundle", hint="Use relative paths without `..`."
+                )
+        if sum(len(text.encode()) for text in self.files.values()) > MAX_BYTES:
+            raise InvalidRequest(
+                f"the bundle is larger than {MAX_BYTES:,} bytes", hint="Leave data files out of it."
+            )
+
+    @property
+    def sha256(self) -> str:
+        """Of what decides its behaviour: files, main, language, entry."""
+        told = [sorted(self.files.items()), self.main, self.language, self.entry]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+    @property
+    def source(self) -> str:
+        return self.files[self.main]
+
+    def write(self, folder: Path) -> Path:
+        """Lay the files out under `folder`; the path of `main`."""
+        for name, text in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return folder / self.main
+
+
+def read_bundle(path: Path, language: str | None = None, entry: str | None = None) -> Bundle:
+    """A candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
+    parameters}.
+
+    The language of a lone file follows from its suffix; of a Python file from whether it uses
+    Triton. Python files are entered at `ModelNew`, others at `kernlore_run`.
+    """
+    if path.is_dir():
+        return _folder(path, language, entry)
+    if not path.is_file():
+        raise InvalidRequest(f"{path} is no file", hint="Give a kernel file or a bundle folder.")
+    text = _text(path)
+    found = language or _language(path, text)
+    return Bundle({path.name: text}, path.name, found, entry or default_entry(path.name))
+
+
+def default_entry(name: str) -> str:
+    return "ModelNew" if name.endswith(".py") else "kernlore_run"
+
+
+def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        raise InvalidRequest(
+            f"{path} has no {MANIFEST}",
+            hint='Write {"main": ..., "language": ..., "entry": ...}, or give a single file.',
+        )
+    try:
+        told = json.loads(_text(manifest))
+        main = str(told["main"])
+    except (json.JSONDecodeError, KeyError, TypeError) as problem:
+        raise InvalidRequest(
+            f"{manifest} is not a bundle manifest: {problem!r}", hint="It needs at least `main`."
+        ) from problem
+    names = (p for p in path.rglob("*") if p.is_file() and p.name != MANIFEST)
+    files = {p.relative_to(path).as_posix(): _text(p) for p in sorted(names)}
+    return Bundle(
+        files,
+        main,
+        language or told.get("language") or _language(path / main, files.get(main, "")),
+        entry or told.get("entry") or default_entry(main),
+        dict(told.get("parameters") or {}),
+        told.get("origin", "external"),
+    )
+
+
+def _language(path: Path, text: str) -> str:
+    if path.suffix == ".py":
+        return "triton" if "triton" in text else "torch"
+    if path.suffix in SUFFIXES:
+        return SUFFIXES[path.suffix]
+    raise InvalidRequest(
+        f"no language follows from {path.name!r}", hint="Say it with --language, as triton or cpp."
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise InvalidRequest(f"{path} is not UTF-8 text", hint="Give source code.") from problem

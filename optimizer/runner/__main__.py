@@ -1,0 +1,35 @@
+"""`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: descriptors that the supervisor gave."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> None:
+    sock, tokens, nonce, device, threads = arguments
+    root = str(Path(__file__).resolve().parents[2])
+    sys.path.insert(0, root)
+    import torch
+
+    from optimizer.runner.serve import Runner
+    from optimizer.runner.wire import Wire, WireClosed
+
+    sys.path.remove(root)  # a candidate has no business with the harness's neighbours
+    sys.argv = ["runner"]
+    torch.set_num_threads(int(threads))
+    if device == "cuda":
+        torch.zeros(1, device="cuda")
+    runner = Runner(Wire(socket.socket(fileno=int(sock)), nonce), int(tokens), device)
+    try:
+        runner.serve()
+    except WireClosed:
+        pass
+    finally:
+        # No exit handlers: a candidate may have registered some.
+        os._exit(0)
+
+
+main(sys.argv[1:])

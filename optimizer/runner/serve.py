@@ -1,0 +1,193 @@
+"""The runner's life: import, wait, set one subject up, call it as told, die.
+
+Requests: `load`, `call`, `block`, `trace`, `bye`. A failure of the candidate is an answer, with the
+kind of failure; what the supervisor makes of it is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimizer.runner import clocks
+from optimizer.runner.arrays import Arrays, places_from
+from optimizer.runner.fresh import refresh
+from optimizer.runner.outputs import OutputRefused, check, store
+from optimizer.runner.subjects import Subject, SubjectError, library_subject, module_subject
+from optimizer.runner.trace import traced
+from optimizer.runner.wire import Wire, WireClosed
+
+Reply = dict[str, Any]
+MAX_TRACE = 4_000  # characters of a traceback
+
+
+class Runner:
+    """One subject and its arrays."""
+
+    def __init__(self, wire: Wire, tokens: int, device: str) -> None:
+        self._wire = wire
+        self._tokens = tokens
+        self._device = device
+        self._subject: Subject | None = None
+        self._inputs: list[torch.Tensor] = []
+        self._banks: list[torch.Tensor | None] = []
+        self._expected: list[tuple[str, list[int]]] = []
+        self._mapped: dict[str, Arrays] = {}
+        self._last: Any = None
+        self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
+
+    def serve(self) -> None:
+        """Answer until the supervisor leaves."""
+        answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
+            "load": self._load,
+            "call": self._call,
+            "block": self._block,
+            "trace": self._trace,
+        }
+        self._wire.send({"ok": True, "ready": True, "pid": os.getpid()})
+        while True:
+            message, fds = self._wire.receive()
+            if message["op"] == "bye":
+                return
+            self._wire.send(self._guarded(answers[message["op"]], message, fds))
+
+    def _guarded(
+        self,
+        answer: Callable[[dict[str, Any], list[int]], Reply],
+        message: dict[str, Any],
+        fds: list[int],
+    ) -> Reply:
+        try:
+            return {"ok": True, **answer(message, fds)}
+        except OutputRefused as refused:
+            return {"ok": False, "failure": "refused", "message": str(refused)}
+        except SubjectError as error:
+            return {"ok": False, "failure": "subject", "message": str(error)}
+        except MemoryError:
+            return {"ok": False, "failure": "memory", "message": "out of memory"}
+        except WireClosed:
+            raise
+        # The candidate's code may raise anything at all, SystemExit included: it is its verdict.
+        except BaseException as error:
+            told = "".join(traceback.format_exception(error))[-MAX_TRACE:]
+            return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": told}
+
+    # -- load
+
+    def _load(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Map the arrays and set the subject up."""
+        names = ("inputs", "banks", "outputs")
+        for name, fd, (rows, size) in zip(names, fds, message["arrays"], strict=True):
+            self._mapped[name] = Arrays(fd, places_from(rows), size)
+            self._mapped[name].touch()
+            os.close(fd)
+        self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
+        tensors = [self._here(t) for t in self._mapped["inputs"].tensors]
+        count = message["inputs"]
+        given = [self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)]
+        state = dict(zip(message["state"], tensors[count:], strict=True))
+        self._subject = self._set_up(message, given[:count], state)
+        weights: Sequence[torch.Tensor | None] = self._subject.weights
+        self._arm([*tensors[:count], *(weights or [None] * len(state))], message["fresh"])
+        if self._device == "cuda":
+            self._clock = clocks.CudaClock(message["flush_bytes"])
+        return {"notes": self._subject.notes, "threads": threading.active_count()}
+
+    def _arm(self, targets: Sequence[torch.Tensor | None], fresh: list[bool]) -> None:
+        """Pair every tensor that may change between calls with its bank."""
+        banks = [self._here(t) for t in self._mapped["banks"].tensors]
+        for target, bank, wanted in zip(targets, banks, fresh, strict=True):
+            if target is not None and wanted:
+                self._inputs.append(target)
+                self._banks.append(bank)
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device) if self._device != "cpu" else tensor
+
+    def _value(self, tensor: torch.Tensor, scalar: bool) -> Any:
+        return tensor.item() if scalar else tensor
+
+    def _set_up(
+        self, message: dict[str, Any], given: list[Any], state: dict[str, torch.Tensor]
+    ) -> Subject:
+        path, entry = Path(message["path"]), message["entry"]
+        if message["kind"] == "c_abi":
+            return library_subject(
+                path,
+                entry,
+                inputs=given,
+                state=state,
+                outputs=self._expected,
+                device=self._device,
+            )
+        return module_subject(
+            path,
+            entry,
+            init_args=message["init_args"],
+            inputs=given,
+            state=state,
+            seed=message["seed"],
+            dtype=message["dtype"],
+            device=self._device,
+            constants=message["constants"],
+        )
+
+    # -- calls
+
+    @property
+    def _call_subject(self) -> Callable[[], Any]:
+        if self._subject is None:
+            raise SubjectError("nothing is loaded")
+        return self._subject.call
+
+    def _call(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """One call on the inputs as they are; its outputs go to shared memory."""
+        del fds
+        result, took, wall = self._clock.time(self._call_subject)
+        store(check(result, self._expected), self._mapped["outputs"].tensors)
+        return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
+
+    def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """As many calls as there are tokens in the pipe, each on fresh values.
+
+        The number of calls is never in this process, so that no call can be told from the last one,
+        whose outputs are compared.
+        """
+        del fds
+        call, clock, seed = self._call_subject, self._clock, message["seed"]
+        before, known = threading.active_count(), clocks.identities()
+        times: list[int] = []
+        walls: list[int] = []
+        refreshed = 0
+        began = clocks.now_ns()
+        while os.read(self._tokens, 1) == b"c":
+            started = clocks.now_ns()
+            refresh(self._inputs, self._banks, seed, len(times))
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+            refreshed += clocks.now_ns() - started
+            self._last = None  # freed like any caller's, before the next call allocates
+            self._last, took, wall = clock.time(call)
+            times.append(took)
+            walls.append(wall)
+        total = clocks.now_ns() - began
+        store(check(self._last, self._expected), self._mapped["outputs"].tensors)
+        return {
+            "times_ns": times,
+            "walls_ns": walls,
+            "refresh_ns": refreshed,
+            "total_ns": total,
+            "threads": [before, threading.active_count()],
+            "patched": clocks.identities() != known,
+        }
+
+    def _trace(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Which operators one call really ran."""
+        del fds, message
+        return {"operators": traced(self._call_subject)}

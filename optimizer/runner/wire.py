@@ -1,0 +1,78 @@
+"""Messages between supervisor and runner: one JSON object, its length before it, file descriptors
+beside it.
+
+Every message carries the nonce that the supervisor drew, so that text which a candidate prints or
+writes to a guessed descriptor is never taken for a result.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+MAX_MESSAGE = 64 * 1024 * 1024
+MAX_FDS = 8
+
+
+class WireClosed(Exception):
+    """The other side is gone."""
+
+
+class WireForged(Exception):
+    """A message without the nonce."""
+
+
+class Wire:
+    """One end of the conversation. Not for threads."""
+
+    def __init__(self, sock: socket.socket, nonce: str) -> None:
+        self._sock = sock
+        self._nonce = nonce
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        body = json.dumps({**message, "nonce": self._nonce}).encode()
+        try:
+            socket.send_fds(self._sock, [_LENGTH.pack(len(body))], list(fds))
+            self._sock.sendall(body)
+        except (BrokenPipeError, ConnectionError) as gone:
+            raise WireClosed(str(gone)) from gone
+
+    def receive(self) -> tuple[dict[str, Any], list[int]]:
+        """The next message and the descriptors that came with it."""
+        try:
+            head, fds, _, _ = socket.recv_fds(self._sock, _LENGTH.size, MAX_FDS)
+        except ConnectionError as gone:
+            raise WireClosed(str(gone)) from gone
+        head += self._exactly(_LENGTH.size - len(head)) if head else b""
+        if not head:
+            raise WireClosed("end of the conversation")
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE:
+            raise WireForged(f"a message of {length} bytes")
+        message = json.loads(self._exactly(length))
+        if not isinstance(message, dict) or message.pop("nonce", None) != self._nonce:
+            raise WireForged("a message without the nonce")
+        return message, list(fds)
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            try:
+                part = self._sock.recv(min(count, 1 << 20))
+            except ConnectionError as gone:
+                raise WireClosed(str(gone)) from gone
+            if not part:
+                raise WireClosed("end of the conversation")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._sock.close()
