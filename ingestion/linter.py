@@ -24,7 +24,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.predicates import compile_predicate
 from kb.problem_terms import problem_terms
 
-SECTION_WORDS = (60, 260)
+SECTION_WORDS = (50, 260)  # without code blocks
 SECTIONS = (4, 14)
 TOKEN = re.compile(r"[a-z0-9_.+-]{1,40}")
 _KEYS = ("title", "hardware", "languages", "signals", "topics", "sources", "moves")

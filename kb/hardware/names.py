@@ -37,7 +37,10 @@ class NameIndex:
                 parts = _parts(name)
                 if _usable(parts):
                     self._owner.setdefault("".join(parts), set()).add(hardware_id)
-                    spellings["".join(parts)] = _spelling(parts)
+                    # `sm_90` also matches where `sm90` is written, not the other way round.
+                    spellings["".join(parts)] = max(
+                        spellings.get("".join(parts), ""), _spelling(parts), key=len
+                    )
         longest = sorted(spellings.values(), key=lambda s: (-len(s), s))
         # a plural s belongs to the name: "On H100s and A100s"
         self._pattern = (

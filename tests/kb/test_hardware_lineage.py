@@ -15,6 +15,7 @@ from kb.hardware.lineage import (
     resolve,
     siblings,
 )
+from kb.hardware.names import NameIndex
 from kb.hardware.spec import FactKind, FactSpec, HardwareSpec
 
 
@@ -155,3 +156,10 @@ def test_the_longest_name_counts_where_names_overlap() -> None:
 
 def test_the_narrowest_of_nested_names() -> None:
     assert narrowest({"nvidia", "hopper", "h100", "amd"}, registry()) == {"h100", "amd"}
+
+
+def test_two_spellings_of_one_name_are_both_found() -> None:
+    for names in (["sm_90", "sm90"], ["sm90", "sm_90"]):
+        index = NameIndex({"hopper": names})
+        assert index.find("On sm_90 the copy engine") == {"hopper"}
+        assert index.find("On sm90 the copy engine") == {"hopper"}
