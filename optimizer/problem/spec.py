@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 OutputKind = Literal["float", "exact", "index"]
 Distribution = Literal["as_given", "mean_zero", "offset", "wide"]
+OUTPUT_KINDS: tuple[OutputKind, ...] = ("float", "exact", "index")
 DISTRIBUTIONS: tuple[Distribution, ...] = ("as_given", "mean_zero", "offset", "wide")
 
 
@@ -23,7 +24,8 @@ class Case:
     constants: module-level names of the problem file (batch_size, ...) set before its inputs are
     made. dtype: of the floating inputs and weights, None as the file makes them. weight: in means
     over cases. timed: whether it is measured, or only checked. held_out: only seen when a winner is
-    measured again.
+    measured again. devices: kinds it is meant for ("cpu", "cuda"), empty for any; a size for a GPU
+    is no use on two cores.
     """
 
     name: str
@@ -33,6 +35,11 @@ class Case:
     weight: float = 1.0
     timed: bool = True
     held_out: bool = False
+    devices: tuple[str, ...] = ()
+
+    def fits(self, device: str) -> bool:
+        """Whether the case is meant for this kind of device."""
+        return not self.devices or device in self.devices
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Policy:
     points into and the dimension.
     reduction_length: terms in one output element; None where it follows from the shapes.
     perturb: names of integer inputs whose elements may be replaced independently of each other.
+    fixed: names of floating inputs and weights whose values hang together (sorted borders, lookup
+    tables, probabilities): no distribution is applied to them and none of their elements replaced.
     """
 
     precision: Literal["strict", "relaxed"] = "strict"
@@ -56,6 +65,7 @@ class Policy:
     index_into: Mapping[str, int] = field(default_factory=dict)
     reduction_length: int | str | None = None
     perturb: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: descriptors that the supervisor gave."""
+"""`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: the supervisor gave the descriptors."""
 
 from __future__ import annotations
 

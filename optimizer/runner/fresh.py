@@ -16,7 +16,7 @@ CHUNK = 16_384  # elements replaced in each tensor before a call
 
 
 def refresh(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
     banks: Sequence[torch.Tensor | None],
     seed: int,
     call: int,
@@ -28,7 +28,7 @@ def refresh(
     """
     chosen = random.Random(seed * 1_000_003 + call)
     for tensor, bank in zip(tensors, banks, strict=True):
-        if bank is None:
+        if tensor is None or bank is None:
             continue
         count = min(CHUNK, tensor.numel())
         to = chosen.randrange(tensor.numel() - count + 1)

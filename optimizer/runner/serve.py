@@ -17,6 +17,7 @@ import torch
 
 from optimizer.runner import clocks
 from optimizer.runner.arrays import Arrays, places_from
+from optimizer.runner.confine import confine
 from optimizer.runner.fresh import refresh
 from optimizer.runner.outputs import OutputRefused, check, store
 from optimizer.runner.subjects import Subject, SubjectError, library_subject, module_subject
@@ -24,6 +25,7 @@ from optimizer.runner.trace import traced
 from optimizer.runner.wire import Wire, WireClosed
 
 Reply = dict[str, Any]
+ARRAYS = ("inputs", "banks", "outputs")
 MAX_TRACE = 4_000  # characters of a traceback
 
 
@@ -35,7 +37,8 @@ class Runner:
         self._tokens = tokens
         self._device = device
         self._subject: Subject | None = None
-        self._inputs: list[torch.Tensor] = []
+        self._confined: list[str] | None = None
+        self._targets: list[torch.Tensor | None] = []
         self._banks: list[torch.Tensor | None] = []
         self._expected: list[tuple[str, list[int]]] = []
         self._mapped: dict[str, Arrays] = {}
@@ -46,6 +49,8 @@ class Runner:
         """Answer until the supervisor leaves."""
         answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
+            "renew": self._renew,
+            "inputs": self._inputs,
             "call": self._call,
             "block": self._block,
             "trace": self._trace,
@@ -81,9 +86,12 @@ class Runner:
     # -- load
 
     def _load(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Map the arrays and set the subject up."""
-        names = ("inputs", "banks", "outputs")
-        for name, fd, (rows, size) in zip(names, fds, message["arrays"], strict=True):
+        """Map the arrays, give up privileges, set the subject up. May be asked again, for another
+        case of the same candidate."""
+        if self._confined is None:
+            self._confined = confine(Path(message["scratch"]), message["limits"])
+        self._last = self._subject = None
+        for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
             self._mapped[name].touch()
             os.close(fd)
@@ -94,18 +102,33 @@ class Runner:
         state = dict(zip(message["state"], tensors[count:], strict=True))
         self._subject = self._set_up(message, given[:count], state)
         weights: Sequence[torch.Tensor | None] = self._subject.weights
-        self._arm([*tensors[:count], *(weights or [None] * len(state))], message["fresh"])
+        self._targets = [*tensors[:count], *(weights or [None] * len(state))]
+        banks = [self._here(t) for t in self._mapped["banks"].tensors]
+        fresh = message["fresh"]
+        self._banks = [b if wanted else None for b, wanted in zip(banks, fresh, strict=True)]
         if self._device == "cuda":
             self._clock = clocks.CudaClock(message["flush_bytes"])
-        return {"notes": self._subject.notes, "threads": threading.active_count()}
+        return {
+            "notes": self._subject.notes,
+            "threads": threading.active_count(),
+            "confined": self._confined,
+        }
 
-    def _arm(self, targets: Sequence[torch.Tensor | None], fresh: list[bool]) -> None:
-        """Pair every tensor that may change between calls with its bank."""
-        banks = [self._here(t) for t in self._mapped["banks"].tensors]
-        for target, bank, wanted in zip(targets, banks, fresh, strict=True):
-            if target is not None and wanted:
-                self._inputs.append(target)
-                self._banks.append(bank)
+    def _renew(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Take what the supervisor wrote into the shared inputs."""
+        del message, fds
+        for target, shared in zip(self._targets, self._mapped["inputs"].tensors, strict=True):
+            if target is not None and target.data_ptr() != shared.data_ptr():
+                target.copy_(shared)
+        return {}
+
+    def _inputs(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Show what the inputs hold now, so that the supervisor sees whether they were changed."""
+        del message, fds
+        for target, shared in zip(self._targets, self._mapped["inputs"].tensors, strict=True):
+            if target is not None and target.data_ptr() != shared.data_ptr():
+                shared.copy_(target)
+        return {}
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device) if self._device != "cpu" else tensor
@@ -117,6 +140,8 @@ class Runner:
         self, message: dict[str, Any], given: list[Any], state: dict[str, torch.Tensor]
     ) -> Subject:
         path, entry = Path(message["path"]), message["entry"]
+        if message["kind"] == "interpreter":
+            os.environ["TRITON_INTERPRET"] = "1"
         if message["kind"] == "c_abi":
             return library_subject(
                 path,
@@ -135,7 +160,6 @@ class Runner:
             seed=message["seed"],
             dtype=message["dtype"],
             device=self._device,
-            constants=message["constants"],
         )
 
     # -- calls
@@ -168,7 +192,7 @@ class Runner:
         began = clocks.now_ns()
         while os.read(self._tokens, 1) == b"c":
             started = clocks.now_ns()
-            refresh(self._inputs, self._banks, seed, len(times))
+            refresh(self._targets, self._banks, seed, len(times))
             if self._device == "cuda":
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - started
@@ -176,8 +200,8 @@ class Runner:
             self._last, took, wall = clock.time(call)
             times.append(took)
             walls.append(wall)
-        total = clocks.now_ns() - began
         store(check(self._last, self._expected), self._mapped["outputs"].tensors)
+        total = clocks.now_ns() - began
         return {
             "times_ns": times,
             "walls_ns": walls,

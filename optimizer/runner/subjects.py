@@ -48,7 +48,7 @@ class Subject:
         self.notes = list(notes)
 
 
-def import_file(path: Path, name: str, constants: Mapping[str, Any]) -> ModuleType:
+def import_file(path: Path, name: str) -> ModuleType:
     """Run a Python file as a module; its folder is importable while it lives."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -57,8 +57,6 @@ def import_file(path: Path, name: str, constants: Mapping[str, Any]) -> ModuleTy
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
-    for constant, value in constants.items():
-        setattr(module, constant, value)
     return module
 
 
@@ -72,10 +70,9 @@ def module_subject(
     seed: int,
     dtype: str | None,
     device: str,
-    constants: Mapping[str, Any],
 ) -> Subject:
     """A `ModelNew` (or the reference `Model`) with the reference's weights where its keys agree."""
-    module = import_file(path, f"subject_{entry.lower()}", constants)
+    module = import_file(path, f"subject_{entry.lower()}")
     cls = getattr(module, entry, None)
     if cls is None:
         raise SubjectError(f"{path.name} has no {entry}; define it or name another entry")

@@ -1,0 +1,217 @@
+"""How far an output may be from the truth, and how far it is.
+
+Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
+of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
+for K terms in a sum, whichever is more; that must hold for the largest error and for the 99.9 %
+quantile. Everything else is exact, indices by the values they point to. The constants are the same
+for every problem. Knows tensors, not problems or candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from optimizer.evaluation.records import OutputError
+from optimizer.problem.spec import OutputKind
+
+C_REF = 4.0
+C_EPS = 2.0
+QUANTILE = 0.999
+# A slice shorter than this takes the dimensions before it in: the RMS of a few elements says
+# nothing about the size of the terms that they were summed from.
+MIN_SLICE = 32
+# Inputs rounded to 8 bits of significand, once each: what `relaxed` allows beside the sum's error.
+RELAXED_EPS = 2.0**-7
+
+
+@dataclass(frozen=True)
+class Pointed:
+    """What an index output points into, and along which dimension."""
+
+    source: torch.Tensor
+    dim: int
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What `compare` needs: `allowed` and `quantile_allowed` are in units of `scale`, which has one
+    value for each of `rows` slices. For exact kinds both are 0 and count the share of elements that
+    differ. finite: whether golden and reference are, everywhere."""
+
+    name: str
+    kind: OutputKind
+    reference: torch.Tensor
+    allowed: float = 0.0
+    quantile_allowed: float = 0.0
+    scale: torch.Tensor | None = None
+    rows: int = 1
+    finite: bool = True
+    pointed: Pointed | None = None
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors in units of the scale, by element, in the output's order."""
+
+    values: torch.Tensor
+
+    @property
+    def worst(self) -> float:
+        return float(self.values.max()) if self.values.numel() else 0.0
+
+    @property
+    def quantile(self) -> float:
+        count = self.values.numel()
+        if not count:
+            return 0.0
+        above = count - math.ceil(QUANTILE * count) + 1
+        return float(torch.topk(self.values, above, sorted=True).values[-1])
+
+
+def allowed(
+    golden64: torch.Tensor,
+    reference: torch.Tensor,
+    kind: OutputKind,
+    dtype: str,
+    reduction_length: int,
+    *,
+    relaxed: bool = False,
+    pointed: Pointed | None = None,
+    name: str = "output0",
+) -> Bound:
+    """The bound for one output. dtype: of the output; pointed: for an index output."""
+    if kind == "exact":
+        return Bound(name, kind, reference)
+    if kind == "index":
+        if pointed is None:
+            raise ValueError("an index output needs what it points into")
+        return Bound(name, kind, reference, pointed=pointed)
+    rows = _row_count(golden64)
+    scale = _scale(golden64, rows)
+    own = _errors(reference, golden64, scale, rows)
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    floor = C_EPS * eps * math.sqrt(reduction_length)
+    if relaxed:
+        floor = max(floor, C_EPS * RELAXED_EPS)
+    return Bound(
+        name,
+        kind,
+        reference,
+        allowed=max(C_REF * own.worst, floor),
+        quantile_allowed=max(C_REF * own.quantile, floor),
+        scale=scale,
+        rows=rows,
+        finite=_all_finite(golden64) and _all_finite(reference),
+    )
+
+
+def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:
+    """How far an output is from the golden, beside what is allowed."""
+    output = output.detach().to(golden64.device)
+    if output.shape != bound.reference.shape or output.dtype != bound.reference.dtype:
+        return _told(bound, math.inf, math.inf, ())
+    if bound.kind == "index":
+        return _compare_index(output, bound)
+    if bound.kind == "exact":
+        return _shares(bound, _differ(output, bound.reference))
+    if not (bound.finite and _all_finite(output)):
+        wrong = _not_finite_where_it_should_be(output, golden64, bound.reference)
+        if bool(wrong.any()):
+            return _told(bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape))
+    assert bound.scale is not None
+    found = _errors(output, golden64, bound.scale, bound.rows)
+    return _told(bound, found.worst, found.quantile, _place(found.values, output.shape))
+
+
+def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:
+    assert bound.pointed is not None
+    extent = bound.pointed.source.shape[bound.pointed.dim]
+    outside = (output < 0) | (output >= extent)
+    if bool(outside.any()):
+        return _told(bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape))
+    ours = _pointed_values(output, bound.pointed)
+    return _shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
+
+
+def _pointed_values(index: torch.Tensor, into: Pointed) -> torch.Tensor:
+    """The values at the indices, in the shape of the indices."""
+    source, dim = into.source.to(index.device), into.dim
+    if index.dim() == source.dim() - 1:
+        return source.gather(dim, index.long().unsqueeze(dim)).squeeze(dim)
+    return source.gather(dim, index.long())
+
+
+# -- errors in units of the golden's size
+
+
+def _row_count(golden: torch.Tensor) -> int:
+    width = 1
+    for extent in reversed(golden.shape):
+        width *= extent
+        if width >= MIN_SLICE:
+            break
+    return golden.numel() // width if width else 1
+
+
+def _scale(golden: torch.Tensor, rows: int) -> torch.Tensor:
+    """RMS of each slice; a slice of zeros counts as very small, not as nothing."""
+    finite = torch.nan_to_num(golden, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, -1)
+    squares = finite.square().mean(dim=1)
+    whole = float(squares.mean().sqrt()) if squares.numel() else 0.0
+    return squares.sqrt().clamp_(min=max(1e-6 * whole, 1e-300))
+
+
+def _errors(output: torch.Tensor, golden: torch.Tensor, scale: torch.Tensor, rows: int) -> _Errors:
+    """Where either is not finite there is no distance: `compare` has looked at those before."""
+    distance = output.to(golden.device, torch.float64, copy=True)
+    distance = distance.sub_(golden).abs_().reshape(rows, -1).div_(scale.unsqueeze(1))
+    return _Errors(distance.flatten().float().nan_to_num_(nan=0.0, posinf=0.0))
+
+
+def _all_finite(values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+def _not_finite_where_it_should_be(
+    output: torch.Tensor, golden: torch.Tensor, reference: torch.Tensor
+) -> torch.Tensor:
+    """NaN only where the reference is NaN, an infinity only where it is the same one. A finite
+    value where only the reference overflowed is better than it."""
+    finite = torch.isfinite(output)
+    same = (torch.isnan(output) & torch.isnan(reference)) | (output == reference)
+    better = torch.isfinite(golden) | torch.isfinite(reference)
+    return torch.where(finite, ~better & ~same, ~same)
+
+
+# -- exact
+
+
+def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Elements that are not the same; the two zeros are, and NaN is like NaN."""
+    differ = output != reference
+    if output.is_floating_point():
+        differ &= ~(torch.isnan(output) & torch.isnan(reference))
+    return differ
+
+
+def _shares(bound: Bound, differ: torch.Tensor) -> OutputError:
+    share = float(differ.double().mean()) if differ.numel() else 0.0
+    where = _place(differ.flatten().float(), differ.shape) if share else ()
+    return _told(bound, share, share, where)
+
+
+def _told(bound: Bound, worst: float, quantile: float, where: tuple[int, ...]) -> OutputError:
+    return OutputError(
+        bound.name, bound.kind, worst, bound.allowed, quantile, bound.quantile_allowed, where
+    )
+
+
+def _place(errors: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
+    """Index of the largest error."""
+    if not errors.numel():
+        return ()
+    at = int(errors.argmax())
+    return tuple(int(part) for part in torch.unravel_index(torch.tensor(at), shape))

@@ -1,0 +1,149 @@
+"""A case made ready once for many candidates: values, float64 goldens, error bounds.
+
+Runs only the reference, in the supervisor; nothing of it is ever seen by a candidate's process.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from optimizer.evaluation.bounds import Bound, Pointed, allowed, compare
+from optimizer.evaluation.records import OutputError
+from optimizer.evaluation.subject import Sample
+from optimizer.problem.tensors import OpenCase
+
+T = TypeVar("T")
+KEPT_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Expected:
+    """golden: float64 (or exact) outputs; reference: the reference's own, in the case's dtype;
+    bounds: what is allowed to differ, per output."""
+
+    golden: tuple[torch.Tensor, ...]
+    reference: tuple[torch.Tensor, ...]
+    bounds: tuple[Bound, ...]
+
+
+class PreparedCase:
+    """An open case and what was computed for the seeds that were asked for lately."""
+
+    def __init__(self, case: OpenCase, device: str) -> None:
+        self.open = case
+        self._device = device
+        self._samples: OrderedDict[int, Sample] = OrderedDict()
+        self._expected: OrderedDict[int, Expected] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return self.open.case.name
+
+    def sample(self, seed: int) -> Sample:
+        """The values of a seed."""
+        found = self._samples.get(seed)
+        if found is None:
+            case = self.open
+            tensors = (*case.inputs(seed), *case.state(seed).values())
+            other = case.banks(seed)
+            pairs = zip(case.fresh, (*other.inputs, *other.state.values()), strict=True)
+            found = Sample(seed, tensors, tuple(bank if fresh else None for fresh, bank in pairs))
+            _keep(self._samples, seed, found)
+        return found
+
+    def expected(self, seed: int) -> Expected:
+        """Goldens and bounds of a seed."""
+        found = self._expected.get(seed)
+        if found is None:
+            found = self._compute(self.sample(seed).tensors)
+            _keep(self._expected, seed, found)
+        return found
+
+    def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
+        case = self.open
+        count = len(case.scalars)
+        names = [t.name for t in case.signature.of("parameter", "buffer")]
+        inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
+        golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
+        reference = case.reference(inputs, state, device=self._device)
+        pointed = self._pointed(tensors)
+        relaxed = case.problem.policy.precision == "relaxed"
+        length = case.reduction_length()
+        bounds = tuple(
+            allowed(
+                g,
+                r,
+                kind,
+                spec.dtype,
+                length,
+                relaxed=relaxed,
+                pointed=pointed if kind == "index" else None,
+                name=spec.name,
+            )
+            for g, r, kind, spec in zip(golden, reference, case.kinds, case.outputs, strict=True)
+        )
+        return Expected(tuple(golden), tuple(reference), bounds)
+
+    def _pointed(self, tensors: Sequence[torch.Tensor]) -> Pointed | None:
+        """The input that index outputs point into."""
+        case = self.open
+        for name, dim in case.problem.policy.index_into.items():
+            source = tensors[case.input_names.index(name)]
+            return Pointed(source.to(self._device), dim)
+        return None
+
+    def errors(self, outputs: Sequence[torch.Tensor], seed: int) -> list[OutputError]:
+        """Each output's error beside its bound."""
+        expected = self.expected(seed)
+        return [
+            compare(output.to(self._device), golden, bound)
+            for output, golden, bound in zip(outputs, expected.golden, expected.bounds, strict=True)
+        ]
+
+    def disagreement(
+        self,
+        candidate: Sequence[torch.Tensor],
+        baseline: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        seed: int,
+    ) -> str | None:
+        """Why two sides' outputs of the same timed call cannot both be right, or None.
+
+        tensors: what the inputs held in that call. Both may be off the golden by the bound of the
+        case, so they may differ by twice that.
+        """
+        pointed = self._pointed(tensors)
+        for ours, theirs, bound in zip(
+            candidate, baseline, self.expected(seed).bounds, strict=True
+        ):
+            reference = theirs.to(self._device)
+            golden = reference.double() if bound.kind == "float" else reference
+            found = compare(
+                ours.to(self._device),
+                golden,
+                replace(
+                    bound,
+                    reference=reference,
+                    allowed=2 * bound.allowed,
+                    quantile_allowed=2 * bound.quantile_allowed,
+                    finite=False,
+                    pointed=pointed if bound.pointed else None,
+                ),
+            )
+            if not found.ok:
+                return (
+                    f"{found.output} of a timed call is off by {found.worst:.3g}"
+                    f" where {found.allowed:.3g} is allowed"
+                )
+        return None
+
+
+def _keep(store: OrderedDict[int, T], seed: int, value: T) -> None:
+    store[seed] = value
+    while len(store) > KEPT_SAMPLES:
+        store.popitem(last=False)

@@ -1,0 +1,59 @@
+"""How an evaluation is done: limits, seeds, timing, and which defences are on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from optimizer.evaluation.timing import TimingPolicy
+from optimizer.isolation.levels import Wanted
+
+HARNESS = "1"  # raised whenever the same candidate could get another verdict
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """seeds: correctness runs per case. call_seconds, load_seconds: deadlines. without: rows of the
+    exploit table whose defence is off; only `kernlore doctor --exploits` sets it.
+
+    memory_bytes is beyond what a runner has mapped before a candidate is loaded.
+    """
+
+    seeds: int = 2
+    threads: int = os.cpu_count() or 1
+    isolation: Wanted = "auto"
+    call_seconds: float = 30.0
+    load_seconds: float = 120.0
+    memory_bytes: int = 8 * GIB
+    file_bytes: int = 512 * MIB
+    processes: int = 1024
+    timing: TimingPolicy = field(default_factory=TimingPolicy)
+    profile: bool = False
+    without: frozenset[int] = frozenset()
+
+    def on(self, defence: int) -> bool:
+        """Whether the defence of this row of the exploit table is on."""
+        return defence not in self.without
+
+    def limits(self, device: str) -> Mapping[str, int]:
+        """What a runner gives up. CUDA reserves address space far beyond its use: no memory limit
+        there."""
+        told = {
+            "file_bytes": self.file_bytes,
+            "cpu_seconds": int((self.load_seconds + self.timing.seconds) * self.threads) + 1,
+        }
+        if device == "cpu":
+            told["memory_bytes"] = self.memory_bytes
+        return told
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what decides a verdict."""
+        told = asdict(self)
+        told["without"] = sorted(self.without)
+        return hashlib.sha256(json.dumps([HARNESS, told], sort_keys=True).encode()).hexdigest()[:16]

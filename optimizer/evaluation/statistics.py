@@ -1,0 +1,57 @@
+"""Figures from pairs of blocks: a ratio with its interval, and whether the machine was quiet.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from optimizer.evaluation.records import Interval
+
+TRIM = 0.1  # share of pairs dropped at each end
+# Two-sided 95 % quantiles of Student's t for 1 .. 30 degrees of freedom.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def ratio_interval(baseline: Sequence[float], candidate: Sequence[float], floor: float) -> Interval:
+    """Baseline over candidate: the trimmed mean of log ratios of the pairs, with 95 % interval.
+
+    floor: half-width in log units below which no interval goes. Two processes that run the same
+    code differ by where their memory lies; pairs within the same two processes do not show it, so
+    an A/A run over many processes sets this (benchmarks/results/evaluation.md).
+    The interval is Tukey and McLaughlin's for a trimmed mean (winsorised variance).
+    """
+    logs = sorted(math.log(b / c) for b, c in zip(baseline, candidate, strict=True))
+    n = len(logs)
+    cut = int(n * TRIM)
+    kept = logs[cut : n - cut] if cut else logs
+    centre = statistics.fmean(kept)
+    half = math.inf
+    if n >= 2:
+        winsorised = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
+        spread = statistics.stdev(winsorised) / ((1 - 2 * cut / n) * math.sqrt(n))
+        half = quantile(len(kept) - 1) * spread
+    half = max(half, floor)
+    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
+
+
+def quantile(degrees: int) -> float:
+    """Student's t at 97.5 %."""
+    return _T[min(max(degrees, 1), len(_T)) - 1] if degrees <= len(_T) else 1.96
+
+
+def combined(intervals: Sequence[tuple[Interval, float]]) -> Interval:
+    """The weighted geometric mean over cases; errors of the cases are independent."""
+    total = sum(weight for _, weight in intervals)
+    centre = sum(weight * math.log(i.value) for i, weight in intervals) / total
+    halves = [weight * (math.log(i.high) - math.log(i.low)) / 2 for i, weight in intervals]
+    half = math.sqrt(sum(h * h for h in halves)) / total
+    n = min(i.n for i, _ in intervals)
+    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)

@@ -1,0 +1,248 @@
+"""A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it.
+
+Keeps its own copy of what the subject's inputs hold after every call (`Mirror`), which the subject
+cannot reach, so that it can check any call against the reference.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizer.isolation.runner_process import RunnerProcess
+from optimizer.problem.tensors import OpenCase
+from optimizer.runner.arrays import Arrays, Place, create, dtype_name, lay_out, places_json
+from optimizer.runner.fresh import refresh
+from optimizer.toolchains.base import Loader
+
+POISON_BYTE = 0xA5
+
+
+class SubjectFailed(Exception):
+    """The subject did not do what it was asked, by its own fault.
+
+    kind: subject | raised | refused | memory.
+    """
+
+    def __init__(self, kind: str, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values for one call. tensors: inputs, then weights, in the order of the ABI; banks beside."""
+
+    seed: int
+    tensors: tuple[torch.Tensor, ...]
+    banks: tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Calls that were timed together. times in nanoseconds a call; waited: threads were ready and
+    had no processor."""
+
+    times: tuple[int, ...]
+    walls: tuple[int, ...]
+    refresh_ns: int
+    total_ns: int
+    wall_ns: int
+    waited_ns: int
+    threads: tuple[int, int]
+    patched: bool
+
+    @property
+    def mean_ns(self) -> float:
+        return sum(self.times) / len(self.times)
+
+
+class Mirror:
+    """What a subject's inputs hold, followed by replaying the fresh values of each call."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.tensors = [tensor.clone() for tensor in sample.tensors]
+        self._banks = sample.banks
+
+    def reset(self, sample: Sample) -> None:
+        self._banks = sample.banks
+        for tensor, value in zip(self.tensors, sample.tensors, strict=True):
+            tensor.copy_(value)
+
+    def replay(self, seed: int, calls: int) -> None:
+        for call in range(calls):
+            refresh(self.tensors, self._banks, seed, call)
+
+
+class LoadedSubject:
+    """One subject on one case."""
+
+    def __init__(self, runner: RunnerProcess, case: OpenCase, sample: Sample) -> None:
+        self._runner = runner
+        self._case = case
+        signature = case.signature
+        outputs = signature.of("output")
+        self._expected = [(t.dtype, list(t.shape)) for t in outputs]
+        self._shared = {
+            "inputs": _arrays([(dtype_name(t.dtype), t.shape) for t in sample.tensors]),
+            "banks": _arrays([_bank_spec(bank) for bank in sample.banks]),
+            "outputs": _arrays([(t.dtype, t.shape) for t in outputs]),
+        }
+        self._sample = sample
+        self.mirror = Mirror(sample)
+        self._write(sample)
+
+    def _write(self, sample: Sample) -> None:
+        for shared, value in zip(
+            self._shared["inputs"].arrays.tensors, sample.tensors, strict=True
+        ):
+            shared.copy_(value)
+        for shared, bank in zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True):
+            if bank is not None:
+                shared.copy_(bank)
+
+    def load(
+        self,
+        loader: Loader,
+        *,
+        limits: Mapping[str, int],
+        flush_bytes: int,
+        seconds: float,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Set it up in the runner. Raises SubjectFailed, or what `RunnerProcess.ask` raises."""
+        arrays = list(self._shared.values())
+        message = {
+            "op": "load",
+            "kind": loader.kind,
+            "path": str(loader.path),
+            "entry": loader.entry,
+            "init_args": self._case.init_args,
+            "dtype": self._case.case.dtype,
+            "seed": seed,
+            "inputs": len(self._case.scalars),
+            "scalars": list(self._case.scalars),
+            "state": [t.name for t in self._case.signature.of("parameter", "buffer")],
+            "fresh": [bank is not None for bank in self._banks],
+            "expected": self._expected,
+            "arrays": [[places_json(a.places), a.size] for a in arrays],
+            "scratch": str(self._runner.scratch),
+            "limits": dict(limits),
+            "flush_bytes": flush_bytes,
+        }
+        return dict(self._ask(message, seconds, [a.fd for a in arrays]))
+
+    @property
+    def _banks(self) -> Sequence[torch.Tensor | None]:
+        return self.mirror._banks
+
+    def renew(self, sample: Sample, seconds: float) -> None:
+        """Other values in the same buffers."""
+        self._sample = sample
+        self._write(sample)
+        self.mirror.reset(sample)
+        self._ask({"op": "renew"}, seconds)
+
+    def restore(self, seconds: float) -> None:
+        """The values of the sample again, whatever calls have put in their place."""
+        self.renew(self._sample, seconds)
+
+    def call(self, seconds: float) -> list[torch.Tensor]:
+        """The outputs of one call. They lie in shared memory until the next call."""
+        self._poison()
+        self._ask({"op": "call"}, seconds)
+        return self.outputs
+
+    def inputs_changed(self, seconds: float) -> list[str]:
+        """Names of inputs and weights that the subject changed behind the harness's back."""
+        self._ask({"op": "inputs"}, seconds)
+        names = [t.name for t in self._case.signature.tensors if t.role != "output"]
+        shared = self._shared["inputs"].arrays.tensors
+        return [
+            name
+            for name, now, was in zip(names, shared, self.mirror.tensors, strict=True)
+            if not _same_bits(now, was)
+        ]
+
+    def operators(self, seconds: float) -> dict[str, int]:
+        """Torch operators that one call dispatches, with their counts."""
+        return dict(self._ask({"op": "trace"}, seconds)["operators"])
+
+    def block(self, seed: int, calls: int, seconds: float) -> Block:
+        """So many timed calls on fresh values; the mirror follows."""
+        self._poison()
+        waited = self._runner.waited_ns()
+        began = time.perf_counter_ns()
+        self._runner.send({"op": "block", "seed": seed})
+        self._runner.feed(calls)
+        reply = self._checked(self._runner.await_answer(seconds))
+        wall = time.perf_counter_ns() - began
+        waited = self._runner.waited_ns() - waited
+        self.mirror.replay(seed, calls)
+        return Block(
+            times=tuple(reply["times_ns"]),
+            walls=tuple(reply["walls_ns"]),
+            refresh_ns=reply["refresh_ns"],
+            total_ns=reply["total_ns"],
+            wall_ns=wall,
+            waited_ns=waited,
+            threads=(reply["threads"][0], reply["threads"][1]),
+            patched=reply["patched"],
+        )
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        return self._shared["outputs"].arrays.tensors
+
+    def _poison(self) -> None:
+        """Nothing that an earlier call left may pass for this one's result."""
+        for tensor in self.outputs:
+            if tensor.numel():
+                tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+
+    def _ask(self, message: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> Any:
+        return self._checked(self._runner.ask(message, fds, seconds=seconds))
+
+    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
+        if not reply.get("ok"):
+            raise SubjectFailed(
+                str(reply.get("failure")), str(reply.get("message")), str(reply.get("log", ""))
+            )
+        return reply
+
+    def close(self) -> None:
+        for shared in self._shared.values():
+            os.close(shared.fd)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    fd: int
+    places: list[Place]
+    size: int
+    arrays: Arrays
+
+
+def _arrays(specs: Sequence[tuple[str, Sequence[int]]]) -> _Shared:
+    places, size = lay_out(specs)
+    fd = create(size)
+    return _Shared(fd, places, size, Arrays(fd, places, size))
+
+
+def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
+    return ("uint8", (0,)) if bank is None else (dtype_name(bank.dtype), bank.shape)
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise, because NaN is a value here."""
+    if not left.numel():
+        return True
+    flat = [t.contiguous().view(-1).view(torch.uint8) for t in (left, right)]
+    return bool(torch.equal(*flat))

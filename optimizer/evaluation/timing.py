@@ -1,0 +1,193 @@
+"""How long the candidate takes beside the reference: two processes, driven alternately in blocks of
+random length (A B B A), one at a time, the idle one stopped.
+
+Decides by the supervisor's clock: what a runner says of its own time counts only while it agrees
+with the wall around the block. Every block ends with a comparison of both sides' last outputs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from optimizer.evaluation.records import CaseTiming, Flag, Interval
+from optimizer.evaluation.statistics import ratio_interval
+from optimizer.evaluation.subject import Block, LoadedSubject
+from optimizer.isolation.runner_process import RunnerProcess
+
+Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
+
+
+@dataclass(frozen=True)
+class TimingPolicy:
+    """block_ms: aimed length of one block; pairs: at least and at most, in steps of two.
+
+    narrow: the half-width (log units) at which measuring stops early. floor: see statistics.
+    quiet: the share of a block that its threads may wait for a processor.
+    """
+
+    block_ms: float = 12.0
+    min_pairs: int = 6
+    max_pairs: int = 24
+    narrow: float = 0.02
+    floor: float = 0.01
+    quiet: float = 0.05
+    seconds: float = 60.0
+    max_calls: int = 2_000
+
+
+@dataclass
+class Side:
+    """One of the two: its runner, its subject, what was measured of it."""
+
+    name: str
+    runner: RunnerProcess
+    subject: LoadedSubject
+    blocks: list[Block] = field(default_factory=list)
+    per_call_ns: float = 0.0
+
+    def wake_and(self, act: Callable[[LoadedSubject], None]) -> None:
+        self.runner.wake()
+        act(self.subject)
+        self.runner.pause()
+
+    def run(self, seed: int, calls: int, seconds: float) -> Block:
+        self.runner.wake()
+        block = self.subject.block(seed, calls, seconds)
+        self.runner.pause()
+        return block
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The timing of one case and what was noticed while measuring."""
+
+    timing: CaseTiming
+    flags: tuple[Flag, ...] = ()
+    mismatch: str | None = None
+
+
+def measure(
+    case: str, baseline: Side, candidate: Side, policy: TimingPolicy, compare: Compare, seed: int
+) -> Measured:
+    """Time both sides against each other. Raises what the subjects raise."""
+    chance = random.Random(seed)
+    for side in (baseline, candidate):
+        _calibrate(side, chance, policy)
+        side.wake_and(lambda subject: subject.restore(policy.seconds))
+    pairs: list[tuple[Block, Block]] = []
+    noisy = 0
+    for first, second in _order(baseline, candidate, policy.max_pairs):
+        pair = _pair(first, second, chance, policy)
+        blocks = pair if first is baseline else (pair[1], pair[0])
+        mismatch = compare(candidate.subject.outputs, baseline.subject.outputs)
+        if mismatch:
+            return Measured(CaseTiming(case, "none", reason=mismatch), (), mismatch)
+        if any(_busy(block, policy) for block in blocks):
+            noisy += 1
+            continue
+        pairs.append(blocks)
+        if len(pairs) >= policy.min_pairs and _narrow_enough(pairs, policy):
+            break
+    flags = (*_integrity([b for b, _ in pairs], [c for _, c in pairs]),)
+    return Measured(_conclude(case, pairs, noisy, policy), flags)
+
+
+def _order(baseline: Side, candidate: Side, pairs: int) -> Iterator[tuple[Side, Side]]:
+    """A B, B A, A B, ...: drift that is linear in time cancels within four blocks."""
+    for number in range(pairs):
+        yield (candidate, baseline) if number % 2 else (baseline, candidate)
+
+
+def _calibrate(side: Side, chance: random.Random, policy: TimingPolicy) -> None:
+    """Warm up, and learn roughly how long one call takes."""
+    calls = 1
+    for _ in range(3):
+        block = side.run(chance.getrandbits(30), calls, policy.seconds)
+        side.per_call_ns = max(1.0, min(block.times))
+        calls = max(1, min(8, int(policy.block_ms * 1e6 / side.per_call_ns / 4)))
+
+
+def _pair(
+    first: Side, second: Side, chance: random.Random, policy: TimingPolicy
+) -> tuple[Block, Block]:
+    """Two blocks with the same fresh values, so that their last outputs must agree."""
+    seed = chance.getrandbits(30)
+    slower = max(first.per_call_ns, second.per_call_ns)
+    aim = policy.block_ms * 1e6 / slower
+    calls = max(1, min(policy.max_calls, round(aim * chance.uniform(0.6, 1.4))))
+    if calls == 1:
+        calls = chance.choice((1, 2))
+    return first.run(seed, calls, policy.seconds), second.run(seed, calls, policy.seconds)
+
+
+def _busy(block: Block, policy: TimingPolicy) -> bool:
+    return block.waited_ns > policy.quiet * block.wall_ns + 200_000
+
+
+def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> bool:
+    found = _ratio(pairs, policy)
+    return found.high / found.low <= 1 + 2 * policy.narrow
+
+
+def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> Interval:
+    return ratio_interval(
+        [b.mean_ns for b, _ in pairs], [c.mean_ns for _, c in pairs], policy.floor
+    )
+
+
+def _conclude(
+    case: str, pairs: Sequence[tuple[Block, Block]], noisy: int, policy: TimingPolicy
+) -> CaseTiming:
+    calls = sum(len(c.times) for _, c in pairs)
+    if len(pairs) < policy.min_pairs:
+        return CaseTiming(
+            case,
+            "repeat",
+            calls=calls,
+            reason=f"timing must be repeated: the processors were busy in {noisy} of "
+            f"{noisy + len(pairs)} pairs of blocks; stop other work and evaluate again",
+        )
+    found = _ratio(pairs, policy)
+    return CaseTiming(
+        case,
+        "measured",
+        baseline_us=_typical([b for b, _ in pairs]),
+        candidate_us=_typical([c for _, c in pairs]),
+        speedup=found,
+        calls=calls,
+    )
+
+
+def _typical(blocks: Sequence[Block]) -> float:
+    """Median over blocks of the mean call, in microseconds."""
+    means = sorted(block.mean_ns for block in blocks)
+    return means[len(means) // 2] / 1e3
+
+
+def _integrity(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:
+    """What the two clocks and the thread counts say about the candidate's honesty."""
+    if not candidate:
+        return
+    if any(block.patched for block in candidate):
+        yield Flag(4, "reject", "timers or comparison functions of torch or time were replaced")
+    if any(block.threads[1] > block.threads[0] for block in candidate):
+        yield Flag(2, "reject", "Python threads were started by timed calls and are still alive")
+    # A busy machine delays the answer of an honest block; a clock that lies does so in every one.
+    told = max(b.total_ns / b.wall_ns for b in candidate)
+    if told < 0.85:
+        yield Flag(13, "reject", f"its clock shows {told:.0%} of the time that really went by")
+    outside = _outside(candidate) - _outside(baseline)
+    own = sum(b.mean_ns for b in candidate) / len(candidate)
+    if outside > 0.2 * own + 30_000:
+        yield Flag(
+            1, "reject", f"{outside / 1e3:.0f} us a call of its work happen outside the timed call"
+        )
+
+
+def _outside(blocks: Sequence[Block]) -> float:
+    """Nanoseconds a call that the wall saw and the call's clock did not."""
+    return sum((b.wall_ns - sum(b.times)) / len(b.times) for b in blocks) / len(blocks)

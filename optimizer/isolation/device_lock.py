@@ -1,0 +1,29 @@
+"""One measurement at a time on a device, over all processes of this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+
+class DeviceLock:
+    """A context that waits until nobody else measures on the device. The kernel frees it when the
+    process ends, however it ends."""
+
+    def __init__(self, device: str, folder: Path | None = None) -> None:
+        place = folder or Path(tempfile.gettempdir())
+        self._path = place / f"kernlore-device-{device}-{os.getuid()}.lock"
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> DeviceLock:
+        self._file = self._path.open("ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

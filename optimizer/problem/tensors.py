@@ -1,0 +1,420 @@
+"""A case as tensors: inputs, weights, what the reference makes of them, and what it costs at least.
+
+Everything is drawn on the CPU from seeds, so that any process makes the same values. Knows nothing
+of candidates.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from kb.errors import InvalidRequest
+from kb.predicate_nodes import Bindings
+from kb.predicates import compile_expression
+from optimizer.abi import ITEM_BYTES, Role, Signature, TensorSpec
+from optimizer.evaluation.bounds import Bound, Pointed, allowed
+from optimizer.problem.draw import distributed, lively, replaceable, seeded
+from optimizer.problem.importing import import_problem, running, substituted
+from optimizer.problem.spec import Case, OutputKind, Problem
+
+_SECOND_DRAW = 0x9E3779B9  # added to a seed for values to replace others with
+
+
+class Banks(NamedTuple):
+    """A second draw of everything a candidate is given."""
+
+    inputs: list[torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+
+def open_case(problem: Problem, case: Case) -> OpenCase:
+    """Import the problem file with this case's constants. Runs the file's code."""
+    return OpenCase(problem, case)
+
+
+class OpenCase:
+    """One case of a problem, with its file imported."""
+
+    def __init__(self, problem: Problem, case: Case) -> None:
+        self.problem = problem
+        self.case = case
+        self.source = substituted(problem, case.constants)
+        self._module = import_problem(problem, case.constants)
+        self._dtype = getattr(torch, case.dtype) if case.dtype else None
+        self.init_args: list[Any] = self._init_args()
+        self._model = self._build(0)
+        self._hidden_state_is_fixed()
+
+    # -- the model
+
+    def _class(self) -> type[torch.nn.Module]:
+        found = self._module.__dict__.get("Model")
+        if isinstance(found, type) and issubclass(found, torch.nn.Module):
+            return found
+        raise InvalidRequest(
+            f"{self.problem.path.name}: Model is not a class derived from torch.nn.Module",
+            hint="Write `class Model(nn.Module)` with a `forward`.",
+        )
+
+    def _init_args(self) -> list[Any]:
+        """Positional arguments for Model, whatever form get_init_inputs has."""
+        make = self._module.__dict__.get("get_init_inputs")
+        with running(self.problem, "get_init_inputs()"), seeded(0):
+            given = make() if make is not None else []
+        with running(self.problem, "matching get_init_inputs() with Model.__init__"):
+            return _positional(self._class().__init__, given, "get_init_inputs()", skip=1)
+
+    def _build(self, seed: int) -> torch.nn.Module:
+        with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
+            model = self._class()(*self.init_args)
+        return model.eval().requires_grad_(False)
+
+    def _hidden_state_is_fixed(self) -> None:
+        """Random values that are in no state_dict would differ from one process to the next."""
+        one, other = _hidden(self._model), _hidden(self._build(1))
+        random = sorted(n for n in one if n not in other or not torch.equal(one[n], other[n]))
+        if random:
+            raise InvalidRequest(
+                f"{self.problem.path.name}: Model keeps random values in {', '.join(random)}, "
+                "which are no parameters or buffers",
+                hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
+            )
+
+    # -- inputs and weights
+
+    @cached_property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(_names(self._class().forward, len(self._values(0))))
+
+    @cached_property
+    def scalars(self) -> tuple[bool, ...]:
+        """Which inputs are Python numbers for the reference."""
+        return tuple(not isinstance(value, torch.Tensor) for value in self._values(0))
+
+    def _values(self, seed: int) -> list[Any]:
+        """What get_inputs() makes, in the order of forward's arguments."""
+        with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad():
+            given = self._module.__dict__["get_inputs"]()
+            forward = self._class().forward
+        with running(self.problem, "matching get_inputs() with Model.forward"):
+            values = _positional(forward, given, "get_inputs()", skip=1)
+        for number, value in enumerate(values):
+            _check_value(self.problem, f"input {number}", value)
+        return values
+
+    def inputs(self, seed: int) -> list[torch.Tensor]:
+        """Contiguous CPU tensors; a Python number is a tensor of no dimensions."""
+        values = self._values(seed)
+        fixed = self.problem.policy.fixed
+        return [
+            self._input(value, seed + 7919 * number, name in fixed)
+            for number, (name, value) in enumerate(zip(self.input_names, values, strict=True))
+        ]
+
+    def _input(self, value: Any, seed: int, fixed: bool) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            kind = torch.float64 if isinstance(value, float) else None
+            return torch.tensor(value, dtype=kind)
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            dtype = self._dtype or value.dtype
+            how = "as_given" if fixed else self.case.distribution
+            value = distributed(value, how, dtype, seed)
+        tensor: torch.Tensor = value
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def state(self, seed: int) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers, in state_dict order."""
+        model = self._build(seed)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        return {
+            name: self._weight(name, value, name in parameters, seed + 104_729 * number)
+            for number, (name, value) in enumerate(model.state_dict().items())
+        }
+
+    def _weight(
+        self, name: str, value: torch.Tensor, is_parameter: bool, seed: int
+    ) -> torch.Tensor:
+        value = value.detach().cpu()
+        if self._varying and name not in self.problem.policy.fixed:
+            value = lively(name, value, is_parameter, seed)
+        if self._dtype is not None and value.is_floating_point():
+            value = value.to(self._dtype)
+        return value.clone(memory_format=torch.contiguous_format)
+
+    @property
+    def _varying(self) -> bool:
+        return self.problem.policy.weights == "varying"
+
+    def banks(self, seed: int) -> Banks:
+        """Other values of everything, to replace parts of `inputs(seed)` and `state(seed)` with."""
+        other = seed + _SECOND_DRAW
+        return Banks(self.inputs(other), self.state(other))
+
+    @cached_property
+    def fresh(self) -> tuple[bool, ...]:
+        """Which of inputs and weights may be partly replaced between calls."""
+        one, other = (self.inputs(0), self.state(0)), self.banks(0)
+        policy = self.problem.policy
+        known = zip(self.input_names, self.scalars, one[0], other.inputs, strict=True)
+        found = [
+            not scalar
+            and name not in policy.fixed
+            and (name in policy.perturb or replaceable(a, b))
+            for name, scalar, a, b in known
+        ]
+        found += [
+            self._varying and name not in policy.fixed and replaceable(value, other.state[name])
+            for name, value in one[1].items()
+        ]
+        return tuple(found)
+
+    # -- what the reference makes of them
+
+    def reference(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        *,
+        dtype: torch.dtype | None = None,
+        device: str = "cpu",
+        noise: int = 0,
+    ) -> list[torch.Tensor]:
+        """The outputs of Model in eval mode, on copies. dtype: of all floating values, for a golden
+        result; None leaves them as they are. noise: seed of what forward itself may draw."""
+        model = copy.deepcopy(self._model)
+        for_model = dtype or self._dtype
+        if for_model is not None:
+            model = model.to(for_model)
+        model = model.to(device)
+        model.load_state_dict(dict(state))
+        given = [
+            tensor.item() if scalar else _cast(tensor, dtype).to(device).clone()
+            for tensor, scalar in zip(inputs, self.scalars, strict=True)
+        ]
+        before = torch.get_default_dtype()
+        tf32 = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+        with running(self.problem, "Model.forward"), seeded(noise), torch.no_grad(), tf32:
+            try:
+                if dtype is not None:
+                    torch.set_default_dtype(dtype)  # what forward itself makes is as precise
+                result = model(*given)
+            finally:
+                torch.set_default_dtype(before)
+        return self._outputs(result)
+
+    def _outputs(self, result: Any) -> list[torch.Tensor]:
+        values = [result]
+        if isinstance(result, dict):
+            values = list(result.values())
+        elif isinstance(result, tuple | list):
+            values = list(result)
+        for number, value in enumerate(values):
+            if not isinstance(value, torch.Tensor):
+                raise InvalidRequest(
+                    f"{self.problem.path.name}: output {number} is {type(value).__name__}",
+                    hint="forward returns a tensor, or one flat tuple, list or dict of tensors.",
+                )
+            _check_value(self.problem, f"output {number}", value)
+        return [value.detach() for value in values]
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Everything a candidate is handed for this case. Runs the reference once."""
+        inputs, state = self.inputs(0), self.state(0)
+        outputs = self.reference(inputs, state)
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        roles: list[tuple[Role, str, torch.Tensor]] = []
+        roles += [("input", n, v) for n, v in zip(self.input_names, inputs, strict=True)]
+        roles += [("parameter" if n in parameters else "buffer", n, v) for n, v in state.items()]
+        roles += [("output", f"output{n}", v) for n, v in enumerate(outputs)]
+        return Signature(tuple(_spec(role, name, value) for role, name, value in roles))
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.signature.of("output")
+
+    @property
+    def kinds(self) -> tuple[OutputKind, ...]:
+        """How each output is compared."""
+        told, count = self.problem.policy.outputs, len(self.outputs)
+        if not told:
+            return tuple("float" if "float" in output.dtype else "exact" for output in self.outputs)
+        if len(told) not in (1, count):
+            raise InvalidRequest(
+                f"{self.problem.name}: policy.outputs names {len(told)} kinds, Model has {count} "
+                "outputs",
+                hint="Give one kind, or one for each output.",
+            )
+        return told * count if len(told) == 1 else told
+
+    def bounds(
+        self,
+        inputs: Sequence[torch.Tensor],
+        goldens: Sequence[torch.Tensor],
+        references: Sequence[torch.Tensor],
+    ) -> list[Bound]:
+        """What each output is held to; goldens and references are `reference`'s on these inputs."""
+        length = self.reduction_length()
+        relaxed = self.problem.policy.precision == "relaxed"
+        return [
+            allowed(
+                golden,
+                reference,
+                kind,
+                spec.dtype,
+                length,
+                relaxed=relaxed,
+                pointed=self._pointed(inputs) if kind == "index" else None,
+                name=spec.name,
+            )
+            for spec, kind, golden, reference in zip(
+                self.outputs, self.kinds, goldens, references, strict=True
+            )
+        ]
+
+    def _pointed(self, inputs: Sequence[torch.Tensor]) -> Pointed:
+        """What an index output points into; by default the last dimension of the first input."""
+        told = self.problem.policy.index_into
+        name, dim = next(iter(told.items()), (self.input_names[0], -1))
+        if name not in self.input_names:
+            raise InvalidRequest(
+                f"{self.problem.name}: policy.index_into names {name!r}",
+                hint=f"The inputs are {', '.join(self.input_names)}.",
+            )
+        return Pointed(inputs[self.input_names.index(name)], dim)
+
+    # -- what it costs
+
+    @property
+    def compulsory_bytes(self) -> int:
+        return self.signature.compulsory_bytes
+
+    def flops(self) -> int:
+        """Counted from the operators that the reference runs; 0 where none of them is counted."""
+        return self._flops
+
+    @cached_property
+    def _flops(self) -> int:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        counter = FlopCounterMode(display=False, custom_mapping=_attention_flops())
+        with counter:
+            self.reference(self.inputs(0), self.state(0))
+        return int(counter.get_total_flops())
+
+    def reduction_length(self) -> int:
+        """Terms in one output element: of the policy, else from counted flops, else from sizes."""
+        told = self.problem.policy.reduction_length
+        if isinstance(told, int):
+            return max(1, told)
+        if isinstance(told, str):
+            return self._computed_length(told)
+        outputs = sum(output.elements for output in self.outputs) or 1
+        largest = max((t.elements for t in self.signature.of("input")), default=1)
+        return max(1, self.flops() // (2 * outputs), largest // outputs)
+
+    def _computed_length(self, text: str) -> int:
+        constants = {
+            name: value
+            for name, value in vars(self._module).items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        found = compile_expression(text).compute(Bindings(parameters=constants))
+        if not isinstance(found.value, int | float):
+            raise InvalidRequest(
+                f"{self.problem.name}: policy.reduction_length {text!r} has no value",
+                hint=f"Use the file's constants: {', '.join(sorted(constants)) or 'it has none'}.",
+            )
+        return max(1, int(found.value))
+
+
+def _positional(function: Any, given: Any, what: str, skip: int) -> list[Any]:
+    """Arguments as a list, from a list, a dict, [args, kwargs] or a single value."""
+    if isinstance(given, dict):
+        args, kwargs = [], given
+    elif isinstance(given, tuple | list) and _is_args_kwargs(given):
+        args, kwargs = list(given[0]), given[1]
+    elif isinstance(given, tuple | list):
+        return list(given)
+    else:
+        return [given]
+    bound = inspect.signature(function).bind(*[None] * skip, *args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise InvalidRequest(
+            f"{what} names keyword-only arguments: {', '.join(bound.kwargs)}",
+            hint="Let the function take them by position too.",
+        )
+    return list(bound.args[skip:])
+
+
+def _is_args_kwargs(given: Sequence[Any]) -> bool:
+    return len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], dict)
+
+
+def _names(forward: Any, count: int) -> list[str]:
+    """Names of forward's first `count` arguments."""
+    known = [
+        p.name
+        for p in inspect.signature(forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ][1:]
+    return [known[n] if n < len(known) else f"input{n}" for n in range(count)]
+
+
+def _check_value(problem: Problem, what: str, value: Any) -> None:
+    if isinstance(value, bool | int | float):
+        return
+    if not isinstance(value, torch.Tensor):
+        raise InvalidRequest(
+            f"{problem.path.name}: {what} is {type(value).__name__}, not a tensor or a number",
+            hint="get_inputs() returns one flat list of tensors and numbers; pass what else Model "
+            "needs through get_init_inputs().",
+        )
+    name = str(value.dtype).removeprefix("torch.")
+    if value.layout is not torch.strided or name not in ITEM_BYTES:
+        raise InvalidRequest(
+            f"{problem.path.name}: {what} is {name}, {value.layout}",
+            hint=f"Use dense tensors of {', '.join(ITEM_BYTES)}; give a sparse one by its parts.",
+        )
+
+
+def _hidden(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors that a model keeps outside its state_dict."""
+    found: dict[str, torch.Tensor] = {}
+    kept = model.state_dict()
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        parts = {**module._buffers, **vars(module)}
+        found |= {
+            f"{dot}{name}": value
+            for name, value in parts.items()
+            if isinstance(value, torch.Tensor) and f"{dot}{name}" not in kept
+        }
+    return found
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(name, role, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+
+
+def _attention_flops() -> dict[Any, Any]:
+    """The CPU's fused attention, which torch's counter leaves out."""
+    from torch.utils.flop_counter import sdpa_flop_count
+
+    def count(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return {fused: count}

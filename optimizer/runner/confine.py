@@ -1,0 +1,84 @@
+"""The runner gives up what a candidate has no need of, just before candidate code is loaded:
+writing outside its scratch folder (Landlock), memory, processor time, large files, many processes.
+
+Irreversible for this process and its children. Network and process namespaces are the supervisor's
+doing, at start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_PR_SET_NO_NEW_PRIVS = 38
+_PATH_BENEATH = 1
+# WRITE_FILE, REMOVE_DIR, REMOVE_FILE, MAKE_CHAR .. MAKE_SYM, REFER (ABI 2), TRUNCATE (ABI 3); see
+# the kernel's Documentation/userspace-api/landlock.rst. Reading and executing stay free.
+_WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+_WRITABLE = ("/dev", "/proc/self")
+
+
+def confine(scratch: Path, limits: Mapping[str, int]) -> list[str]:
+    """Apply what this system has; the names of what was applied."""
+    applied = []
+    if "memory_bytes" in limits:
+        _limit(resource.RLIMIT_AS, _address_space() + limits["memory_bytes"])
+        applied.append("memory")
+    for name, which in (
+        ("cpu_seconds", resource.RLIMIT_CPU),
+        ("file_bytes", resource.RLIMIT_FSIZE),
+        ("processes", resource.RLIMIT_NPROC),
+    ):
+        if name in limits:
+            _limit(which, limits[name])
+            applied.append(name.partition("_")[0])
+    _limit(resource.RLIMIT_CORE, 0)
+    if only_writes_to(scratch):
+        applied.append("landlock")
+    return applied
+
+
+def _limit(which: int, value: int) -> None:
+    _, hard = resource.getrlimit(which)
+    ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (ceiling, ceiling))
+
+
+def _address_space() -> int:
+    """What is mapped already: torch alone maps gigabytes that it never touches."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def only_writes_to(scratch: Path) -> bool:
+    """Forbid this process to write anywhere else; False where the kernel has no Landlock."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = libc.syscall(_CREATE_RULESET, None, 0, 1)
+    if abi < 1:
+        return False
+    rights = _WRITES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
+    rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", rights), 8, 0)
+    if rules < 0:
+        return False
+    for place in (str(scratch), *_WRITABLE):
+        _allow(libc, rules, place, rights)
+    done: bool = (
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+        and libc.syscall(_RESTRICT_SELF, rules, 0) == 0
+    )
+    os.close(rules)
+    return done
+
+
+def _allow(libc: ctypes.CDLL, rules: int, place: str, rights: int) -> None:
+    if not Path(place).exists():
+        return
+    fd = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
+    os.close(fd)

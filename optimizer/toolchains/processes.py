@@ -1,0 +1,217 @@
+"""Run a command in a process group of its own, under limits, to a deadline, and leave nothing of
+that group behind.
+
+No shell. Does not know what the command is; a process that starts a session of its own leaves the
+group and is not this module's to find. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LAUNCHER = Path(__file__).with_name("limited.py")
+KILL_SECONDS = 5.0  # for the kernel to end a group that was sent SIGKILL
+DRAIN_SECONDS = 0.5  # for what is still in the pipes when the command has ended
+CHUNK = 65_536
+KEPT_ENV = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "ROCM_PATH",
+    "TRITON_PTXAS_PATH",
+    "TRITON_PTXAS_BLACKWELL_PATH",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """seconds: of wall time. cpu_seconds, memory_bytes (of address space), file_bytes: of each
+    process. processes: of the user, the kernel counts no finer; None sets none. output_bytes: kept
+    of each stream, from its start.
+    """
+
+    seconds: float = 60.0
+    cpu_seconds: int | None = None
+    memory_bytes: int | None = 8 << 30
+    file_bytes: int | None = 1 << 30
+    processes: int | None = None
+    output_bytes: int = 1 << 20
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """By the names of the module `resource`."""
+        told = {
+            "RLIMIT_CPU": self.cpu_seconds or int(2 * self.seconds) + 1,
+            "RLIMIT_AS": self.memory_bytes,
+            "RLIMIT_FSIZE": self.file_bytes,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_CORE": 0,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """code: exit status, negative for a signal. truncated: output went over the cap.
+
+    survivors: processes of the group that a SIGKILL did not end in time; empty is the proof.
+    """
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool = False
+    truncated: bool = False
+    survivors: tuple[int, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and not self.timed_out
+
+    @property
+    def log(self) -> str:
+        """What was printed, errors first."""
+        return "\n".join(text for text in (self.stderr.rstrip(), self.stdout.rstrip()) if text)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    limits: Limits,
+    env: Mapping[str, str] | None = None,
+) -> Finished:
+    """Run `command` with nothing on its standard input, and wait.
+
+    A program that is not there is a result with a code, like any other failure.
+    """
+    began = time.monotonic()
+    told = json.dumps({"resources": limits.resources, "parent": os.getpid()})
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(LAUNCHER), told, *command],
+        cwd=cwd,
+        env=dict(env) if env is not None else None,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        captured, timed_out = _collect(process, began + limits.seconds, limits.output_bytes)
+    finally:
+        survivors = end_group(process.pid)
+        code = process.wait(KILL_SECONDS)
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+    return Finished(
+        code=code,
+        stdout=captured.text(0),
+        stderr=captured.text(1),
+        seconds=time.monotonic() - began,
+        timed_out=timed_out or -code in (signal.SIGXCPU, signal.SIGALRM),
+        truncated=captured.truncated,
+        survivors=survivors,
+    )
+
+
+class _Captured:
+    """The start of each stream; the rest is read and dropped, so that the writer never blocks."""
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._streams = (bytearray(), bytearray())
+        self.truncated = False
+
+    def add(self, stream: int, data: bytes) -> None:
+        kept = self._streams[stream]
+        room = self._cap - len(kept)
+        kept += data[:room]
+        self.truncated |= len(data) > room
+
+    def text(self, stream: int) -> str:
+        return self._streams[stream].decode("utf-8", "replace")
+
+
+def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
+    """What a compiler needs to know of the surroundings; no keys of the service's are among it."""
+    kept = {name: os.environ[name] for name in KEPT_ENV if name in os.environ}
+    places = {"HOME": str(workdir), "TMPDIR": str(workdir), "LC_ALL": "C.UTF-8"}
+    return {**kept, **places, **extra}
+
+
+def _collect(process: subprocess.Popen[bytes], deadline: float, cap: int) -> tuple[_Captured, bool]:
+    """Read until both streams end, the command ends, or the deadline passes."""
+    captured = _Captured(cap)
+    with selectors.DefaultSelector() as selector:
+        for number, pipe in enumerate((process.stdout, process.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe, selectors.EVENT_READ, number)
+        ended_by: float | None = None
+        while selector.get_map():
+            now = time.monotonic()
+            if ended_by is None and process.poll() is not None:
+                # A child that it left behind may hold the pipes open for ever.
+                ended_by = now + DRAIN_SECONDS
+            until = deadline if ended_by is None else min(deadline, ended_by)
+            if now >= until:
+                return captured, ended_by is None
+            for key, _ in selector.select(min(until - now, 0.05)):
+                data = os.read(key.fd, CHUNK)
+                captured.add(key.data, data)
+                if not data:
+                    selector.unregister(key.fileobj)
+    return captured, not _ended(process, deadline)
+
+
+def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether a command that closed its streams ends in time."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:
+    """Kill a process group and wait until none of it lives; those that still do."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return ()
+        except PermissionError:
+            pass  # macOS: only zombies are left, or a process that changed its user
+        alive = members(group)
+        if not alive or time.monotonic() > until:
+            return alive
+        time.sleep(0.005)
+
+
+def members(group: int) -> tuple[int, ...]:
+    """Processes of a group that live; zombies, which wait for a parent, do not.
+
+    Without /proc (a Mac) nothing can be listed.
+    """
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            told = entry.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(told[2]) == group and told[0] not in "ZX":
+            found.append(int(entry.parent.name))
+    return tuple(found)

@@ -1,0 +1,144 @@
+"""Stand-ins for a GPU that is not there: Triton's driver, torch.cuda and the place of tensors.
+
+Used only in the process that compiles and launches nothing; what is computed there is never looked
+at. Needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+class CompileOnly:
+    """Stands in for Triton's driver of a device."""
+
+    def __init__(self, target: Any, facts: Mapping[str, Any]) -> None:
+        self._target = target
+        self.utils = SimpleNamespace(get_device_properties=lambda device: facts)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        """There is one."""
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return _capability(self._target)
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+
+def _capability(target: Any) -> tuple[int, int]:
+    if target.backend == "cuda":
+        return divmod(int(target.arch), 10)
+    digits = "".join(c for c in str(target.arch).removeprefix("gfx") if c.isdigit())
+    return int(digits[0]), int(digits[1])
+
+
+def properties_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    units = int(facts.get("compute_units", 128))
+    shared = int(facts.get("shared_memory_per_block", 65_536))
+    return {
+        "max_shared_mem": shared,
+        "multiprocessor_count": units,
+        "multi_processor_count": units,
+        "max_num_regs": int(facts.get("registers_per_unit", 65_536)),
+        "warpSize": int(facts.get("warp_size", 32)),
+        "warp_size": int(facts.get("warp_size", 32)),
+        "shared_memory_per_block_optin": shared,
+        "shared_memory_per_multiprocessor": int(facts.get("shared_memory_per_unit", shared)),
+        "total_memory": int(facts.get("memory_size", 80 << 30)),
+        "name": str(facts.get("name", "")),
+    }
+
+
+def pretend_cuda(facts: Mapping[str, Any], target: Any) -> None:
+    """What candidates ask torch about the device, answered for the target."""
+    import torch
+
+    properties = SimpleNamespace(
+        **facts, major=_capability(target)[0], minor=_capability(target)[1]
+    )
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: _capability(target),
+        "get_device_name": lambda device=None: facts["name"],
+        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
+        "device": lambda device: contextlib.nullcontext(),
+        "device_of": lambda tensor: contextlib.nullcontext(),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+
+
+def pretending() -> Any:
+    """A torch mode in which tensors say that they are on the GPU; they stay where they are."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    here = str(Path(torch.__file__).parent)
+    device_getter = operator.attrgetter("device.__get__")(torch.Tensor)
+    is_cuda = operator.attrgetter("is_cuda.__get__")(torch.Tensor)
+
+    def at_home(value: Any) -> Any:
+        if isinstance(value, str) and value.partition(":")[0] == "cuda":
+            return "cpu"
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return torch.device("cpu")
+        return value
+
+    class Pretending(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func == is_cuda:
+                return True
+            if func == device_getter:
+                # torch itself must see where they really are
+                asking = sys._getframe(1).f_code.co_filename
+                if not asking.startswith(here):
+                    return torch.device("cuda", 0)
+            if func is torch.Tensor.cuda:
+                return args[0]
+            moved = {key: at_home(value) for key, value in (kwargs or {}).items()}
+            return func(*(at_home(value) for value in args), **moved)
+
+    return Pretending()
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Tensors made inside have no memory; their address counts as aligned."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield

@@ -1,0 +1,170 @@
+"""Candidates of every kind of fate, through real compilers and real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.bundle import Bundle, read_bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing import TimingPolicy
+from optimizer.problem.load import load_problem
+from optimizer.toolchains.base import Target
+from optimizer.toolchains.cpp import CppToolchain
+from optimizer.toolchains.torch_python import TorchToolchain
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+rows, cols = 96, 257
+
+class Model(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.bias = nn.Parameter(torch.randn(cols))
+
+    def forward(self, x):
+        return torch.relu(x * self.scale + self.bias)
+
+def get_inputs():
+    return [torch.randn(rows, cols)]
+
+def get_init_inputs():
+    return [1.5]
+"""
+KERNEL = """
+#include "kernlore_abi.h"
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {
+  const float *x = (const float *)t[0].data, *b = (const float *)t[1].data;
+  float *y = (float *)t[2].data;
+  int64_t rows = t[0].shape[0], cols = t[0].shape[1];
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < cols; j++) {
+      float v = x[i * cols + j] * 1.5f + b[j];
+      y[i * cols + j] = v > 0 ? v : 0;
+    }
+  return 0;
+}
+"""
+MODEL_NEW = PROBLEM.replace("class Model(", "class ModelNew(")
+# What is tested here are verdicts; a busy test machine has no timing to offer.
+QUICK = EvaluationSettings(
+    call_seconds=5.0,
+    threads=1,
+    timing=TimingPolicy(block_ms=1.0, min_pairs=2, max_pairs=2, quiet=100.0, seconds=5.0),
+)
+CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    path = tmp_path_factory.mktemp("problem") / "scaled_relu.py"
+    path.write_text(PROBLEM)
+    with Evaluator(load_problem(path), CPU, QUICK) as evaluator:
+        yield evaluator
+
+
+def cpp(source: str) -> Bundle:
+    return Bundle({"kernel.cpp": source}, "kernel.cpp", "cpp", "kernlore_run")
+
+
+def model(source: str) -> Bundle:
+    return Bundle({"model.py": source}, "model.py", "torch", "ModelNew")
+
+
+def verdict(evaluator: Evaluator, bundle: Bundle) -> Evaluation:
+    toolchain = CppToolchain() if bundle.language == "cpp" else TorchToolchain()
+    return evaluator.evaluate(bundle, toolchain)
+
+
+def test_a_right_kernel_is_correct_and_timed(evaluator: Evaluator) -> None:
+    found = verdict(evaluator, cpp(KERNEL))
+    assert (found.validity, found.timing) == ("correct", "measured"), found
+    assert found.speedup is not None and found.speedup.low <= found.speedup.value
+    assert found.isolation is not None and found.isolation.level.startswith(("name", "process"))
+
+
+def test_the_reference_itself_is_correct(evaluator: Evaluator) -> None:
+    assert verdict(evaluator, model(MODEL_NEW)).validity == "correct"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "validity", "told"),
+    [
+        ("1.5f", "1.4f", "incorrect", "off by"),
+        ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed", "SIGSEGV"),
+        ("return 0;", "return 7;", "crashed", "returned 7"),
+        ("return 0;", "for (volatile int i = 0;; i++); return 0;", "timed_out", "no answer"),
+        ("return 0;", "return x;", "not_compiled", "error:"),
+        ("return 0;", "((float *)x)[5] = 1; return 0;", "incorrect", "it changed x"),
+        ("rows = t[0].shape[0]", "rows = t[0].shape[0] - 1", "incorrect", "off by"),
+    ],
+)
+def test_a_bad_kernel_has_its_own_verdict(
+    evaluator: Evaluator, old: str, new: str, validity: str, told: str
+) -> None:
+    found = verdict(evaluator, cpp(KERNEL.replace(old, new, 1)))
+    assert found.validity == validity, found
+    assert told in found.message
+    assert found.speedup is None and found.timing == "none"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "validity", "told"),
+    [
+        ("torch.relu(", "torch.nonsense(", "crashed", "nonsense"),
+        ("self.bias)", "self.bias).double()", "incorrect", "float64"),
+        ("self.bias)", "self.bias)[:-1]", "incorrect", "shape"),
+        ("return torch", "raise SystemExit(0)\n        return torch", "crashed", "SystemExit"),
+        ("class ModelNew", "import os; os._exit(0)\nclass ModelNew", "crashed", "exit code 0"),
+        ("class ModelNew(", "class Another(", "crashed", "has no ModelNew"),
+        ("def get_inputs", "def get inputs", "not_compiled", "invalid syntax"),
+    ],
+)
+def test_a_bad_module_has_its_own_verdict(
+    evaluator: Evaluator, old: str, new: str, validity: str, told: str
+) -> None:
+    found = verdict(evaluator, model(MODEL_NEW.replace(old, new, 1)))
+    assert found.validity == validity, found
+    assert told in found.message, found.message
+
+
+def test_results_of_earlier_calls_are_of_no_use(evaluator: Evaluator) -> None:
+    cached = MODEL_NEW.replace(
+        "        return torch.relu(x * self.scale + self.bias)",
+        "        if not hasattr(self, 'kept'):\n"
+        "            self.kept = {}\n"
+        "        key = (x.data_ptr(), float(x.flatten()[0]), float(x.flatten()[-1]))\n"
+        "        if key not in self.kept:\n"
+        "            self.kept[key] = torch.relu(x * self.scale + self.bias)\n"
+        "        return self.kept[key]",
+    )
+    found = verdict(evaluator, model(cached))
+    assert found.validity == "incorrect", found
+    assert "timed call" in found.message
+
+
+def test_a_busy_machine_gives_no_figure(tmp_path: Path) -> None:
+    """No block is quiet enough when none may wait at all, and the wait is negative."""
+    path = tmp_path / "scaled_relu.py"
+    path.write_text(PROBLEM)
+    never = replace(QUICK, timing=replace(QUICK.timing, quiet=-1e9))
+    with Evaluator(load_problem(path), CPU, never) as evaluator:
+        found = verdict(evaluator, cpp(KERNEL))
+    assert (found.validity, found.timing, found.speedup) == ("correct", "repeat", None)
+    assert "timing must be repeated" in found.timings[0].reason
+
+
+def test_a_bundle_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cpp"
+    path.write_text(KERNEL)
+    bundle = read_bundle(path)
+    assert (bundle.language, bundle.entry, bundle.main) == ("cpp", "kernlore_run", "kernel.cpp")
+    assert bundle.sha256 == cpp(KERNEL).sha256
