@@ -1,0 +1,4 @@
+"""What a machine and a kernel tell about themselves: tools and devices that are here, measured
+ceilings of a device, work of a case, and what profilers report. Standard library and torch only: it
+runs on a bare GPU machine. Concludes nothing; that is `retrieval.diagnose`.
+"""

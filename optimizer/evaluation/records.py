@@ -7,7 +7,7 @@ Standard library only; the JSON forms are what is stored and what `kernlore eval
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -137,3 +137,37 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "correct": self.correct}
+
+
+def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
+    """The evaluation that `as_json` made; fields of a newer harness are ignored."""
+    told = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
+    return Evaluation(
+        **{
+            **told,
+            "checks": tuple(_check(row) for row in told.get("checks", ())),
+            "timings": tuple(_timing(row) for row in told.get("timings", ())),
+            "speedup": _interval(told.get("speedup")),
+            "flags": tuple(Flag(**row) for row in told.get("flags", ())),
+            "isolation": Isolation(**told["isolation"]) if told.get("isolation") else None,
+            "notes": tuple(told.get("notes", ())),
+        }
+    )
+
+
+def checks_from_json(rows: Sequence[Mapping[str, Any]]) -> list[CaseCheck]:
+    """What `asdict` made of checks."""
+    return [_check(row) for row in rows]
+
+
+def _check(row: Mapping[str, Any]) -> CaseCheck:
+    errors = (OutputError(**{**e, "where": tuple(e["where"])}) for e in row["errors"])
+    return CaseCheck(**{**row, "errors": tuple(errors)})
+
+
+def _timing(row: Mapping[str, Any]) -> CaseTiming:
+    return CaseTiming(**{**row, "speedup": _interval(row.get("speedup"))})
+
+
+def _interval(row: Mapping[str, Any] | None) -> Interval | None:
+    return Interval(**row) if row else None

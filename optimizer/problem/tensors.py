@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest
 from kb.predicate_nodes import Bindings
@@ -24,6 +25,13 @@ from optimizer.problem.importing import import_problem, running, substituted
 from optimizer.problem.spec import Case, OutputKind, Problem
 
 _SECOND_DRAW = 0x9E3779B9  # added to a seed for values to replace others with
+
+
+class _Form(NamedTuple):
+    """What get_inputs() makes, without the values."""
+
+    names: tuple[str, ...]
+    scalars: tuple[bool, ...]
 
 
 class Banks(NamedTuple):
@@ -48,8 +56,7 @@ class OpenCase:
         self._module = import_problem(problem, case.constants)
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
         self.init_args: list[Any] = self._init_args()
-        self._model = self._build(0)
-        self._hidden_state_is_fixed()
+        self._buffers: frozenset[str] = frozenset()  # names, known once a model was built
 
     # -- the model
 
@@ -73,11 +80,15 @@ class OpenCase:
     def _build(self, seed: int) -> torch.nn.Module:
         with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
             model = self._class()(*self.init_args)
+        self._buffers = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
         return model.eval().requires_grad_(False)
 
-    def _hidden_state_is_fixed(self) -> None:
-        """Random values that are in no state_dict would differ from one process to the next."""
-        one, other = _hidden(self._model), _hidden(self._build(1))
+    @cached_property
+    def _model(self) -> torch.nn.Module:
+        """The model that every reference run copies."""
+        model = self._build(0)
+        # Random values that are in no state_dict would differ from one process to the next.
+        one, other = _hidden(model), _hidden(self._build(1))
         random = sorted(n for n in one if n not in other or not torch.equal(one[n], other[n]))
         if random:
             raise InvalidRequest(
@@ -85,17 +96,31 @@ class OpenCase:
                 "which are no parameters or buffers",
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
+        return model
 
     # -- inputs and weights
 
-    @cached_property
+    @property
     def input_names(self) -> tuple[str, ...]:
-        return tuple(_names(self._class().forward, len(self._values(0))))
+        return self._form.names
 
-    @cached_property
+    @property
     def scalars(self) -> tuple[bool, ...]:
         """Which inputs are Python numbers for the reference."""
-        return tuple(not isinstance(value, torch.Tensor) for value in self._values(0))
+        return self._form.scalars
+
+    @cached_property
+    def _form(self) -> _Form:
+        """Names and kinds of the inputs; where the case is for a device that is not here, its sizes
+        may be too, so nothing is allocated."""
+        if self.case.fits("cpu"):
+            return self._form_of(self._values(0))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return self._form_of(self._values(0))
+
+    def _form_of(self, values: list[Any]) -> _Form:
+        scalars = tuple(not isinstance(value, torch.Tensor) for value in values)
+        return _Form(tuple(_names(self._class().forward, len(values))), scalars)
 
     def _values(self, seed: int) -> list[Any]:
         """What get_inputs() makes, in the order of forward's arguments."""
@@ -226,15 +251,42 @@ class OpenCase:
 
     @cached_property
     def signature(self) -> Signature:
-        """Everything a candidate is handed for this case. Runs the reference once."""
+        """Everything a candidate is handed for this case. Runs the reference once: on tensors
+        without memory where the case is too large for here and the file allows it."""
+        if not self.case.fits("cpu"):
+            try:
+                return self._imagined()
+            except InvalidRequest:
+                pass  # its sizes depend on values: they have to be made
         inputs, state = self.inputs(0), self.state(0)
-        outputs = self.reference(inputs, state)
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        roles: list[tuple[Role, str, torch.Tensor]] = []
-        roles += [("input", n, v) for n, v in zip(self.input_names, inputs, strict=True)]
-        roles += [("parameter" if n in parameters else "buffer", n, v) for n, v in state.items()]
-        roles += [("output", f"output{n}", v) for n, v in enumerate(outputs)]
-        return Signature(tuple(_spec(role, name, value) for role, name, value in roles))
+        return self._signature_of(inputs, state, self.reference(inputs, state))
+
+    def _imagined(self) -> Signature:
+        """The signature from shapes and dtypes alone."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            given, state, result = self._imagined_run()
+            inputs = [torch.as_tensor(value) for value in given]
+            return self._signature_of(inputs, state, self._outputs(result))
+
+    def _imagined_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
+        """Inputs, weights and result; to be called where tensors have no memory."""
+        values, model = self._values(0), self._build(0)
+        given = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
+        state = {name: _cast(value, self._dtype) for name, value in model.state_dict().items()}
+        with running(self.problem, "Model.forward"), torch.no_grad():
+            return given, state, torch.func.functional_call(model, state, tuple(given))
+
+    def _signature_of(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> Signature:
+        buffers = self._buffers
+        specs = [_spec("input", n, v) for n, v in zip(self.input_names, inputs, strict=True)]
+        specs += [_spec("buffer" if n in buffers else "parameter", n, v) for n, v in state.items()]
+        specs += [_spec("output", f"output{n}", v) for n, v in enumerate(outputs)]
+        return Signature(tuple(specs))
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -305,6 +357,13 @@ class OpenCase:
         from torch.utils.flop_counter import FlopCounterMode
 
         counter = FlopCounterMode(display=False, custom_mapping=_attention_flops())
+        if not self.case.fits("cpu"):
+            try:
+                with FakeTensorMode(allow_non_fake_inputs=True), counter:
+                    self._imagined_run()
+                return int(counter.get_total_flops())
+            except InvalidRequest:
+                pass  # as for the signature
         with counter:
             self.reference(self.inputs(0), self.state(0))
         return int(counter.get_total_flops())

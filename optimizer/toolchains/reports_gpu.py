@@ -1,8 +1,8 @@
 """What a GPU compiler knew of each kernel: ptxas, PTX, and the assembly of AMD's compiler.
 
 Names are the raw ones of the collector `static`; `COMBINE` has those that may stand for a whole
-candidate, the rest is detail of a kernel. Counts what is in the code, not how often it runs. Standard library
-only.
+candidate, the rest is detail of a kernel. Counts what is in the code, not how often it runs.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def install(request: Request, events: Events) -> None:
     target = make_target(told["backend"], arch, told["warp_size"])
     facts = properties_of(request["facts"])
     import_module("triton").runtime.driver.set_active(CompileOnly(target, facts))
-    compiler = import_module("triton.compiler")
+    compiler: Any = import_module("triton.compiler")
     limit = request["facts"].get("shared_memory_per_block")
     compiler.compile = recording(compiler.compile, events, limit)
     compiled = import_module("triton.compiler.compiler").CompiledKernel
@@ -186,7 +186,7 @@ def build(module: ModuleType, entry: str, case: Request) -> Any:
     return model
 
 
-def arguments_of(case: Request) -> list[Any]:
+def arguments_of(case: Request, home: str) -> list[Any]:
     """Inputs of the case; numbers by their value where it is known."""
     import torch
 
@@ -201,21 +201,21 @@ def arguments_of(case: Request) -> list[Any]:
         elif not tensor["shape"] and tensor["dtype"] in ("int64", "float64", "bool"):
             made.append(torch.ones((), dtype=dtype).mul(UNKNOWN_NUMBER).tolist())
         else:
-            made.append(torch.ones(tensor["shape"], dtype=dtype))
+            made.append(torch.ones(tensor["shape"], dtype=dtype, device=home))
     return made
 
 
 def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
     import torch
 
-    from optimizer.toolchains.triton_pretend import pretending, shapes_only
+    from optimizer.toolchains.triton_pretend import pretending
 
     for name, value in (case.get("constants") or {}).items():
         setattr(module, name, value)
-    with contextlib.nullcontext() if real else shapes_only():
-        inputs = arguments_of(case)
-        with pretending(), torch.no_grad():
-            build(module, entry, case)(*inputs)
+    home = "cpu" if real else "meta"
+    inputs = arguments_of(case, home)
+    with pretending(home), torch.no_grad():
+        build(module, entry, case)(*inputs)
 
 
 def is_compile_error(error: BaseException) -> bool:

@@ -99,20 +99,23 @@ def pretend_cuda(facts: Mapping[str, Any], target: Any) -> None:
         setattr(torch.cuda, name, answer)
 
 
-def pretending() -> Any:
-    """A torch mode in which tensors say that they are on the GPU; they stay where they are."""
+@contextlib.contextmanager
+def pretending(home: str) -> Iterator[None]:
+    """Tensors say that they are on the GPU, and are on `home`: "meta", where they have a shape and
+    no contents, or "cpu".
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
-    here = str(Path(torch.__file__).parent)
-    device_getter = operator.attrgetter("device.__get__")(torch.Tensor)
+    torch_files = str(Path(torch.__file__).parent)
+    where = operator.attrgetter("device.__get__")(torch.Tensor)
     is_cuda = operator.attrgetter("is_cuda.__get__")(torch.Tensor)
 
     def at_home(value: Any) -> Any:
-        if isinstance(value, str) and value.partition(":")[0] == "cuda":
-            return "cpu"
-        if isinstance(value, torch.device) and value.type == "cuda":
-            return torch.device("cpu")
+        if isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu"):
+            return home
+        if isinstance(value, torch.device) and value.type in ("cuda", "cpu"):
+            return torch.device(home)
         return value
 
     class Pretending(TorchFunctionMode):
@@ -121,24 +124,16 @@ def pretending() -> Any:
         ) -> Any:
             if func == is_cuda:
                 return True
-            if func == device_getter:
-                # torch itself must see where they really are
-                asking = sys._getframe(1).f_code.co_filename
-                if not asking.startswith(here):
-                    return torch.device("cuda", 0)
-            if func is torch.Tensor.cuda:
+            # torch itself must see where they really are
+            asking = sys._getframe(1).f_code.co_filename
+            if func == where and not asking.startswith(torch_files):
+                return torch.device("cuda", 0)
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
+            if func in (torch.Tensor.cuda, torch.Tensor.cpu):
                 return args[0]
             moved = {key: at_home(value) for key, value in (kwargs or {}).items()}
             return func(*(at_home(value) for value in args), **moved)
 
-    return Pretending()
-
-
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
-    """Tensors made inside have no memory; their address counts as aligned."""
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-    FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with torch.device(home), Pretending():
         yield

@@ -16,7 +16,7 @@ from optimizer.evaluation.timing import TimingPolicy
 from optimizer.problem.load import load_problem
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.cpp import CppToolchain
-from optimizer.toolchains.torch_python import TorchToolchain
+from optimizer.toolchains.torch_python import TorchPython
 
 PROBLEM = """
 import torch
@@ -80,7 +80,7 @@ def model(source: str) -> Bundle:
 
 
 def verdict(evaluator: Evaluator, bundle: Bundle) -> Evaluation:
-    toolchain = CppToolchain() if bundle.language == "cpp" else TorchToolchain()
+    toolchain = CppToolchain() if bundle.language == "cpp" else TorchPython()
     return evaluator.evaluate(bundle, toolchain)
 
 
@@ -125,7 +125,7 @@ def test_a_bad_kernel_has_its_own_verdict(
         ("return torch", "raise SystemExit(0)\n        return torch", "crashed", "SystemExit"),
         ("class ModelNew", "import os; os._exit(0)\nclass ModelNew", "crashed", "exit code 0"),
         ("class ModelNew(", "class Another(", "crashed", "has no ModelNew"),
-        ("def get_inputs", "def get inputs", "not_compiled", "invalid syntax"),
+        ("def get_inputs", "def get inputs", "not_compiled", "expected '('"),
     ],
 )
 def test_a_bad_module_has_its_own_verdict(

@@ -1,0 +1,295 @@
+"""Problems, candidates and what was measured of them, as rows.
+
+An evaluation is found by its key: the same problem, cases, candidate, device, toolchain and policy
+have one row, however often and after whatever crash they are asked for. Knows nothing about how a
+candidate is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.engine import Catalog
+from kb.catalog.tables import search as t
+from kb.ids import derived_id
+from kb.scope import ALL_ACCESS
+
+
+@dataclass(frozen=True)
+class ProblemRow:
+    """sha256: of the problem file and its declaration. policy: as JSON."""
+
+    name: str
+    sha256: str
+    provider: str
+    op_family: str
+    blob_key: str
+    policy: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """shape_bucket: coarse size, for looking up candidates of about the same shape."""
+
+    name: str
+    dtype: str
+    shapes: Sequence[Any]
+    shape_bucket: str
+    distribution: str
+    weight: float
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    bundle_sha256: str
+    language: str
+    entry: str
+    origin: str
+    parameters: Mapping[str, Any]
+    blob_key: str
+
+
+@dataclass(frozen=True)
+class CaseFigures:
+    """What one case came to. Times in microseconds a call."""
+
+    case: str
+    correct: bool | None
+    baseline_us: float | None = None
+    candidate_us: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    errors: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """state: running | finished. stages: what each finished stage left, by its name; `record` of a
+    finished one is the whole evaluation as JSON."""
+
+    id: str
+    key: str
+    state: str
+    stages: Mapping[str, Any]
+    created_at: str
+
+    @property
+    def record(self) -> Mapping[str, Any] | None:
+        return self.stages.get("record") if self.state == "finished" else None
+
+
+class Evaluations:
+    """Every method is one transaction."""
+
+    def __init__(self, catalog: Catalog, access_scope: str = ALL_ACCESS) -> None:
+        self._catalog = catalog
+        self._scope = access_scope
+
+    def find(self, key: str) -> StoredEvaluation | None:
+        with self._catalog.read() as connection:
+            row = connection.execute(
+                sa.select(t.evaluations).where(
+                    t.evaluations.c.key == key, t.evaluations.c.access_scope == self._scope
+                )
+            ).one_or_none()
+        return _stored(row) if row is not None else None
+
+    def latest(self, limit: int = 50) -> list[StoredEvaluation]:
+        """The newest first."""
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(t.evaluations)
+                .where(t.evaluations.c.access_scope == self._scope)
+                .order_by(t.evaluations.c.created_at.desc(), t.evaluations.c.id)
+                .limit(limit)
+            ).all()
+        return [_stored(row) for row in rows]
+
+    def begin(
+        self,
+        key: str,
+        problem: ProblemRow,
+        cases: Sequence[CaseRow],
+        candidate: CandidateRow,
+        harness_version: str,
+        device_id: str | None,
+    ) -> str:
+        """The evaluation's id; its row, and those it points to, exist afterwards exactly once."""
+        with self._catalog.write() as connection:
+            problem_id = self._problem(connection, problem, cases)
+            candidate_id = self._candidate(connection, candidate)
+            identity = derived_id("evl", key)
+            _once(
+                connection,
+                t.evaluations,
+                id=identity,
+                key=key,
+                problem_id=problem_id,
+                candidate_id=candidate_id,
+                device_id=device_id,
+                toolchain_id=None,
+                harness_version=harness_version,
+                stage="parse",
+                state="running",
+                isolation={},
+                metrics={},
+                verdict={},
+                stages={},
+                created_at=clock.now(),
+                access_scope=self._scope,
+            )
+        return identity
+
+    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        """A stage is done; what it left lets a later process go on from there."""
+        with self._catalog.write() as connection:
+            row = connection.execute(
+                sa.select(t.evaluations.c.stages).where(t.evaluations.c.key == key)
+            ).one()
+            connection.execute(
+                sa.update(t.evaluations)
+                .where(t.evaluations.c.key == key)
+                .values(stage=stage, stages={**row.stages, stage: dict(left)})
+            )
+
+    def finish(
+        self,
+        key: str,
+        record: Mapping[str, Any],
+        figures: Sequence[CaseFigures],
+        *,
+        op_family: str,
+        hardware_id: str,
+    ) -> None:
+        """Store the whole result and one row for each case."""
+        with self._catalog.write() as connection:
+            row = connection.execute(
+                sa.select(
+                    t.evaluations.c.id, t.evaluations.c.problem_id, t.evaluations.c.candidate_id
+                ).where(t.evaluations.c.key == key)
+            ).one()
+            speedup = record.get("speedup") or {}
+            connection.execute(
+                sa.update(t.evaluations)
+                .where(t.evaluations.c.key == key)
+                .values(
+                    state="finished",
+                    stage=record["reached"],
+                    validity=record["validity"],
+                    timing=record["timing"],
+                    speedup=speedup.get("value"),
+                    speedup_low=speedup.get("low"),
+                    speedup_high=speedup.get("high"),
+                    isolation=record.get("isolation") or {},
+                    metrics=record.get("metrics") or {},
+                    verdict=record.get("verdict") or {},
+                    stages={"record": dict(record)},
+                    finished_at=clock.now(),
+                )
+            )
+            self._figures(connection, row, figures, op_family, hardware_id)
+
+    def _figures(
+        self,
+        connection: Connection,
+        row: sa.Row[Any],
+        figures: Sequence[CaseFigures],
+        op_family: str,
+        hardware_id: str,
+    ) -> None:
+        connection.execute(
+            sa.delete(t.evaluation_cases).where(t.evaluation_cases.c.evaluation_id == row.id)
+        )
+        for figure in figures:
+            case = connection.execute(
+                sa.select(t.problem_cases).where(
+                    t.problem_cases.c.problem_id == row.problem_id,
+                    t.problem_cases.c.name == figure.case,
+                )
+            ).one()
+            connection.execute(
+                sa.insert(t.evaluation_cases).values(
+                    id=derived_id("evc", row.id, case.id),
+                    evaluation_id=row.id,
+                    case_id=case.id,
+                    op_family=op_family,
+                    dtype=case.dtype,
+                    shape_bucket=case.shape_bucket,
+                    hardware_id=hardware_id,
+                    candidate_id=row.candidate_id,
+                    correct=figure.correct,
+                    baseline_us=figure.baseline_us,
+                    candidate_us=figure.candidate_us,
+                    speedup=figure.speedup,
+                    speedup_low=figure.speedup_low,
+                    errors=dict(figure.errors or {}),
+                )
+            )
+
+    def _problem(
+        self, connection: Connection, problem: ProblemRow, cases: Sequence[CaseRow]
+    ) -> str:
+        identity = derived_id("prb", problem.sha256)
+        _once(
+            connection,
+            t.problems,
+            id=identity,
+            name=problem.name,
+            sha256=problem.sha256,
+            provider=problem.provider,
+            op_family=problem.op_family,
+            blob_key=problem.blob_key,
+            policy=dict(problem.policy),
+            created_at=clock.now(),
+            access_scope=self._scope,
+        )
+        for case in cases:
+            _once(
+                connection,
+                t.problem_cases,
+                id=derived_id("cas", problem.sha256, case.name),
+                problem_id=identity,
+                name=case.name,
+                dtype=case.dtype,
+                shapes=list(case.shapes),
+                shape_bucket=case.shape_bucket,
+                distribution=case.distribution,
+                weight=case.weight,
+                held_out=case.held_out,
+            )
+        return identity
+
+    def _candidate(self, connection: Connection, candidate: CandidateRow) -> str:
+        identity = derived_id("cnd", candidate.bundle_sha256)
+        _once(
+            connection,
+            t.candidates,
+            id=identity,
+            bundle_sha256=candidate.bundle_sha256,
+            language=candidate.language,
+            entry=candidate.entry,
+            origin=candidate.origin,
+            parameters=dict(candidate.parameters),
+            blob_key=candidate.blob_key,
+            created_at=clock.now(),
+            access_scope=self._scope,
+        )
+        return identity
+
+
+def _once(connection: Connection, table: sa.Table, **values: Any) -> None:
+    """Insert unless a row with this id is there."""
+    known = sa.select(table.c.id).where(table.c.id == values["id"])
+    if connection.execute(known).one_or_none() is None:
+        connection.execute(sa.insert(table).values(**values))
+
+
+def _stored(row: sa.Row[Any]) -> StoredEvaluation:
+    return StoredEvaluation(row.id, row.key, row.state, row.stages, row.created_at)

@@ -1,0 +1,250 @@
+"""Which measuring tools work here, really tried, and which device this is.
+
+A tool that is installed but refused (no counters in a virtual machine, no permission) is not
+available, with the refusal as its reason. Does not profile. Standard library; torch only for its
+version and the cache size of a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from kb.hardware.detect import detect_devices
+from kb.hardware.device import DetectedDevice
+
+DeviceKind = Literal["cpu", "cuda"]
+TRY_SECONDS = 20.0
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_VERSION = re.compile(r"(?:version|release|Version:?)\s*v?(\d[\w.]*)")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One measuring tool. reason: why what it would tell is not measured here."""
+
+    name: str
+    available: bool
+    version: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceIdentity:
+    """One physical device and the software in front of it.
+
+    id: the same for the same device and driver. caches: level ("L1d", "L2", ...) -> bytes; of a CPU
+    one core's, as the operating system tells, which in a virtual machine may be the host's.
+    """
+
+    id: str
+    kind: DeviceKind
+    name: str
+    uuid: str
+    driver: str | None
+    memory_bytes: int | None
+    cores: int | None = None
+    flags: tuple[str, ...] = ()
+    caches: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the last level, 0 where it is not known."""
+        return max(self.caches.values(), default=0)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "flags": list(self.flags)}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """tools by name; a tool that is not named was not looked for."""
+
+    device: DeviceIdentity
+    tools: Mapping[str, Tool]
+
+    def not_measured(self) -> dict[str, str]:
+        """Tool -> why it tells nothing here."""
+        return {t.name: t.reason for t in self.tools.values() if not t.available}
+
+    def as_json(self) -> dict[str, Any]:
+        tools = {name: asdict(tool) for name, tool in self.tools.items()}
+        return {"device": self.device.as_json(), "tools": tools}
+
+
+def probe(kind: DeviceKind = "cpu") -> Probe:
+    """Try everything once."""
+    names = ("perf",) if kind == "cpu" else ("nvidia-smi", "ncu", "nvcc", "rocprofv3", "proton")
+    tools = {name: tool(name) for name in (*names, "torch_profiler")}
+    return Probe(identify(kind), tools)
+
+
+@lru_cache(maxsize=16)
+def tool(name: str) -> Tool:
+    """One tool, tried once in this process."""
+    if name == "perf":
+        return _perf()
+    if name in ("proton", "torch_profiler"):
+        package = "triton" if name == "proton" else "torch"
+        found = _package(package)
+        return Tool(name, bool(found), found, "" if found else f"{package} is not installed")
+    commands: Mapping[str, Sequence[str]] = {
+        "nvidia-smi": ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "ncu": ("ncu", "--version"),
+        "nvcc": ("nvcc", "--version"),
+        "rocprofv3": ("rocprofv3", "--version"),
+    }
+    return _command(name, commands[name])
+
+
+def _command(name: str, command: Sequence[str]) -> Tool:
+    if shutil.which(command[0]) is None:
+        return Tool(name, False, reason=f"{command[0]} is not installed")
+    ok, said = _tried(command)
+    if not ok:
+        return Tool(name, False, reason=f"{command[0]} does not run: {said[:200]}")
+    found = _VERSION.search(said)
+    return Tool(name, True, found[1] if found else said.strip().splitlines()[-1][:80])
+
+
+def _perf() -> Tool:
+    """Counting cycles is tried: many virtual machines have perf and no counters."""
+    version = _command("perf", ("perf", "--version"))
+    if not version.available:
+        return version
+    ok, said = _tried(("perf", "stat", "-x,", "-e", "cycles,instructions", "true"))
+    if not ok:
+        return Tool("perf", False, version.version, f"perf may not count: {said[:200]}")
+    refused = [line.split(",") for line in said.splitlines() if line.startswith("<not")]
+    if refused:
+        names = ", ".join(row[2] for row in refused if len(row) > 2)
+        return Tool("perf", False, version.version, f"no hardware counters: {names} not supported")
+    return Tool("perf", True, version.version)
+
+
+def _tried(command: Sequence[str]) -> tuple[bool, str]:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TRY_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {TRY_SECONDS:g} s"
+    except OSError as problem:
+        return False, str(problem)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+# -- the device
+
+
+@lru_cache(maxsize=4)
+def identify(kind: DeviceKind = "cpu") -> DeviceIdentity:
+    """The first device of this kind. The CPU where there is no GPU to identify."""
+    wanted = "gpu" if kind == "cuda" else "cpu"
+    found = [device for device in detect_devices() if device.kind == wanted]
+    if not found:
+        return _cpu(None)
+    return _gpu(found[0]) if kind == "cuda" else _cpu(found[0])
+
+
+def _gpu(device: DetectedDevice) -> DeviceIdentity:
+    uuid = device.uuid or _digest(device.name, str(device.memory_bytes))
+    cache = _l2_bytes()
+    return DeviceIdentity(
+        id=_digest(uuid, device.driver or ""),
+        kind="cuda",
+        name=device.name,
+        uuid=uuid,
+        driver=device.driver,
+        memory_bytes=device.memory_bytes,
+        caches={"L2": cache} if cache else {},
+        versions=_versions(),
+    )
+
+
+def _l2_bytes() -> int:
+    """Asked in another process: a supervisor has no CUDA context."""
+    code = "import torch; print(torch.cuda.get_device_properties(0).L2_cache_size)"
+    ok, said = _tried((_python(), "-I", "-c", code))
+    last = said.strip().splitlines()[-1:] if ok else []
+    return int(last[0]) if last and last[0].isdigit() else 0
+
+
+def _python() -> str:
+    import sys
+
+    return sys.executable
+
+
+def _cpu(device: DetectedDevice | None) -> DeviceIdentity:
+    name = device.name if device else platform.processor() or platform.machine()
+    detail = device.detail if device else {}
+    caches = read_caches(_CACHES)
+    cores = detail.get("logical_cpus", "")
+    told = (name, cores, *(f"{level}={size}" for level, size in caches.items()))
+    uuid = f"CPU-{_digest(*told, platform.node())}"
+    return DeviceIdentity(
+        id=_digest(uuid, ""),
+        kind="cpu",
+        name=name,
+        uuid=uuid,
+        driver=None,
+        memory_bytes=device.memory_bytes if device else None,
+        cores=int(cores) if cores.isdigit() else None,
+        flags=tuple(detail.get("vector_features", "").split()),
+        caches=caches,
+        versions=_versions(),
+    )
+
+
+def read_caches(folder: Path) -> dict[str, int]:
+    """Data caches of one core from sysfs: level -> bytes."""
+    found: dict[str, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text(encoding="ascii").strip()
+                for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue  # a cache that the hypervisor does not describe
+        if kind == "Instruction" or not size[:-1].isdigit():
+            continue
+        found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * _UNITS[size[-1]]
+    return found
+
+
+def _versions() -> dict[str, str]:
+    told = {name: _package(name) for name in ("torch", "triton")}
+    for compiler in ("g++", "nvcc"):
+        found = _command(compiler, (compiler, "--version"))
+        told[compiler] = found.version.splitlines()[0] if found.version else ""
+    told["python"] = platform.python_version()
+    return {name: version for name, version in told.items() if version}
+
+
+def _package(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,264 @@
+"""One candidate on its way through the stages: parse, compile, correctness, benchmark; each only if
+the one before it went well. Never imports candidate code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kb.errors import Unavailable
+from optimizer.bundle import Bundle
+from optimizer.evaluation.correctness import check_case
+from optimizer.evaluation.journal import Journal
+from optimizer.evaluation.prepared import PreparedCase
+from optimizer.evaluation.records import (
+    CaseCheck,
+    CaseTiming,
+    Flag,
+    Stage,
+    Validity,
+    checks_from_json,
+)
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
+from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
+from optimizer.evaluation.timing import Side, measure
+from optimizer.isolation.device_lock import DeviceLock
+from optimizer.isolation.runner_process import (
+    RunnerDied,
+    RunnerForged,
+    RunnerHung,
+    RunnerProcess,
+)
+from optimizer.problem.spec import Case
+from optimizer.toolchains.base import Compiled, Loader, Target, Toolchain
+
+
+class Bench(Protocol):
+    """What an attempt needs of the evaluator that outlives it."""
+
+    @property
+    def settings(self) -> EvaluationSettings: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def lock(self) -> DeviceLock: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def flush_bytes(self) -> int: ...
+
+    def case(self, case: Case) -> PreparedCase: ...
+
+    def baseline(self, case: Case, seed: int) -> Side: ...
+
+    def take_runner(self) -> RunnerProcess: ...
+
+    def give_runner(self, runner: RunnerProcess) -> bool:
+        """End it; whether nothing of it is left."""
+        ...
+
+    def draw(self) -> int:
+        """A number that nobody can know before."""
+        ...
+
+
+@dataclass
+class Attempt:
+    """key: of the evaluation. seeds: of the values it is checked with."""
+
+    bench: Bench
+    key: str
+    bundle: Bundle
+    toolchain: Toolchain
+    cases: Sequence[Case]
+    seeds: Sequence[int]
+    workdir: Path
+    validity: Validity = "not_run"
+    reached: Stage = "parse"
+    message: str = ""
+    log: str = ""
+    checks: list[CaseCheck] = field(default_factory=list)
+    timings: list[CaseTiming] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)
+    metrics: dict[str, float | str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    confined: tuple[str, ...] = ()
+
+    def run(self) -> None:
+        """Through all stages, or to the first that ends it."""
+        with self._stage("parse"):
+            self._parse()
+        if self.ended:
+            return
+        with self._stage("compile"):
+            compiled = self._compile()
+        if self.ended or compiled.loader is None:
+            return
+        runner = self.bench.take_runner()
+        try:
+            self._guarded(runner, compiled.loader)
+        finally:
+            if not self.bench.give_runner(runner):
+                self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
+
+    @property
+    def ended(self) -> bool:
+        return self.validity != "not_run"
+
+    def _end(self, validity: Validity, message: str, log: str = "") -> None:
+        self.validity, self.message = validity, message
+        self.log = log or self.log
+
+    @contextmanager
+    def _stage(self, stage: Stage) -> Iterator[None]:
+        self.reached = stage
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = time.perf_counter() - began
+
+    @property
+    def _settings(self) -> EvaluationSettings:
+        return self.bench.settings
+
+    # -- parse and compile
+
+    def _parse(self) -> None:
+        try:
+            found = [f for f in source_flags(self.bundle) if self._settings.on(f.defence)]
+        except SourceUnreadable as problem:
+            self._end("not_compiled", str(problem), log=str(problem))
+            return
+        self.flags += found
+        if found:
+            self._end("rejected", found[0].message)
+
+    def _compile(self) -> Compiled:
+        available = self.toolchain.available(self.bench.target)
+        if not available.ok:
+            raise Unavailable(available.reason, hint=available.hint)
+        signatures = tuple(self.bench.case(case).open.signature for case in self.cases)
+        compiled = self.toolchain.compile(self.bundle, self.bench.target, self.workdir, signatures)
+        self.metrics |= compiled.metrics
+        self.notes += compiled.notes
+        self.log = compiled.log
+        if compiled.timed_out:
+            self._end("timed_out", "the compiler did not end within its deadline", compiled.log)
+        elif not compiled.ok:
+            self._end("not_compiled", _first_error(compiled.log), compiled.log)
+        return compiled
+
+    # -- in the runner
+
+    def _guarded(self, runner: RunnerProcess, loader: Loader) -> None:
+        """Correctness and timing; whatever the candidate does to its process is a verdict."""
+        try:
+            with self._stage("correctness"):
+                self._correctness(runner, loader)
+            if self.ended and self.validity != "correct":
+                return
+            if loader.kind == "interpreter":
+                self.notes.append("checked in Triton's interpreter; not timed")
+                return
+            with self._stage("benchmark"), self.bench.lock:
+                self._benchmark(runner, loader)
+        except SubjectFailed as failed:
+            kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
+            self._end(kind, failed.message, failed.log)
+        except RunnerHung as hung:
+            self._end("timed_out", str(hung), runner.log)
+        except RunnerForged as forged:
+            self.flags.append(Flag(12, "reject", f"it wrote into the result channel: {forged}"))
+            self._end("rejected", "it wrote into the result channel", runner.log)
+        except RunnerDied as died:
+            self._end("crashed", str(died), died.log)
+
+    def _correctness(self, runner: RunnerProcess, loader: Loader) -> None:
+        done: Mapping[str, Any] = self.bench.journal.left(self.key).get("correctness") or {}
+        if done:
+            self.checks = checks_from_json(done["checks"])
+            self.notes.append("checked by an evaluation that was interrupted later")
+            self.validity = "correct"
+            return
+        # Small cases first: a wrong candidate costs least there.
+        for case in sorted(self.cases, key=lambda case: case.timed):
+            subject = self._load(runner, loader, case)
+            try:
+                found = check_case(self.bench.case(case), subject, self.seeds, self._settings)
+            finally:
+                subject.close()
+            self.checks += found.checks
+            self.flags += found.flags
+            if found.message:
+                self._end("rejected" if found.flags else "incorrect", found.message)
+                return
+        self.validity = "correct"
+        left = {"checks": [asdict(check) for check in self.checks]}
+        self.bench.journal.stage(self.key, "correctness", left)
+
+    def _load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
+        prepared = self.bench.case(case)
+        subject = LoadedSubject(runner, prepared.open, prepared.sample(self.seeds[0]))
+        try:
+            told = subject.load(
+                loader,
+                limits=self._settings.limits(self.bench.device),
+                flush_bytes=self.bench.flush_bytes,
+                seconds=self._settings.load_seconds,
+            )
+        except BaseException:
+            subject.close()
+            raise
+        self.confined = tuple(told["confined"])
+        self.notes += [note for note in told["notes"] if note not in self.notes]
+        return subject
+
+    def _benchmark(self, runner: RunnerProcess, loader: Loader) -> None:
+        for case in self.cases:
+            if case.timed and self.validity == "correct":
+                self._time(runner, loader, case)
+
+    def _time(self, runner: RunnerProcess, loader: Loader, case: Case) -> None:
+        prepared, seed = self.bench.case(case), self.seeds[0]
+        subject = self._load(runner, loader, case)
+        try:
+            measured = measure(
+                case.name,
+                self.bench.baseline(case, seed),
+                Side("candidate", runner, subject),
+                self._settings.timing,
+                lambda ours, theirs: prepared.disagreement(
+                    ours, theirs, subject.mirror.tensors, seed
+                ),
+                self.bench.draw(),
+            )
+        finally:
+            subject.close()
+        flags = [flag for flag in measured.flags if self._settings.on(flag.defence)]
+        rejected = [flag for flag in flags if flag.severity == "reject"]
+        self.flags += flags
+        self.timings.append(measured.timing)
+        if measured.mismatch and self._settings.on(8):
+            self._end("incorrect", measured.mismatch)
+        elif rejected:
+            self._end("rejected", rejected[0].message)
+
+
+def _first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower()]
+    return (telling or lines or ["the compiler failed and said nothing"])[0][:300]
