@@ -18,10 +18,12 @@ from api.cli import (
     config,
     doctor,
     documents,
+    evaluate,
     hardware,
     ingest,
     jobs,
     knowledge,
+    problem,
     reindex,
     retrieve,
     serve,
@@ -43,10 +45,12 @@ app.command("outcome")(retrieve.outcome)
 app.command("signals")(knowledge.signals)
 app.command("reindex")(reindex.reindex)
 app.command("doctor")(doctor.doctor)
+app.command("evaluate")(evaluate.evaluate)
 app.add_typer(knowledge.app, name="knowledge")
 app.add_typer(documents.app, name="documents")
 app.add_typer(hardware.app, name="hardware")
 app.add_typer(skills.app, name="skills")
+app.add_typer(problem.app, name="problem")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(config.app, name="config")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -83,6 +83,12 @@ class StoredEvaluation:
     @property
     def record(self) -> Mapping[str, Any] | None:
         return self.stages.get("record") if self.state == "finished" else None
+
+
+class _Identity(NamedTuple):
+    id: str
+    problem_id: str
+    candidate_id: str
 
 
 class Evaluations:
@@ -194,12 +200,13 @@ class Evaluations:
                     finished_at=clock.now(),
                 )
             )
-            self._figures(connection, row, figures, op_family, hardware_id)
+            evaluation = _Identity(row.id, row.problem_id, row.candidate_id)
+            self._figures(connection, evaluation, figures, op_family, hardware_id)
 
     def _figures(
         self,
         connection: Connection,
-        row: sa.Row[Any],
+        row: _Identity,
         figures: Sequence[CaseFigures],
         op_family: str,
         hardware_id: str,

@@ -6,9 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from kb.errors import Unavailable
 from optimizer.bundle import Bundle
@@ -24,9 +26,10 @@ from optimizer.evaluation.records import (
     checks_from_json,
 )
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
-from optimizer.evaluation.timing import Side, measure
+from optimizer.evaluation.timing import Compare, Side, TimingPolicy, measure
 from optimizer.isolation.device_lock import DeviceLock
 from optimizer.isolation.runner_process import (
     RunnerDied,
@@ -36,6 +39,11 @@ from optimizer.isolation.runner_process import (
 )
 from optimizer.problem.spec import Case
 from optimizer.toolchains.base import Compiled, Loader, Target, Toolchain
+from optimizer.toolchains.command import CommandToolchain
+
+
+# Calls in a block where a candidate may know it (without defence 9).
+KNOWN_CALLS = 15
 
 
 class Bench(Protocol):
@@ -107,6 +115,9 @@ class Attempt:
             compiled = self._compile()
         if self.ended or compiled.loader is None:
             return
+        if isinstance(self.toolchain, CommandToolchain):
+            self._simulate(self.toolchain, compiled)
+            return
         runner = self.bench.take_runner()
         try:
             self._guarded(runner, compiled.loader)
@@ -162,6 +173,27 @@ class Attempt:
             self._end("not_compiled", _first_error(compiled.log), compiled.log)
         return compiled
 
+    def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
+        """Correctness and time of a program that its own commands run."""
+        with self._stage("correctness"):
+            for case in self.cases:
+                found = run_simulated(
+                    self.bench.case(case),
+                    toolchain,
+                    compiled,
+                    self.seeds,
+                    self.workdir,
+                    self._settings.call_seconds,
+                )
+                self.checks += found.checks
+                if found.validity != "correct":
+                    self._end(found.validity, found.message, found.log)
+                    return
+                self.metrics |= found.metrics or {}
+                if found.timing is not None and case.timed:
+                    self.timings.append(found.timing)
+            self.validity = "correct"
+
     # -- in the runner
 
     def _guarded(self, runner: RunnerProcess, loader: Loader) -> None:
@@ -182,10 +214,17 @@ class Attempt:
         except RunnerHung as hung:
             self._end("timed_out", str(hung), runner.log)
         except RunnerForged as forged:
-            self.flags.append(Flag(12, "reject", f"it wrote into the result channel: {forged}"))
-            self._end("rejected", "it wrote into the result channel", runner.log)
+            self._forged(forged, runner.log)
         except RunnerDied as died:
             self._end("crashed", str(died), died.log)
+
+    def _forged(self, forged: RunnerForged, log: str) -> None:
+        if not self._settings.on(12) and isinstance(forged.told, dict):
+            # Without it the verdict is taken from whoever writes one.
+            self._end(forged.told.get("validity", "crashed"), "as told in the channel", log)
+            return
+        self.flags.append(Flag(12, "reject", f"it wrote into the result channel: {forged}"))
+        self._end("rejected", "it wrote into the result channel", log)
 
     def _correctness(self, runner: RunnerProcess, loader: Loader) -> None:
         done: Mapping[str, Any] = self.bench.journal.left(self.key).get("correctness") or {}
@@ -195,7 +234,8 @@ class Attempt:
             self.validity = "correct"
             return
         # Small cases first: a wrong candidate costs least there.
-        for case in sorted(self.cases, key=lambda case: case.timed):
+        cases = self.cases if self._settings.on(19) else self.cases[:1]
+        for case in sorted(cases, key=lambda case: case.timed):
             subject = self._load(runner, loader, case)
             try:
                 found = check_case(self.bench.case(case), subject, self.seeds, self._settings)
@@ -212,7 +252,9 @@ class Attempt:
 
     def _load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
         prepared = self.bench.case(case)
-        subject = LoadedSubject(runner, prepared.open, prepared.sample(self.seeds[0]))
+        subject = LoadedSubject(
+            runner, prepared.open, prepared.sample(self.seeds[0]), self._settings.without
+        )
         try:
             told = subject.load(
                 loader,
@@ -240,22 +282,37 @@ class Attempt:
                 case.name,
                 self.bench.baseline(case, seed),
                 Side("candidate", runner, subject),
-                self._settings.timing,
-                lambda ours, theirs: prepared.disagreement(
-                    ours, theirs, subject.mirror.tensors, seed
-                ),
+                self._timing_policy,
+                self._comparison(prepared, subject),
                 self.bench.draw(),
+                self._settings.on,
             )
         finally:
             subject.close()
-        flags = [flag for flag in measured.flags if self._settings.on(flag.defence)]
-        rejected = [flag for flag in flags if flag.severity == "reject"]
-        self.flags += flags
+        rejected = [flag for flag in measured.flags if flag.severity == "reject"]
+        self.flags += measured.flags
         self.timings.append(measured.timing)
-        if measured.mismatch and self._settings.on(8):
+        if measured.mismatch:
             self._end("incorrect", measured.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
+
+
+    @property
+    def _timing_policy(self) -> TimingPolicy:
+        policy = self._settings.timing
+        return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
+
+    def _comparison(self, prepared: PreparedCase, subject: LoadedSubject) -> Compare:
+        """Of both sides' outputs of a timed call."""
+        seed = self.seeds[0]
+
+        def compare(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str | None:
+            if not self._settings.on(10):
+                return None
+            return prepared.disagreement(ours, theirs, subject.mirror.tensors, seed)
+
+        return compare
 
 
 def _first_error(log: str) -> str:

@@ -2,9 +2,10 @@
 
 Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
 of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
-for K terms in a sum, whichever is more; that must hold for the largest error and for the 99.9 %
-quantile. Everything else is exact, indices by the values they point to. The constants are the same
-for every problem. Knows tensors, not problems or candidates.
+for K terms in a sum (eps of float32 at most, see `_rounding`), whichever is more; that must hold
+for the largest error and for the 99.9 % quantile. Everything else is exact, indices by the values
+they point to. The constants are the same for every problem. Knows tensors, not problems or
+candidates.
 """
 
 from __future__ import annotations
@@ -92,10 +93,7 @@ def allowed(
     rows = _row_count(golden64)
     scale = _scale(golden64, rows)
     own = _errors(reference, golden64, scale, rows)
-    eps = torch.finfo(getattr(torch, dtype)).eps
-    floor = C_EPS * eps * math.sqrt(reduction_length)
-    if relaxed:
-        floor = max(floor, C_EPS * RELAXED_EPS)
+    floor = C_EPS * _rounding(dtype, reduction_length, relaxed)
     return Bound(
         name,
         kind,
@@ -106,6 +104,18 @@ def allowed(
         rows=rows,
         finite=_all_finite(golden64) and _all_finite(reference),
     )
+
+
+def _rounding(dtype: str, terms: int, relaxed: bool) -> float:
+    """What an honest kernel may lose, relative to the result.
+
+    16-bit results are rounded once and summed in float32, as every matrix unit and the reference
+    do: with bfloat16's own eps, sqrt(4096) terms would allow an error as large as the result, and
+    a norm without its bias would pass.
+    """
+    eps = float(torch.finfo(getattr(torch, dtype)).eps)
+    summed = min(eps, float(torch.finfo(torch.float32).eps)) * math.sqrt(terms)
+    return max(eps, summed, RELAXED_EPS if relaxed else 0.0)
 
 
 def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:

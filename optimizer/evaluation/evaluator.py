@@ -14,7 +14,7 @@ from pathlib import Path
 from optimizer.bundle import Bundle
 from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.prepared import PreparedCase
+from optimizer.evaluation.prepared import Leniency, PreparedCase
 from optimizer.evaluation.records import Evaluation, Isolation, TimingState
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.statistics import combined
@@ -29,6 +29,10 @@ from optimizer.problem.tensors import open_case
 from optimizer.toolchains.base import Loader, Target, Toolchain
 
 
+# What harnesses commonly allow in float32; only without defence 16.
+USUAL_TOLERANCE = 1e-2
+
+
 class Evaluator:
     """A context: leaving it ends every process."""
 
@@ -38,7 +42,9 @@ class Evaluator:
         target: Target,
         settings: EvaluationSettings,
         journal: Journal | None = None,
+        pool: RunnerPool | None = None,
     ) -> None:
+        """pool: of runners with the same device, threads and isolation, shared with others."""
         self.problem = problem
         self.target = target
         self.settings = settings
@@ -49,7 +55,8 @@ class Evaluator:
         known = target.facts.get("l2_size")
         self.flush_bytes = int(2 * known) if isinstance(known, int | float) else 256 * MIB
         self._level = level_for(settings.isolation)
-        self._pool = RunnerPool(RunnerSettings(self.device, settings.threads, self._level))
+        self._owns_pool = pool is None
+        self._pool = pool or RunnerPool(RunnerSettings(self.device, settings.threads, self._level))
         self._cases: dict[str, PreparedCase] = {}
         self._baselines: dict[str, Side] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
@@ -69,7 +76,8 @@ class Evaluator:
             side.runner.end()
             side.subject.close()
         self._baselines.clear()
-        self._pool.close()
+        if self._owns_pool:
+            self._pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- what attempts need
@@ -77,7 +85,12 @@ class Evaluator:
     def case(self, case: Case) -> PreparedCase:
         """The case with its goldens, made once."""
         if case.name not in self._cases:
-            self._cases[case.name] = PreparedCase(open_case(self.problem, case), self.device)
+            lenient = Leniency(
+                tolerance=0.0 if self.settings.on(16) else USUAL_TOLERANCE,
+                nan_is_equal=not self.settings.on(20),
+            )
+            opened = open_case(self.problem, case)
+            self._cases[case.name] = PreparedCase(opened, self.device, lenient)
         return self._cases[case.name]
 
     def baseline(self, case: Case, seed: int) -> Side:
@@ -86,7 +99,9 @@ class Evaluator:
         side = self._baselines.get(case.name)
         if side is None:
             runner = self._pool.take()
-            subject = LoadedSubject(runner, prepared.open, prepared.sample(seed))
+            subject = LoadedSubject(
+                runner, prepared.open, prepared.sample(seed), self.settings.without
+            )
             name = hashlib.sha256(case.name.encode()).hexdigest()[:8]
             path = self._folder / f"reference_{name}.py"
             path.write_text(prepared.open.source, encoding="utf-8")
@@ -111,6 +126,11 @@ class Evaluator:
         self._pool.prepare()
         return ended
 
+    def _drawn_seeds(self) -> list[int]:
+        if not self.settings.on(24):  # the same values for every candidate can be looked up
+            return list(range(self.settings.seeds))
+        return self._chance.sample(self._seeds, self.settings.seeds)
+
     def draw(self) -> int:
         return self._chance.getrandbits(30)
 
@@ -130,7 +150,7 @@ class Evaluator:
         signatures = {case.name: self.case(case).open.signature for case in chosen}
         self.journal.begin(key, self.problem, signatures, bundle, self.device)
         workdir = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._folder))
-        seeds = self._chance.sample(self._seeds, self.settings.seeds)
+        seeds = self._drawn_seeds()
         attempt = Attempt(self, key, bundle, toolchain, chosen, seeds, workdir)
         try:
             attempt.run()
@@ -163,6 +183,8 @@ class Evaluator:
         timing: TimingState = "none"
         if timings and right:
             timing = "measured" if whole else "repeat"
+            if any(t.state == "simulator" for t in timings):
+                timing = "simulator"
         own = self._level == "namespaces"
         return Evaluation(
             key=attempt.key,

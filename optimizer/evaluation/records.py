@@ -42,6 +42,16 @@ class OutputError:
     def ok(self) -> bool:
         return self.worst <= self.allowed and self.quantile <= self.quantile_allowed
 
+    def told(self) -> str:
+        """What is wrong with it, in words."""
+        if self.worst <= self.allowed:
+            return (
+                f"{self.output} is off by {self.quantile:.3g} at the 99.9 % quantile where"
+                f" {self.quantile_allowed:.3g} is allowed"
+            )
+        at = f" at {list(self.where)}" if self.where else ""
+        return f"{self.output} is off by {self.worst:.3g}{at} where {self.allowed:.3g} is allowed"
+
 
 @dataclass(frozen=True)
 class CaseCheck:
@@ -69,7 +79,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class CaseTiming:
-    """Times of one case in microseconds a call; `speedup` is baseline over candidate.
+    """Times of one case in microseconds a call; `speedup` is baseline over candidate. cycles: as a
+    simulator counts them.
 
     state `repeat`: the machine was too busy to say, `reason` tells; then there is no speed-up.
     """
@@ -80,6 +91,7 @@ class CaseTiming:
     candidate_us: float | None = None
     speedup: Interval | None = None
     calls: int = 0
+    cycles: int | None = None
     reason: str = ""
 
 

@@ -36,9 +36,10 @@ class EvaluationSettings:
     profile: bool = False
     without: frozenset[int] = frozenset()
 
-    def on(self, defence: int) -> bool:
-        """Whether the defence of this row of the exploit table is on."""
-        return defence not in self.without
+    def on(self, *defences: int) -> bool:
+        """Whether the defences of these rows of the exploit table are all on. A check that serves
+        several rows names them all, so that switching one row off switches it off."""
+        return self.without.isdisjoint(defences)
 
     def limits(self, device: str) -> Mapping[str, int]:
         """What a runner gives up. CUDA reserves address space far beyond its use: no memory limit

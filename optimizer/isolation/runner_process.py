@@ -53,7 +53,11 @@ class RunnerHung(Exception):
 
 
 class RunnerForged(Exception):
-    """Something that is not the runner wrote into its channel."""
+    """Something that is not the runner wrote into its channel; `told` is what it wrote."""
+
+    def __init__(self, message: str, told: Any = None) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class RunnerProcess:
             raise self._died() from None
         except (WireForged, ValueError) as forged:
             self.end()
-            raise RunnerForged(str(forged)) from forged
+            raise RunnerForged(str(forged), getattr(forged, "told", None)) from forged
 
     def feed(self, calls: int) -> None:
         """Let a block run so many calls: one token each, then the end."""

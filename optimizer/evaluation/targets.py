@@ -1,0 +1,100 @@
+"""From a hardware id to what a toolchain needs: facts, the compiler's name for the chip, and
+whether the chip is in this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kb.errors import Unavailable
+from kb.hardware.device import DetectedDevice
+from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from optimizer.toolchains.base import Target
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A target and the built-in toolchain that its hardware.toml names for the language."""
+
+    target: Target
+    builtin: str | None
+
+
+def here(devices: tuple[DetectedDevice, ...]) -> str:
+    """The id of the first device of this machine that is registered, accelerators first."""
+    for device in devices:
+        if device.hardware_id_hint is not None:
+            return device.hardware_id_hint
+    names = ", ".join(device.name for device in devices) or "nothing"
+    raise Unavailable(
+        f"none of this machine's devices is a known hardware ({names})",
+        hint="Name one with --hardware, or describe it with `kernlore hardware new ID`.",
+    )
+
+
+def target_for(
+    hardware: str,
+    lineage: tuple[str, ...],
+    specs: Mapping[str, HardwareSpec],
+    facts: Mapping[str, float | str],
+    language: str,
+    devices: tuple[DetectedDevice, ...],
+    cuda: Callable[[], bool],
+) -> Chosen:
+    """cuda: whether torch can use a GPU here; asked only where it matters."""
+    toolchain = _toolchain(lineage, specs, language)
+    return Chosen(
+        Target(
+            hardware=hardware,
+            lineage=lineage,
+            arch=_arch(facts, lineage),
+            device=_device(hardware, lineage, specs, devices, cuda),
+            facts=facts,
+            templates=_templates(toolchain),
+        ),
+        (toolchain.builtin or None) if toolchain else None,
+    )
+
+
+def _toolchain(
+    lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec], language: str
+) -> ToolchainSpec | None:
+    """Of the chip, else of the nearest above it."""
+    for place in lineage:
+        spec = specs.get(place)
+        if spec is not None and language in spec.toolchains:
+            return spec.toolchains[language]
+    return None
+
+
+def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
+    if toolchain is None or toolchain.builtin:
+        return {}
+    told = vars(toolchain)
+    return {name: told[name] for name in ("compile", "run", "profile", "timing", "suffix", "env")}
+
+
+def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:
+    """ "90" for compute capability 9.0, "gfx942" as it is; a CPU is compiled for as "native"."""
+    told = facts.get("compute_capability")
+    if isinstance(told, str):
+        return told.replace(".", "") if told[0].isdigit() else told
+    return "native" if {"x86-64", "arm"} & set(lineage) else None
+
+
+def _device(
+    hardware: str,
+    lineage: tuple[str, ...],
+    specs: Mapping[str, HardwareSpec],
+    devices: tuple[DetectedDevice, ...],
+    cuda: Callable[[], bool],
+) -> Literal["cpu", "cuda"] | None:
+    present = [device for device in devices if device.hardware_id_hint == hardware]
+    if not present:
+        return None
+    if present[0].kind == "cpu":
+        return "cpu"
+    return "cuda" if cuda() else None
