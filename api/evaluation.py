@@ -39,6 +39,7 @@ def evaluate_files(
             f"unknown isolation {isolation!r}", hint=f"Use one of {', '.join(WANTED)}."
         )
     problem = load_problem(problem_path)
+    language = language or _language_of_suffix(services, hardware, candidate)
     bundle = read_bundle(candidate, language, entry)
     chosen = choose_target(services, hardware, bundle.language)
     toolchain = usable_toolchain(bundle.language, chosen.target, chosen.builtin)
@@ -63,6 +64,19 @@ def choose_target(services: Services, hardware: str, language: str) -> Chosen:
         devices,
         _cuda,
     )
+
+
+def _language_of_suffix(services: Services, hardware: str, candidate: Path) -> str | None:
+    """The language that a named chip's own toolchain gives files of this suffix."""
+    if hardware == AUTO or not candidate.suffix:
+        return None
+    registry = services.registry
+    specs = registry.all()
+    for place in registry.lineage(registry.resolve(hardware)):
+        for language, toolchain in (specs[place].toolchains if place in specs else {}).items():
+            if toolchain.suffix == candidate.suffix:
+                return str(language)
+    return None
 
 
 def _resolver(services: Services) -> Resolver:

@@ -22,7 +22,7 @@ Confidence = Literal["A", "B", "C"]
 _REQUIRED = frozenset({"id", "when", "confidence", "source"})
 _OPTIONAL = frozenset(
     {"signal", "rank", "tags", "rules_out", "next", "parent"}
-    | {"vendors", "enabled", "verified", "exclusive"}
+    | {"vendors", "other_than", "enabled", "verified", "exclusive"}
 )
 
 
@@ -41,6 +41,7 @@ class Rule:
     next: tuple[str, ...]
     parent: str | None
     vendors: tuple[str, ...]
+    other_than: tuple[str, ...]
     enabled: bool
     verified: bool
     exclusive: bool
@@ -71,7 +72,9 @@ class RuleTable:
         return tuple(
             rule
             for rule in self
-            if rule.enabled and (not rule.vendors or vendors & {*rule.vendors})
+            if rule.enabled
+            and (not rule.vendors or vendors & {*rule.vendors})
+            and not vendors & {*rule.other_than}
         )
 
 
@@ -117,6 +120,7 @@ def _rule(row: Mapping[str, Any], origin: str) -> Rule:
         next=tuple(row.get("next", ())),
         parent=row.get("parent"),
         vendors=tuple(row.get("vendors", ())),
+        other_than=tuple(row.get("other_than", ())),
         enabled=row.get("enabled", True),
         verified=row.get("verified", False),
         exclusive=row.get("exclusive", False),

@@ -238,3 +238,24 @@ def test_a_broken_rule_is_refused(change: dict[str, str], message: str) -> None:
     row = {"id": "r", "when": "metrics.ipc > 1", "confidence": "A", "source": "s"} | change
     with pytest.raises(InvalidKnowledge, match=message):
         rules_from({"rules": [row]}, "team.toml", load_metrics(), load_signals())
+
+
+@pytest.mark.parametrize(
+    ("raw", "signal"),
+    [
+        ({"dram_throughput_pct": 90, "compute_throughput_pct": 10}, "memory_bound"),
+        ({"dram_throughput_pct": 10, "compute_throughput_pct": 92}, "compute_bound"),
+        ({"bank_conflict_ratio": 0.6}, "bank_conflict"),
+        ({"bytes_ratio": 2.5}, "poor_reuse"),
+        ({"dram_throughput_pct": 20, "compute_throughput_pct": 20}, "latency_bound"),
+    ],
+)
+def test_a_chip_without_rules_of_its_own_is_diagnosed(
+    raw: dict[str, float | str], signal: str
+) -> None:
+    assert verdict_of(raw, ("nova-1", "nova")).primary == signal
+
+
+def test_a_chip_with_rules_of_its_own_keeps_to_them() -> None:
+    (finding,) = verdict_of({"bank_conflict_ratio": 0.6}, H200).signals
+    assert finding.confidence == "A"  # the vendor's rule, not the one for chips without any
