@@ -15,9 +15,9 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kb.hardware.spec import ToolchainSpec
 from optimizer.abi import Signature
@@ -71,12 +71,6 @@ class CommandRun:
     @property
     def ok(self) -> bool:
         return not self.failure
-
-
-def template_of(templates: Mapping[str, Any]) -> ToolchainSpec:
-    """A toolchain from `Target.templates`; keys that it does not know are somebody else's."""
-    known = {told.name for told in fields(ToolchainSpec)}
-    return ToolchainSpec(**{key: value for key, value in templates.items() if key in known})
 
 
 class CommandToolchain:
@@ -149,6 +143,7 @@ class CommandToolchain:
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
         """By the compile template; without one the source is what is run."""
+        workdir = workdir.resolve()  # commands run in it, so a relative path would be another
         workdir.mkdir(parents=True, exist_ok=True)
         source = _write_source(bundle, workdir / SOURCES, self.template.suffix)
         output = workdir / BUILT if self.template.compile else source
@@ -206,7 +201,7 @@ class CommandToolchain:
         """
         if compiled.loader is None:
             return CommandRun("crashed", "there is nothing to run: it did not compile")
-        folder = workdir / RUN
+        folder = workdir.resolve() / RUN
         if folder.exists():
             shutil.rmtree(folder)  # outputs of an earlier call must not pass for this one's
         folder.mkdir(parents=True)

@@ -15,10 +15,12 @@ from kb.errors import InvalidRequest
 from kb.hardware.spec import ToolchainSpec
 from optimizer.abi import Signature, TensorSpec
 from optimizer.bundle import Bundle
+from optimizer.isolation.levels import can_unshare
 from optimizer.toolchains.base import Compiled, Target
-from optimizer.toolchains.command import CommandRun, CommandToolchain, template_of
+from optimizer.toolchains.command import CommandRun, CommandToolchain
 from optimizer.toolchains.processes import Limits, members
 
+RUN = "python {source} {input}"
 TARGET = Target("toy", ("toy",), arch="t1")
 ADD = Signature(
     (
@@ -51,7 +53,7 @@ def inputs() -> list[torch.Tensor]:
 
 def toolchain(**said: str) -> CommandToolchain:
     templates = {"profile": "python {source} {input} {report}", "timing": "simulator", **said}
-    return CommandToolchain("toy", template_of({"run": "python {source} {input}", **templates}))
+    return CommandToolchain("toy", ToolchainSpec(**{"run": RUN, **templates}))  # type: ignore[arg-type]
 
 
 def compiled(chain: CommandToolchain, source: str, workdir: Path) -> Compiled:
@@ -340,3 +342,18 @@ def test_the_harness_s_own_mistakes_are_refused(tmp_path: Path) -> None:
         chain.run(made, inputs()[:1], ADD, tmp_path, 5)
     with pytest.raises(InvalidRequest, match=r"layer\.weight is float64"):
         chain.run(made, [inputs()[0], torch.ones(3, dtype=torch.float64)], ADD, tmp_path, 5)
+
+
+def test_a_relative_working_directory_is_the_one_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ran(GOOD + REPORT, Path("here")).timing == "simulator"
+
+
+@pytest.mark.skipif(not can_unshare(), reason="no user namespaces here")
+def test_in_namespaces_there_is_no_network_and_a_hang_still_ends(tmp_path: Path) -> None:
+    chain = CommandToolchain("toy", ToolchainSpec(run=RUN), level="namespaces")
+    show = "import socket; print(sorted(name for _, name in socket.if_nameindex()))\n"
+    assert ran(show + GOOD, tmp_path, chain).log == "['lo']"
+    assert ran("time.sleep(60)", tmp_path, chain, seconds=1.0).failure == "timed_out"
