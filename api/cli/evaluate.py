@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from api.cli.local import LocalTarget
     from optimizer.evaluation.records import Evaluation
 
-READ = 3  # excerpts and moves shown
+READ = 5  # excerpts and moves shown
 
 
 def evaluate(
@@ -132,6 +132,6 @@ def _knowledge(known: Json) -> list[str]:
         lines.append(
             f"  move {move['name']}: {change['direction']} {change['role']}. {move['why']}"
         )
-    for excerpt in known["excerpts"]:
-        lines.append(f"  read {excerpt['document']['title']}, {excerpt['section']}")
+    read = dict.fromkeys(f"{e['section']} ({e['document']['title']})" for e in known["excerpts"])
+    lines += [f"  read {place}" for place in read]
     return lines

@@ -1,0 +1,131 @@
+"""Evaluations as rows: one for each key, also when the process is killed and asked again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from kb.blobs import open_blobs
+from kb.catalog import Catalog, open_catalog
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.tables import search as t
+from optimizer.bundle import Bundle
+from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.records import evaluation_from_json
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing import TimingPolicy
+from optimizer.problem.load import load_problem
+from optimizer.toolchains.base import Target
+from optimizer.toolchains.torch_python import TorchPython
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+"""
+CANDIDATE = """
+import time
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        time.sleep({sleep})
+        return x + x
+"""
+CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+SETTINGS = EvaluationSettings(
+    threads=1,
+    call_seconds=20.0,
+    timing=TimingPolicy(block_ms=1.0, min_pairs=2, max_pairs=2, quiet=100.0, seconds=30.0),
+)
+# A process of its own that evaluates one candidate into the store of the test.
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[4])
+from pathlib import Path
+import importlib.util
+spec = importlib.util.spec_from_file_location("journal_test", sys.argv[3])
+test = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(test)
+test.evaluate(Path(sys.argv[1]), float(sys.argv[2]))
+"""
+
+
+def evaluate(folder: Path, sleep: float) -> None:
+    """One evaluation with the store in `folder`."""
+    catalog = open_catalog(folder)
+    journal = CatalogJournal(Evaluations(catalog), open_blobs(folder, None))
+    bundle = Bundle({"m.py": CANDIDATE.format(sleep=sleep)}, "m.py", "torch", "ModelNew")
+    problem = load_problem(folder / "double.py")
+    with Evaluator(problem, CPU, SETTINGS, journal) as evaluator:
+        found = evaluator.evaluate(bundle, TorchPython())
+    assert found.correct, found
+    catalog.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[tuple[Path, Catalog]]:
+    (tmp_path / "double.py").write_text(PROBLEM)
+    catalog = open_catalog(tmp_path)
+    yield tmp_path, catalog
+    catalog.close()
+
+
+def rows(catalog: Catalog, table: sa.Table) -> list[sa.Row[object]]:
+    with catalog.read() as connection:
+        return list(connection.execute(sa.select(table)).all())
+
+
+def test_an_evaluation_is_one_row_and_found_again(store: tuple[Path, Catalog]) -> None:
+    folder, catalog = store
+    evaluate(folder, 0)
+    evaluate(folder, 0)
+    (row,) = rows(catalog, t.evaluations)
+    assert row.state == "finished" and row.validity == "correct"  # type: ignore[attr-defined]
+    assert len(rows(catalog, t.candidates)) == len(rows(catalog, t.problems)) == 1
+    (case,) = rows(catalog, t.evaluation_cases)
+    assert case.correct and case.baseline_us > 0  # type: ignore[attr-defined]
+    record = Evaluations(catalog).find(row.key).record  # type: ignore[attr-defined, union-attr]
+    assert record is not None
+    assert json.loads(json.dumps(evaluation_from_json(record).as_json())) == record
+
+
+@pytest.mark.parametrize("stage", ["parse", "correctness"])
+def test_a_killed_evaluation_goes_on(store: tuple[Path, Catalog], stage: str) -> None:
+    """Killed during correctness or during the benchmark; the second process ends it, one row."""
+    folder, catalog = store
+    root = str(Path(__file__).resolve().parents[3])
+    # Slow enough to be caught in the stage after the one that is already written.
+    argv = [sys.executable, "-c", CHILD, str(folder), "0.4", __file__, root]
+    child = subprocess.Popen(argv, start_new_session=True)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if any(row.stage == stage for row in rows(catalog, t.evaluations)):  # type: ignore[attr-defined]
+            break
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    (before,) = rows(catalog, t.evaluations)
+    assert before.state == "running"  # type: ignore[attr-defined]
+    evaluate(folder, 0.4)
+    (after,) = rows(catalog, t.evaluations)
+    assert after.id == before.id and after.state == "finished"  # type: ignore[attr-defined]
+    notes = Evaluations(catalog).find(after.key).record["notes"]  # type: ignore[attr-defined, union-attr, index]
+    assert any("interrupted" in note for note in notes) == (stage == "correctness")
+    assert len(rows(catalog, t.evaluation_cases)) == 1
