@@ -25,7 +25,7 @@ from kb.errors import InvalidKnowledge, InvalidRequest
 QUESTIONS = Path(__file__).with_name("builtin_questions.jsonl")
 ROOT = Path(__file__).resolve().parent.parent
 TITLE = "Retrieval over the built-in knowledge"
-LEAST = 0.70
+LEAST = 0.716  # what was recorded, less 0.03
 NEAR = 5  # units of text that a reader is expected to read
 SHORTEST = 40  # characters of a quote: shorter ones turn up by chance
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
@@ -170,7 +170,7 @@ def run(options: Options) -> None:
     parts = [
         "`python -m benchmarks.builtin_retrieval --scorer score.py`",
         f"{len(scorer.rows)} rows; every category competes. The run fails below nDCG@10"
-        f" {options.least:.2f}.",
+        f" {options.least:.3f}.",
         f"```\n{shown}```",
         "`foreign@10` counts documents of a chip's own family as foreign, since the scorer knows no"
         f" families. Excerpts about neither the chip nor its family: {asked.outside}.",

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -26,7 +27,7 @@ DeviceKind = Literal["cpu", "cuda"]
 TRY_SECONDS = 20.0
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_VERSION = re.compile(r"(?:version|release|Version:?)\s*v?(\d[\w.]*)")
+_VERSION = re.compile(r"(?:\b(?:version|release)\b:?\s*v?|[)\s]|^)(\d+\.\d[\w.]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _command(name: str, command: Sequence[str]) -> Tool:
     if not ok:
         return Tool(name, False, reason=f"{command[0]} does not run: {said[:200]}")
     found = _VERSION.search(said)
-    return Tool(name, True, found[1] if found else said.strip().splitlines()[-1][:80])
+    return Tool(name, True, found[1] if found else said.strip()[:40])
 
 
 def _perf() -> Tool:
@@ -181,15 +182,9 @@ def _gpu(device: DetectedDevice) -> DeviceIdentity:
 def _l2_bytes() -> int:
     """Asked in another process: a supervisor has no CUDA context."""
     code = "import torch; print(torch.cuda.get_device_properties(0).L2_cache_size)"
-    ok, said = _tried((_python(), "-I", "-c", code))
+    ok, said = _tried((sys.executable, "-I", "-c", code))
     last = said.strip().splitlines()[-1:] if ok else []
     return int(last[0]) if last and last[0].isdigit() else 0
-
-
-def _python() -> str:
-    import sys
-
-    return sys.executable
 
 
 def _cpu(device: DetectedDevice | None) -> DeviceIdentity:
@@ -234,7 +229,7 @@ def _versions() -> dict[str, str]:
     told = {name: _package(name) for name in ("torch", "triton")}
     for compiler in ("g++", "nvcc"):
         found = _command(compiler, (compiler, "--version"))
-        told[compiler] = found.version.splitlines()[0] if found.version else ""
+        told[compiler] = found.version
     told["python"] = platform.python_version()
     return {name: version for name, version in told.items() if version}
 

@@ -41,7 +41,6 @@ from optimizer.problem.spec import Case
 from optimizer.toolchains.base import Compiled, Loader, Target, Toolchain
 from optimizer.toolchains.command import CommandToolchain
 
-
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
 
@@ -296,7 +295,6 @@ class Attempt:
             self._end("incorrect", measured.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
-
 
     @property
     def _timing_policy(self) -> TimingPolicy:

@@ -24,6 +24,7 @@ QUANTILE = 0.999
 # A slice shorter than this takes the dimensions before it in: the RMS of a few elements says
 # nothing about the size of the terms that they were summed from.
 MIN_SLICE = 32
+SAMPLED_ROWS = 64
 # Inputs rounded to 8 bits of significand, once each: what `relaxed` allows beside the sum's error.
 RELAXED_EPS = 2.0**-7
 
@@ -134,6 +135,19 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     assert bound.scale is not None
     found = _errors(output, golden64, bound.scale, bound.rows)
     return _told(bound, found.worst, found.quantile, _place(found.values, output.shape))
+
+
+def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
+    """Whether `compare` finds the output right; sooner where a few slices already say no."""
+    step = bound.rows // SAMPLED_ROWS
+    fitting = output.shape == golden64.shape and bound.kind == "float"
+    if fitting and bound.scale is not None and step > 1:
+        rows = bound.rows
+        some = [t.reshape(rows, -1)[::step] for t in (output.to(golden64.device), golden64)]
+        scale = bound.scale[::step]
+        if _errors(some[0], some[1], scale, len(scale)).worst > bound.allowed:
+            return False
+    return compare(output, golden64, bound).ok
 
 
 def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:

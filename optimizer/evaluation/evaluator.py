@@ -28,7 +28,6 @@ from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
 from optimizer.toolchains.base import Loader, Target, Toolchain
 
-
 # What harnesses commonly allow in float32; only without defence 16.
 USUAL_TOLERANCE = 1e-2
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from optimizer.isolation.runner_process import RunnerForged, RunnerProcess
+from optimizer.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
 from optimizer.problem.tensors import OpenCase
 from optimizer.runner.arrays import Arrays, Place, create, dtype_name, lay_out, places_json
 from optimizer.runner.fresh import refresh
@@ -47,8 +47,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Block:
-    """Calls that were timed together. times in nanoseconds a call; waited: threads were ready and
-    had no processor."""
+    """Calls that were timed together. times in nanoseconds a call; waited: the runner's threads
+    were ready and had no processor; delayed: the supervisor was, so it saw the end too late."""
 
     times: tuple[int, ...]
     walls: tuple[int, ...]
@@ -56,6 +56,7 @@ class Block:
     total_ns: int
     wall_ns: int
     waited_ns: int
+    delayed_ns: int
     threads: tuple[int, int]
     patched: bool
 
@@ -195,7 +196,7 @@ class LoadedSubject:
     def block(self, seed: int, calls: int, seconds: float) -> Block:
         """So many timed calls on fresh values; the mirror follows."""
         self._poison()
-        waited = self._runner.waited_ns()
+        waited, delayed = self._runner.waited_ns(), own_wait_ns()
         began = time.perf_counter_ns()
         self._runner.send({"op": "block", "seed": seed})
         self._runner.feed(calls)
@@ -204,6 +205,7 @@ class LoadedSubject:
             raise RunnerForged(f"times of {len(reply['times_ns'])} calls instead of {calls}")
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited
+        delayed = own_wait_ns() - delayed
         self.mirror.replay(seed, calls)
         return Block(
             times=tuple(reply["times_ns"]),
@@ -212,6 +214,7 @@ class LoadedSubject:
             total_ns=reply["total_ns"],
             wall_ns=wall,
             waited_ns=waited,
+            delayed_ns=delayed,
             threads=(reply["threads"][0], reply["threads"][1]),
             patched=reply["patched"],
         )

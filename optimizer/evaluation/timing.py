@@ -218,12 +218,17 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
 def _hidden_ns(block: Block) -> int:
     """What the supervisor's wall saw and the runner's did not. A busy machine delays the answer of
     an honest block; a clock that lies does so in every one."""
-    return block.wall_ns - block.total_ns
+    return _wall_ns(block) - block.total_ns
+
+
+def _wall_ns(block: Block) -> int:
+    """Without what the machine, not the candidate, took: waiting for a processor on either side."""
+    return block.wall_ns - block.waited_ns - block.delayed_ns
 
 
 def _outside_ns(block: Block) -> float:
     """Nanoseconds a call that the wall saw and the clock of the calls did not."""
-    return (block.wall_ns - sum(block.times)) / len(block.times)
+    return (_wall_ns(block) - sum(block.times)) / len(block.times)
 
 
 def _median(values: Iterable[float]) -> float:

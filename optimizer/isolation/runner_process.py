@@ -189,13 +189,8 @@ class RunnerProcess:
 
     def waited_ns(self) -> int:
         """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
-        total = 0
-        for task in Path(f"/proc/{self._launched.pid}/task").glob("*/schedstat"):
-            try:
-                total += int(task.read_text(encoding="ascii").split()[1])
-            except (OSError, IndexError, ValueError):
-                continue  # the thread ended between listing and reading
-        return total
+        tasks = Path(f"/proc/{self._launched.pid}/task").glob("*/schedstat")
+        return sum(_wait_ns(task) for task in tasks)
 
     def processes(self) -> list[int]:
         """Every process that carries this runner's mark or belongs to its session."""
@@ -230,6 +225,18 @@ class RunnerProcess:
                 _kill(pid)
             time.sleep(0.01)
         return False
+
+
+def own_wait_ns() -> int:
+    """How long the calling thread stood ready without getting a processor, in nanoseconds."""
+    return _wait_ns(Path("/proc/thread-self/schedstat"))
+
+
+def _wait_ns(schedstat: Path) -> int:
+    try:
+        return int(schedstat.read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0  # the thread ended between listing and reading, or the kernel keeps no account
 
 
 def marked(mark: str, session: int) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from optimizer.evaluation.bounds import Bound, compare
+from optimizer.evaluation.bounds import Bound, within
 from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import OpenCase, open_case
 
@@ -41,6 +41,7 @@ class _Run:
     """A case run once."""
 
     case: OpenCase
+    device: str
     inputs: list[torch.Tensor]
     state: dict[str, torch.Tensor]
     references: list[torch.Tensor]
@@ -53,12 +54,13 @@ def check_problem(
 ) -> list[Finding]:
     """Everything that is wrong with the problem's cases for this kind of device."""
     chosen = cases if cases is not None else [c for c in problem.cases if c.fits(device)]
-    return [finding for case in chosen for finding in check_case(open_case(problem, case))]
+    opened = (open_case(problem, case) for case in chosen)
+    return [finding for case in opened for finding in check_case(case, device)]
 
 
-def check_case(case: OpenCase) -> list[Finding]:
-    """What is wrong with one case."""
-    run = _run(case)
+def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
+    """What is wrong with one case. device: where the reference runs."""
+    run = _run(case, device)
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]
     found = list(_repeatable(run))
@@ -70,12 +72,12 @@ def check_case(case: OpenCase) -> list[Finding]:
     return [*found, *_size(run)]
 
 
-def _run(case: OpenCase) -> _Run:
+def _run(case: OpenCase, device: str) -> _Run:
     inputs, state = case.inputs(SEED), case.state(SEED)
-    references = case.reference(inputs, state)
-    goldens = case.reference(inputs, state, dtype=torch.float64)
+    references = case.reference(inputs, state, device=device)
+    goldens = case.reference(inputs, state, dtype=torch.float64, device=device)
     bounds = case.bounds(inputs, goldens, references)
-    return _Run(case, inputs, state, references, goldens, bounds)
+    return _Run(case, device, inputs, state, references, goldens, bounds)
 
 
 def _invalid(run: _Run, message: str, hint: str) -> Finding:
@@ -108,7 +110,7 @@ def _controls(run: _Run) -> Iterator[Finding]:
     inputs = dict(zip(run.case.input_names, run.inputs, strict=True))
     for bound, golden, reference in zip(run.bounds, run.goldens, run.references, strict=True):
         for name, output in controls(inputs, golden, reference):
-            if compare(output, golden, bound).ok:
+            if within(output, golden, bound):
                 yield _invalid(run, f"{bound.name}: {name} would pass", _control_hint(bound))
 
 
@@ -152,11 +154,11 @@ def _constant(run: _Run) -> Iterator[Finding]:
 
 def _repeatable(run: _Run) -> Iterator[Finding]:
     """Two calls of the reference, with other random numbers to draw, must agree."""
-    again = run.case.reference(run.inputs, run.state, noise=1)
+    again = run.case.reference(run.inputs, run.state, device=run.device, noise=1)
     exact = [_widened(reference) for reference in run.references]
     bounds = run.case.bounds(run.inputs, exact, run.references)
     for bound, golden, other in zip(bounds, exact, again, strict=True):
-        if not compare(other, golden, bound).ok:
+        if not within(other, golden, bound):
             yield _invalid(
                 run,
                 f"{bound.name} is another one in the next call",
@@ -209,9 +211,9 @@ def _moved(value: torch.Tensor) -> torch.Tensor:
 
 def _moves(run: _Run, inputs: list[torch.Tensor], state: dict[str, torch.Tensor]) -> bool:
     """Whether some output leaves its bound."""
-    outputs = run.case.reference(inputs, state)
+    outputs = run.case.reference(inputs, state, device=run.device)
     compared = zip(outputs, run.goldens, run.bounds, strict=True)
-    return any(not compare(output, golden, bound).ok for output, golden, bound in compared)
+    return any(not within(output, golden, bound) for output, golden, bound in compared)
 
 
 # -- size

@@ -7,7 +7,6 @@ of candidates.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,10 +15,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest
-from kb.predicate_nodes import Bindings
-from kb.predicates import compile_expression
-from optimizer.abi import ITEM_BYTES, Role, Signature, TensorSpec
+from optimizer.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.bounds import Bound, Pointed, allowed
+from optimizer.problem.convention import (
+    argument_names,
+    check_value,
+    hidden_tensors,
+    positional,
+)
+from optimizer.problem.costs import counted_flops, formula_value
 from optimizer.problem.draw import distributed, lively, replaceable, seeded
 from optimizer.problem.importing import import_problem, running, substituted
 from optimizer.problem.spec import Case, OutputKind, Problem
@@ -75,7 +79,7 @@ class OpenCase:
         with running(self.problem, "get_init_inputs()"), seeded(0):
             given = make() if make is not None else []
         with running(self.problem, "matching get_init_inputs() with Model.__init__"):
-            return _positional(self._class().__init__, given, "get_init_inputs()", skip=1)
+            return positional(self._class().__init__, given, "get_init_inputs()", skip=1)
 
     def _build(self, seed: int) -> torch.nn.Module:
         with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
@@ -88,7 +92,7 @@ class OpenCase:
         """The model that every reference run copies."""
         model = self._build(0)
         # Random values that are in no state_dict would differ from one process to the next.
-        one, other = _hidden(model), _hidden(self._build(1))
+        one, other = hidden_tensors(model), hidden_tensors(self._build(1))
         random = sorted(n for n in one if n not in other or not torch.equal(one[n], other[n]))
         if random:
             raise InvalidRequest(
@@ -120,7 +124,7 @@ class OpenCase:
 
     def _form_of(self, values: list[Any]) -> _Form:
         scalars = tuple(not isinstance(value, torch.Tensor) for value in values)
-        return _Form(tuple(_names(self._class().forward, len(values))), scalars)
+        return _Form(tuple(argument_names(self._class().forward, len(values))), scalars)
 
     def _values(self, seed: int) -> list[Any]:
         """What get_inputs() makes, in the order of forward's arguments."""
@@ -128,9 +132,9 @@ class OpenCase:
             given = self._module.__dict__["get_inputs"]()
             forward = self._class().forward
         with running(self.problem, "matching get_inputs() with Model.forward"):
-            values = _positional(forward, given, "get_inputs()", skip=1)
+            values = positional(forward, given, "get_inputs()", skip=1)
         for number, value in enumerate(values):
-            _check_value(self.problem, f"input {number}", value)
+            check_value(self.problem, f"input {number}", value)
         return values
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
@@ -246,7 +250,7 @@ class OpenCase:
                     f"{self.problem.path.name}: output {number} is {type(value).__name__}",
                     hint="forward returns a tensor, or one flat tuple, list or dict of tensors.",
                 )
-            _check_value(self.problem, f"output {number}", value)
+            check_value(self.problem, f"output {number}", value)
         return [value.detach() for value in values]
 
     @cached_property
@@ -354,19 +358,14 @@ class OpenCase:
 
     @cached_property
     def _flops(self) -> int:
-        from torch.utils.flop_counter import FlopCounterMode
-
-        counter = FlopCounterMode(display=False, custom_mapping=_attention_flops())
         if not self.case.fits("cpu"):
             try:
-                with FakeTensorMode(allow_non_fake_inputs=True), counter:
-                    self._imagined_run()
-                return int(counter.get_total_flops())
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    return counted_flops(self._imagined_run)
             except InvalidRequest:
                 pass  # as for the signature
-        with counter:
-            self.reference(self.inputs(0), self.state(0))
-        return int(counter.get_total_flops())
+        inputs, state = self.inputs(0), self.state(0)
+        return counted_flops(lambda: self.reference(inputs, state))
 
     def reduction_length(self) -> int:
         """Terms in one output element: of the policy, else from counted flops, else from sizes."""
@@ -374,90 +373,10 @@ class OpenCase:
         if isinstance(told, int):
             return max(1, told)
         if isinstance(told, str):
-            return self._computed_length(told)
+            return formula_value(told, vars(self._module), self.problem)
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
         return max(1, self.flops() // (2 * outputs), largest // outputs)
-
-    def _computed_length(self, text: str) -> int:
-        constants = {
-            name: value
-            for name, value in vars(self._module).items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        found = compile_expression(text).compute(Bindings(parameters=constants))
-        if not isinstance(found.value, int | float):
-            raise InvalidRequest(
-                f"{self.problem.name}: policy.reduction_length {text!r} has no value",
-                hint=f"Use the file's constants: {', '.join(sorted(constants)) or 'it has none'}.",
-            )
-        return max(1, int(found.value))
-
-
-def _positional(function: Any, given: Any, what: str, skip: int) -> list[Any]:
-    """Arguments as a list, from a list, a dict, [args, kwargs] or a single value."""
-    if isinstance(given, dict):
-        args, kwargs = [], given
-    elif isinstance(given, tuple | list) and _is_args_kwargs(given):
-        args, kwargs = list(given[0]), given[1]
-    elif isinstance(given, tuple | list):
-        return list(given)
-    else:
-        return [given]
-    bound = inspect.signature(function).bind(*[None] * skip, *args, **kwargs)
-    bound.apply_defaults()
-    if bound.kwargs:
-        raise InvalidRequest(
-            f"{what} names keyword-only arguments: {', '.join(bound.kwargs)}",
-            hint="Let the function take them by position too.",
-        )
-    return list(bound.args[skip:])
-
-
-def _is_args_kwargs(given: Sequence[Any]) -> bool:
-    return len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], dict)
-
-
-def _names(forward: Any, count: int) -> list[str]:
-    """Names of forward's first `count` arguments."""
-    known = [
-        p.name
-        for p in inspect.signature(forward).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ][1:]
-    return [known[n] if n < len(known) else f"input{n}" for n in range(count)]
-
-
-def _check_value(problem: Problem, what: str, value: Any) -> None:
-    if isinstance(value, bool | int | float):
-        return
-    if not isinstance(value, torch.Tensor):
-        raise InvalidRequest(
-            f"{problem.path.name}: {what} is {type(value).__name__}, not a tensor or a number",
-            hint="get_inputs() returns one flat list of tensors and numbers; pass what else Model "
-            "needs through get_init_inputs().",
-        )
-    name = str(value.dtype).removeprefix("torch.")
-    if value.layout is not torch.strided or name not in ITEM_BYTES:
-        raise InvalidRequest(
-            f"{problem.path.name}: {what} is {name}, {value.layout}",
-            hint=f"Use dense tensors of {', '.join(ITEM_BYTES)}; give a sparse one by its parts.",
-        )
-
-
-def _hidden(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors that a model keeps outside its state_dict."""
-    found: dict[str, torch.Tensor] = {}
-    kept = model.state_dict()
-    for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        parts = {**module._buffers, **vars(module)}
-        found |= {
-            f"{dot}{name}": value
-            for name, value in parts.items()
-            if isinstance(value, torch.Tensor) and f"{dot}{name}" not in kept
-        }
-    return found
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -466,14 +385,3 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, role, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-
-
-def _attention_flops() -> dict[Any, Any]:
-    """The CPU's fused attention, which torch's counter leaves out."""
-    from torch.utils.flop_counter import sdpa_flop_count
-
-    def count(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return {fused: count}

@@ -7,6 +7,7 @@ refines it.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,15 +28,29 @@ class CpuClock:
         return result, took, took
 
 
+class TrustingCpuClock(CpuClock):
+    """Looks the timer up at each call, as harnesses do whose timer a candidate replaces. Only to
+    show that the exploit works (`kernlore doctor --exploits --without 4`)."""
+
+    def time(self, call: Callable[[], Any]) -> tuple[Any, int, int]:
+        started = time.perf_counter_ns()
+        result = call()
+        took = time.perf_counter_ns() - started
+        return result, took, took
+
+
 class CudaClock:
     """Event time on the current stream beside the wall time until the whole device is idle.
 
     A buffer as large as the last-level cache is overwritten before each call, so that no call finds
-    its inputs there and the launch is queued while the device is busy.
+    its inputs there and the launch is queued while the device is busy. Lines that a candidate made
+    persistent would survive that, so they are made ordinary ones first.
     """
 
-    def __init__(self, flush_bytes: int) -> None:
-        self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
+    def __init__(self, flush_bytes: int, cold: bool = True) -> None:
+        """cold: empty the cache before each call (`--without 21` does not)."""
+        self._flush = torch.empty(flush_bytes if cold else 0, dtype=torch.int8, device="cuda")
+        self._forget = _persisting_reset() if cold else None
         self._event: Callable[..., torch.cuda.Event] = torch.cuda.Event
         self._record, self._elapsed = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
         self._sync = torch.cuda.synchronize
@@ -43,6 +58,8 @@ class CudaClock:
     def time(self, call: Callable[[], Any]) -> tuple[Any, int, int]:
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self._sync()
+        if self._forget is not None:
+            self._forget()
         self._flush.zero_()
         began = _now()
         self._record(start)
@@ -53,12 +70,25 @@ class CudaClock:
         return result, int(self._elapsed(start, end) * 1e6), wall
 
 
+def _persisting_reset() -> Callable[[], Any] | None:
+    """The driver's call that makes persisting lines of L2 ordinary ones; None before CUDA 11."""
+    try:
+        found: Callable[[], Any] = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
+    except (OSError, AttributeError):
+        return None
+    return found
+
+
 def now_ns() -> int:
     return _now()
 
 
-def identities() -> tuple[int, ...]:
-    """What a candidate must not replace: compared before and after its calls."""
+def replaced() -> bool:
+    """Whether something that a candidate must not replace is another thing than at the start."""
+    return _identities() != _ORIGINAL
+
+
+def _identities() -> tuple[int, ...]:
     return tuple(
         id(thing)
         for thing in (
@@ -76,3 +106,7 @@ def identities() -> tuple[int, ...]:
             torch.empty,
         )
     )
+
+
+# Taken when the runner starts, long before a candidate is imported.
+_ORIGINAL = _identities()

@@ -21,10 +21,17 @@ _PATH_BENEATH = 1
 # the kernel's Documentation/userspace-api/landlock.rst. Reading and executing stay free.
 _WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-_WRITABLE = ("/dev", "/proc/self")
+_FILE_RIGHTS = (1 << 1) | _TRUNCATE  # of a rule about a file that is no folder
+# Devices by name: /dev as a whole holds /dev/shm, where files outlive their writer.
+_WRITABLE = (
+    "/proc/self",
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "kfd")),
+    "/dev/dri",
+)
+_GPU_DEVICES = "nvidia*"
 
 
-def confine(scratch: Path, limits: Mapping[str, int]) -> list[str]:
+def confine(scratch: Path, limits: Mapping[str, int], landlock: bool = True) -> list[str]:
     """Apply what this system has; the names of what was applied."""
     applied = []
     if "memory_bytes" in limits:
@@ -39,7 +46,7 @@ def confine(scratch: Path, limits: Mapping[str, int]) -> list[str]:
             _limit(which, limits[name])
             applied.append(name.partition("_")[0])
     _limit(resource.RLIMIT_CORE, 0)
-    if only_writes_to(scratch):
+    if landlock and only_writes_to(scratch):
         applied.append("landlock")
     return applied
 
@@ -66,7 +73,7 @@ def only_writes_to(scratch: Path) -> bool:
     rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", rights), 8, 0)
     if rules < 0:
         return False
-    for place in (str(scratch), *_WRITABLE):
+    for place in (scratch, *map(Path, _WRITABLE), *Path("/dev").glob(_GPU_DEVICES)):
         _allow(libc, rules, place, rights)
     done: bool = (
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
@@ -76,9 +83,11 @@ def only_writes_to(scratch: Path) -> bool:
     return done
 
 
-def _allow(libc: ctypes.CDLL, rules: int, place: str, rights: int) -> None:
-    if not Path(place).exists():
+def _allow(libc: ctypes.CDLL, rules: int, place: Path, rights: int) -> None:
+    if not place.exists():
         return
+    if not place.is_dir():
+        rights &= _FILE_RIGHTS
     fd = os.open(place, os.O_PATH | os.O_CLOEXEC)
     libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
     os.close(fd)

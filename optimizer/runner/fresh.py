@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-CHUNK = 16_384  # elements replaced in each tensor before a call
+CHUNK = 16_384  # elements replaced in each tensor before a call, half of a small one
 
 
 def refresh(
@@ -30,7 +30,8 @@ def refresh(
     for tensor, bank in zip(tensors, banks, strict=True):
         if tensor is None or bank is None:
             continue
-        count = min(CHUNK, tensor.numel())
+        # Never all of it: then every call would see the same values, those of the bank.
+        count = min(CHUNK, max(1, tensor.numel() // 2))
         to = chosen.randrange(tensor.numel() - count + 1)
         source = chosen.randrange(bank.numel() - count + 1)
         tensor.view(-1)[to : to + count].copy_(bank.view(-1)[source : source + count])

@@ -24,6 +24,7 @@ from optimizer.runner.subjects import Subject, SubjectError, library_subject, mo
 from optimizer.runner.trace import traced
 from optimizer.runner.wire import Wire, WireClosed
 
+JOIN_SECONDS = 5.0
 Reply = dict[str, Any]
 ARRAYS = ("inputs", "banks", "outputs")
 MAX_TRACE = 4_000  # characters of a traceback
@@ -43,6 +44,7 @@ class Runner:
         self._expected: list[tuple[str, list[int]]] = []
         self._mapped: dict[str, Arrays] = {}
         self._last: Any = None
+        self._without: frozenset[int] = frozenset()
         self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
 
     def serve(self) -> None:
@@ -88,8 +90,12 @@ class Runner:
     def _load(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """Map the arrays, give up privileges, set the subject up. May be asked again, for another
         case of the same candidate."""
+        # Rows of the exploit table whose defence is off (`doctor --exploits --without`).
+        self._without = frozenset(message["without"])
         if self._confined is None:
-            self._confined = confine(Path(message["scratch"]), message["limits"])
+            self._confined = confine(
+                Path(message["scratch"]), message["limits"], landlock=24 not in self._without
+            )
         self._last = self._subject = None
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
@@ -107,7 +113,9 @@ class Runner:
         fresh = message["fresh"]
         self._banks = [b if wanted else None for b, wanted in zip(banks, fresh, strict=True)]
         if self._device == "cuda":
-            self._clock = clocks.CudaClock(message["flush_bytes"])
+            self._clock = clocks.CudaClock(message["flush_bytes"], cold=21 not in self._without)
+        elif 4 in self._without:
+            self._clock = clocks.TrustingCpuClock()
         return {
             "notes": self._subject.notes,
             "threads": threading.active_count(),
@@ -173,8 +181,10 @@ class Runner:
     def _call(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """One call on the inputs as they are; its outputs go to shared memory."""
         del fds
+        self._last = None
+        self._leave_behind()
         result, took, wall = self._clock.time(self._call_subject)
-        store(check(result, self._expected), self._mapped["outputs"].tensors)
+        self._store(result)
         return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
 
     def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
@@ -185,14 +195,15 @@ class Runner:
         """
         del fds
         call, clock, seed = self._call_subject, self._clock, message["seed"]
-        before, known = threading.active_count(), clocks.identities()
+        before = threading.active_count()
         times: list[int] = []
         walls: list[int] = []
         refreshed = 0
         began = clocks.now_ns()
         while os.read(self._tokens, 1) == b"c":
             started = clocks.now_ns()
-            refresh(self._targets, self._banks, seed, len(times))
+            if self._without.isdisjoint((7, 8)):
+                refresh(self._targets, self._banks, seed, len(times))
             if self._device == "cuda":
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - started
@@ -200,7 +211,10 @@ class Runner:
             self._last, took, wall = clock.time(call)
             times.append(took)
             walls.append(wall)
-        store(check(self._last, self._expected), self._mapped["outputs"].tensors)
+            if 9 in self._without and len(times) == 1:
+                self._store(self._last)
+        if 9 not in self._without:
+            self._store(self._last)
         total = clocks.now_ns() - began
         return {
             "times_ns": times,
@@ -208,10 +222,33 @@ class Runner:
             "refresh_ns": refreshed,
             "total_ns": total,
             "threads": [before, threading.active_count()],
-            "patched": clocks.identities() != known,
+            "patched": clocks.replaced(),
         }
+
+    def _store(self, result: Any) -> None:
+        if 2 in self._without:
+            join_threads()
+        plain = 3 not in self._without
+        store(check(result, self._expected, plain), self._mapped["outputs"].tensors)
+
+    def _leave_behind(self) -> None:
+        """What the outputs' memory holds when the candidate gets it from the allocator.
+
+        Nothing of use: the shared outputs hold a pattern. Without defence 5 the supervisor puts the
+        right results there, as a harness does that runs the reference in the same process first.
+        """
+        for shared in self._mapped["outputs"].tensors:
+            self._here(shared).clone()
 
     def _trace(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """Which operators one call really ran."""
         del fds, message
         return {"operators": traced(self._call_subject)}
+
+
+def join_threads() -> None:
+    """Wait for what calls left running: what a harness does not see that compares later (without
+    defence 2)."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)

@@ -23,7 +23,11 @@ class WireClosed(Exception):
 
 
 class WireForged(Exception):
-    """A message without the nonce."""
+    """A message without the nonce; `told` is what it says."""
+
+    def __init__(self, message: str, told: Any = None) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class Wire:
@@ -58,7 +62,7 @@ class Wire:
             raise WireForged(f"a message of {length} bytes")
         message = json.loads(self._exactly(length))
         if not isinstance(message, dict) or message.pop("nonce", None) != self._nonce:
-            raise WireForged("a message without the nonce")
+            raise WireForged("a message without the nonce", message)
         return message, list(fds)
 
     def _exactly(self, count: int) -> bytes:

@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -164,6 +165,8 @@ class CppToolchain:
         language = ["-x", "c", "-std=gnu17"] if main.endswith(".c") else ["-std=gnu++20"]
         report = f"-fopt-info-vec-optimized-missed={REPORT}"
         options = [*BASE_FLAGS, *flags_of(bundle), report, f"-I{SOURCES}"]
+        if sys.platform == "linux":
+            options.append("-Wl,-z,defs")  # else a missing function is only found at the first call
         return [self._compiler, *options, *language, "-o", LIBRARY, main, "-lm"]
 
 

@@ -24,7 +24,10 @@ from optimizer.toolchains.triton_nvidia import capability
 
 LIBRARY, SOURCES = "candidate.so", "src"
 LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)
-FLAGS = ("-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "-Xptxas", "-v", "-lineinfo")
+FLAGS = (
+    *("-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "-Xptxas", "-v", "-lineinfo"),
+    *("-Xlinker", "-z,defs"),
+)
 NOT_RUN_NOTE = "compiled only, not run: there is no CUDA device here"
 # Architectures whose newest instructions need the suffix, as Triton adds it.
 SPECIFIC = (90, 100, 103, 120, 121)

@@ -20,9 +20,12 @@ def main(arguments: list[str]) -> None:
     limits = json.loads(arguments[0])
     for name, value in limits["resources"].items():
         kind = getattr(resource, name)
+        # Of processor time the soft limit comes first: its signal says which limit it was.
+        pair = (value, value + 1) if name == "RLIMIT_CPU" else (value, value)
         hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+        if hard != resource.RLIM_INFINITY:
+            pair = (min(pair[0], hard), min(pair[1], hard))
+        resource.setrlimit(kind, pair)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != limits["parent"]:

@@ -111,7 +111,7 @@ def run(
         captured, timed_out = _collect(process, began + limits.seconds, limits.output_bytes)
     finally:
         survivors = end_group(process.pid)
-        code = process.wait(KILL_SECONDS)
+        code = _status(process)
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
@@ -142,6 +142,14 @@ class _Captured:
 
     def text(self, stream: int) -> str:
         return self._streams[stream].decode("utf-8", "replace")
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status; that of a kill for one that the kernel has not let go of yet."""
+    try:
+        return process.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
 
 
 def clean_env(workdir: Path, **extra: str) -> dict[str, str]:

@@ -39,9 +39,10 @@ def toolchain_for(language: str, target: Target, builtin_name: str | None = None
     InvalidRequest: nothing compiles this language for this hardware. Unavailable: it cannot be
     used here; the hint says what to install.
     """
-    name = builtin_name or (None if target.templates else EVERYWHERE.get(language))
-    if name is None and target.templates:
-        return _command(target)
+    name = builtin_name or str(target.templates.get("builtin") or "")
+    if not name and target.templates:
+        return _command(language, target)
+    name = name or EVERYWHERE.get(language, "")
     chain = _builtin(name, language, target)
     if language not in chain.languages:
         raise InvalidRequest(
@@ -75,8 +76,8 @@ def installed(target: Target) -> dict[str, str]:
     return told
 
 
-def _builtin(name: str | None, language: str, target: Target) -> Toolchain:
-    if name is None:
+def _builtin(name: str, language: str, target: Target) -> Toolchain:
+    if not name:
         raise InvalidRequest(
             f"{target.hardware} has no toolchain for {language!r}",
             hint=f"Add [toolchains.{language}] with a builtin ({', '.join(BUILTIN)}) or command "
@@ -93,8 +94,9 @@ def _builtin(name: str | None, language: str, target: Target) -> Toolchain:
     return make()
 
 
-def _command(target: Target) -> Toolchain:
+def _command(language: str, target: Target) -> Toolchain:
     # Imported here: most runs never need it.
+    from kb.hardware.spec import ToolchainSpec
     from optimizer.toolchains.command import CommandToolchain
 
-    return CommandToolchain(target)
+    return CommandToolchain(language, ToolchainSpec(**target.templates))

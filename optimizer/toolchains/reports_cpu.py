@@ -34,7 +34,6 @@ _X86_PACKED = re.compile(
 )
 _X86_ZEROING = re.compile(r"^v?(?:xorp[sd]|pxor[dq]?)$")
 _ARM_PACKED = re.compile(r"\b[vz]\d+\.(?:2d|4s|8h|16b|2s|4h|8b|[dshb])\b")
-_X86_STACK = re.compile(r"\((?:%rsp|%rbp)[,)]")
 _X86_STACK_VECTOR = re.compile(r"%[xyz]mm\d+,\s*-?(?:0x[0-9a-f]+)?\((?:%rsp|%rbp)[,)]")
 
 

@@ -43,7 +43,7 @@ _SMEM = re.compile(r"(?P<shared>\d+) bytes smem")
 
 _PTX_LOAD = re.compile(r"\bld\.(?:\w+\.)*?global(?P<rest>(?:\.[\w:]+)*)(?=\s)")
 _PTX_ASYNC = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\S*\s+[^;]*?,\s*(0x[0-9a-f]+|\d+)\b")
-_PTX_BULK = re.compile(r"\bcp\.async\.bulk\.(?:tensor\.)?\S*\.global\b")
+_PTX_BULK = re.compile(r"\bcp\.async\.bulk\.\S*?shared::\w+\.global\b")
 _PTX_MATRIX = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|wmma\.mma)\b")
 _PTX_VECTOR = re.compile(r"\.v(\d)\b")
 _PTX_WIDTH = re.compile(r"\.[busf](\d+)\b")

@@ -150,12 +150,17 @@ def load(path: Path) -> ModuleType:
 def trace(error: BaseException, folder: Path) -> str:
     """The error and its causes, with the candidate's own frames only."""
     told = traceback.TracebackException.from_exception(error)
+    if type(error).__name__ == "CompilationError":
+        # It repeats what caused it, which else would pass for an error of its own.
+        told.__cause__ = told.__context__ = None
     part: traceback.TracebackException | None = told
     while part is not None:
         own = [frame for frame in part.stack if Path(frame.filename).is_relative_to(folder)]
         part.stack = traceback.StackSummary.from_list(own)
         part = part.__cause__ or part.__context__
-    text = "".join(told.format()).replace(f"{folder}{os.sep}", "")
+    text = "".join(told.format())
+    for place in (folder, Path.cwd()):
+        text = text.replace(f"{place}{os.sep}", "")
     return text[-MAX_TRACE:]
 
 
@@ -243,6 +248,7 @@ def attempt(request: Request, module: ModuleType, case: Request, events: Events)
     inputs = [tensor for tensor in case["tensors"] if tensor["role"] == "input"]
     small = sum(math.prod(tensor["shape"]) * 8 for tensor in inputs) <= REAL_BYTES
     for real in (False, True) if small else (False,):
+        events.say(calling=request["entry"], real=real)
         try:
             call(module, request["entry"], case, real)
             return

@@ -111,13 +111,15 @@ def _env(workdir: Path) -> Mapping[str, str]:
 @dataclass(frozen=True)
 class Events:
     """What the child told. failed: traces of compile errors; not_called: why no kernel could be
-    learnt from a case; compiling: the kernel it was at when it ended."""
+    learnt from a case; called: whether the file was imported; compiling: the kernel it was at when
+    it ended."""
 
     folder: Path
     kernels: tuple[Mapping[str, Any], ...]
     failed: tuple[str, ...]
     not_called: tuple[str, ...]
     autotuned: tuple[str, ...]
+    called: bool
     compiling: str | None
     finished: bool
 
@@ -133,6 +135,7 @@ class Events:
             tuple(str(event["trace"]) for event in told if "failed" in event),
             tuple(str(event["not_called"]) for event in told if "not_called" in event),
             tuple(_autotuned(event) for event in told if "autotuned" in event),
+            any("calling" in event for event in told),
             last.get("compiling"),
             "done" in last,
         )
@@ -179,22 +182,26 @@ def _answer(
     path: Path,
 ) -> Compiled:
     rows = events.rows(reader)
-    ok = events.finished and not events.failed
+    # A call that is slow here, without its device, is not a kernel that cannot be compiled.
+    slow = done.timed_out and events.called and events.compiling is None
+    ok = (events.finished or slow) and not events.failed
     on_device = target.device == "cuda"
     notes = _notes(events, rows)
+    if slow and ok:
+        notes += [f"static report incomplete: the call did not end within {limits.seconds:g} s"]
     if ok and not on_device:
         notes += [NOT_RUN_NOTE]
         if _uses_bf16(signatures, events):
             notes += [BF16_NOTE]
     return Compiled(
         ok=ok,
-        log=_log(events, done, limits),
+        log=_log(events, done, limits, ok),
         metrics=whole(rows),
         kernels=rows,
         loader=Loader("python" if on_device else "interpreter", path, bundle.entry) if ok else None,
         command=(),
         seconds=done.seconds,
-        timed_out=done.timed_out,
+        timed_out=done.timed_out and not ok,
         notes=tuple(notes),
     )
 
@@ -215,16 +222,18 @@ def _notes(events: Events, rows: Mapping[str, Kernel]) -> list[str]:
 _DUMP = re.compile(r"^={20,}$.*?^={20,}$", re.MULTILINE | re.DOTALL)
 
 
-def _log(events: Events, done: Finished, limits: Limits) -> str:
+def _log(events: Events, done: Finished, limits: Limits, ok: bool) -> str:
     """Errors first, then what ptxas said of each kernel."""
-    parts = []
-    if done.timed_out:
+    parts: list[str] = []
+    if ok:
+        pass
+    elif done.timed_out:
         at = f" of kernel {events.compiling}" if events.compiling else ""
         parts.append(f"error: compilation{at} timed out after {limits.seconds:g} s")
     elif not events.finished:
         parts.append(f"error: the compiler ended with status {done.code}")
     parts += dict.fromkeys(events.failed)
-    if not events.finished or events.failed:
+    if not ok:
         # Where ptxas refuses, Triton prints all of the PTX between two rules.
         parts.append(_DUMP.sub("", done.log).strip())
     parts += [str(event["log"]).strip() for event in events.kernels]

@@ -97,6 +97,13 @@ def pretend_cuda(facts: Mapping[str, Any], target: Any) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    # Compiling torch's own operators would take a minute and say nothing about these kernels.
+    torch.compile = _not_compiled
+
+
+def _not_compiled(model: Any = None, **options: Any) -> Any:
+    """`torch.compile`, as a call and as a decorator with options."""
+    return model if model is not None else lambda function: function
 
 
 @contextlib.contextmanager
@@ -130,6 +137,8 @@ def pretending(home: str) -> Iterator[None]:
                 return torch.device("cuda", 0)
             if func is torch.device:
                 return func(*args, **(kwargs or {}))
+            if func is torch.Tensor.get_device:
+                return 0
             if func in (torch.Tensor.cuda, torch.Tensor.cpu):
                 return args[0]
             moved = {key: at_home(value) for key, value in (kwargs or {}).items()}

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-batch = 64
+batch = 128
 rows = 128
 inner = 256
 cols = 128

@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-rows = 768
+rows = 1024
 classes = 8192
 
 

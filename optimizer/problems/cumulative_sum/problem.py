@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-rows = 1024
+rows = 2048
 cols = 4096
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-batch = 8
+batch = 16
 channels = 128
 height = 56
 width = 56

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-bags = 8192
+bags = 16_384
 pooling = 32
 table = 100_000
 width = 64

@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-tokens = 4096
+tokens = 8192
 width = 1024
 
 

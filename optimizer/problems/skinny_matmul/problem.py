@@ -5,7 +5,7 @@ import torch.nn as nn
 
 rows = 8
 inner = 4096
-cols = 2048
+cols = 4096
 
 
 class Model(nn.Module):

@@ -321,3 +321,17 @@ def test_a_case_for_another_device_is_described_without_its_memory() -> None:
 
 def test_twenty_four_problems_are_shipped() -> None:
     assert len(shipped_problems()) == 24
+
+
+def test_a_default_of_forward_is_no_input(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def forward(self, x, scale=2.0, mask=None):
+                return x * scale
+        def get_inputs():
+            return {"x": torch.randn(4)}
+    """)
+    case = open_case(load_problem(path), Case("declared"))
+    assert [t.name for t in case.signature.of("input")] == ["x"]

@@ -24,7 +24,10 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
   int64_t n = t[0].shape[0];
 """
 VECTOR = BEGIN + "for (int64_t i = 0; i < n; i++) o[i] = a[i] * 2.0f + 1.0f; return 0; }"
-CHAIN = BEGIN + "float s = 0; for (int64_t i = 0; i < n; i++) { s = s * a[i] + 1; o[i] = s; } return 0; }"
+CHAIN = (
+    BEGIN
+    + "float s = 0; for (int64_t i = 0; i < n; i++) { s = s * a[i] + 1; o[i] = s; } return 0; }"
+)
 SUM = BEGIN + "float s = 0; for (int64_t i = 0; i < n; i++) s += a[i]; o[0] = s; return 0; }"
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
@@ -96,20 +99,23 @@ def test_an_entry_that_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_an_endless_file_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    # A newer compiler refuses the file at once; this one may read it until the deadline.
     done = build('#include "/dev/zero"\n', tmp_path, seconds=1.0)
-    assert not done.ok and done.timed_out
-    assert "timed out after 1 s" in done.log
+    assert not done.ok and done.log
     assert done.seconds < 6
 
 
 def test_a_template_bomb_is_ended(tmp_path: Path) -> None:
     bomb = """
-    template <int N, long M> struct F { static constexpr long v = F<N-1, M*2>::v + F<N-1, M*2+1>::v; };
+    template <int N, long M> struct F {
+      static constexpr long v = F<N-1, M*2>::v + F<N-1, M*2+1>::v;
+    };
     template <long M> struct F<0, M> { static constexpr long v = M; };
     long x = F<30, 0>::v;
     """
     done = build(bomb, tmp_path, seconds=2.0)
-    assert not done.ok
+    assert not done.ok and done.timed_out
+    assert "timed out after 2 s" in done.log
     assert done.seconds < 8
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from optimizer.toolchains.processes import Limits, clean_env, members, run
 
 
-
 def test_output_and_status(tmp_path: Path) -> None:
     done = run(["sh", "-c", "echo out; echo bad >&2; exit 3"], cwd=tmp_path, limits=Limits())
     assert (done.code, done.stdout, done.stderr, done.ok) == (3, "out\n", "bad\n", False)
@@ -61,9 +60,7 @@ def test_limits_hold(tmp_path: Path) -> None:
 
 def test_output_is_capped_and_the_writer_is_not_blocked(tmp_path: Path) -> None:
     code = "import sys; sys.stdout.write('first ' + 'x' * (8 << 20)); sys.stderr.write('end')"
-    done = run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, limits=Limits(output_bytes=1_000)
-    )
+    done = run([sys.executable, "-S", "-c", code], cwd=tmp_path, limits=Limits(output_bytes=1_000))
     assert done.ok
     assert done.truncated
     assert len(done.stdout) == 1_000

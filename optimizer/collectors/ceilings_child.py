@@ -1,0 +1,189 @@
+"""`python -I THIS_FILE DEVICE THREADS LARGEST_BYTES`: measures the ceilings and prints them as one
+JSON line.
+
+A process of its own, because the supervisor must not have computed anything with torch (its runners
+are forked) and holds no CUDA context. See `ceilings` for what each figure means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SECONDS_EACH = 0.1  # of repeats of one figure
+MIN_REPEATS, MAX_REPEATS = 4, 400
+MIB = 1 << 20
+FORK_REGIONS = 2_000
+FORK = """
+extern "C" void regions(int count) {
+  for (int n = 0; n < count; n++) {
+#pragma omp parallel
+    { asm volatile("" ::: "memory"); }
+  }
+}
+"""
+Figure = dict[str, float]
+Timer = Callable[[Callable[[], Any]], float]
+
+
+def repeated(call: Callable[[], Any], seconds_of: Timer) -> list[float]:
+    """Times of one call in seconds, after two that warm up."""
+    for _ in range(2):
+        seconds_of(call)
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < MIN_REPEATS or (
+        time.perf_counter() - began < SECONDS_EACH and len(times) < MAX_REPEATS
+    ):
+        times.append(seconds_of(call))
+    return times
+
+
+def rate(work: float, times: list[float]) -> Figure:
+    """The best rate, and how far the median stays behind it: a ceiling is what was reached once."""
+    best, middle = min(times), statistics.median(times)
+    return {"value": work / best, "spread": middle / best - 1, "n": len(times)}
+
+
+def wall(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def device_time(call: Callable[[], Any]) -> float:
+    """Between two events on the stream."""
+    event: Any = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, list[Figure]]:
+    """Copy, read and write bandwidth by footprint. Pages are touched before the clock runs."""
+    found: dict[str, list[Figure]] = {"copy": [], "read": [], "write": []}
+    for footprint in sizes:
+        half = torch.ones(footprint // 8, device=device)
+        other = torch.zeros_like(half)
+        whole = torch.ones(footprint // 4, device=device)
+        calls: dict[str, Callable[[], Any]] = {
+            "copy": partial(other.copy_, half),
+            "read": whole.sum,
+            "write": partial(whole.fill_, 2.0),
+        }
+        for name, call in calls.items():
+            row = rate(footprint, repeated(call, seconds_of))
+            found[name].append({"bytes": footprint, **row})
+        del half, other, whole, calls
+    return found
+
+
+def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
+    """2 n^3 over the time of one n x n x n product by torch's library."""
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+    a = torch.randn(size, size, device=device).to(kind)
+    b = torch.randn(size, size, device=device).to(kind)
+    out = torch.empty(size, size, device=device, dtype=kind)
+    return rate(2.0 * size**3, repeated(lambda: torch.mm(a, b, out=out), seconds_of))
+
+
+def cost(times: list[float], calls: int) -> Figure:
+    each = [took / calls for took in times]
+    best = min(each)
+    return {"value": best, "spread": statistics.median(each) / best - 1, "n": len(each)}
+
+
+def fork_cost() -> Figure | None:
+    """One empty OpenMP region, threads kept between regions; None where there is no g++."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "fork.cpp"), Path(folder, "fork.so")
+        source.write_text(FORK)
+        command = ["g++", "-O2", "-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=30)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        regions = ctypes.CDLL(str(library)).regions
+        return cost(repeated(lambda: regions(FORK_REGIONS), wall), FORK_REGIONS)
+
+
+def waited_seconds() -> float:
+    """How long this process's threads stood ready without a processor, and how long a hypervisor
+    ran somebody else; 0 where the kernel does not say."""
+    total = 0.0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        total += int(task.read_text(encoding="ascii").split()[1]) * 1e-9
+    stat = Path("/proc/stat")
+    if stat.exists():
+        stolen = stat.read_text(encoding="ascii").split("\n", 1)[0].split()[8]
+        total += int(stolen) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def on_cpu(largest: int) -> dict[str, Any]:
+    sizes = [size for size in (MIB, 8 * MIB, 32 * MIB, 128 * MIB) if size < largest] + [largest]
+    tiny = torch.zeros(1)
+    return {
+        **bandwidths("cpu", sizes, wall),
+        "matmul": {
+            "float32": matmul("cpu", "float32", 1536, wall),
+            "float64": matmul("cpu", "float64", 1024, wall),
+            "bfloat16": matmul("cpu", "bfloat16", 1536, wall),
+        },
+        "launch": fork_cost(),
+        "dispatch": cost(repeated(lambda: [tiny.add_(1) for _ in range(1000)], wall), 1000),
+    }
+
+
+def on_gpu(largest: int) -> dict[str, Any]:
+    sizes = [16 * MIB, 128 * MIB, 512 * MIB]
+    sizes = [size for size in sizes if size < largest] + [largest]
+    one = torch.zeros(1, device="cuda")
+    empty: Any = torch.cuda._sleep  # a kernel that spins for as many cycles as it is told
+    return {
+        **bandwidths("cuda", sizes, device_time),
+        "matmul": {
+            dtype: matmul("cuda", dtype, size, device_time)
+            for dtype, size in (
+                ("float32", 4096),
+                ("tf32", 8192),
+                ("float16", 8192),
+                ("bfloat16", 8192),
+                ("float64", 4096),
+            )
+        },
+        "launch": cost(repeated(lambda: [empty(0) for _ in range(100)], device_time), 100),
+        "dispatch": cost(repeated(lambda: [one.add_(1) for _ in range(100)], wall), 100),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    device, threads, largest = arguments[0], int(arguments[1]), int(arguments[2])
+    torch.set_num_threads(threads)
+    began, waited = time.perf_counter(), waited_seconds()
+    with torch.no_grad():
+        found = on_cpu(largest) if device == "cpu" else on_gpu(largest)
+    seconds = time.perf_counter() - began
+    waited = (waited_seconds() - waited) / (seconds * threads)
+    print(json.dumps({**found, "seconds": seconds, "waited": waited}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

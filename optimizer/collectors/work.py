@@ -1,0 +1,214 @@
+"""What a case must do at least, against what it took: bytes and flops against measured ceilings.
+
+Compulsory bytes are every input and weight read once and every output written once. Operators that
+read only a part of an input (gathers, jagged rows) have a smaller floor, and no share of the
+bandwidth is said for them. Knows nothing of how a candidate works. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kb.problem_terms import op_family
+from optimizer.abi import ITEM_BYTES, Signature
+from optimizer.collectors.ceilings import Ceilings
+from optimizer.evaluation.records import Flag
+
+if TYPE_CHECKING:
+    from optimizer.problem.tensors import OpenCase
+
+ROW = 29  # of the exploit table: faster than physics
+SLACK = 1.05
+# Inside the caches the measured rate is itself no limit: a better loop than torch's may exceed it.
+CACHED_SLACK = 2.0
+SUSPICIOUS_SPEEDUP = 10.0
+READS_A_PART = frozenset({"gather", "scatter", "jagged"})
+# Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
+# causal attention skips half of its products.
+FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case. dtype: of most of its bytes. flops: counted from the reference, 0 where none are.
+
+    relaxed: lower precision inside is allowed.
+    """
+
+    op: str
+    dtype: str
+    read_bytes: int
+    written_bytes: int
+    flops: int = 0
+    relaxed: bool = False
+    reduction_length: int | None = None
+
+    @property
+    def compulsory_bytes(self) -> int:
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def whole(self) -> bool:
+        """Whether every byte of every input is really needed."""
+        return op_family(self.op) not in READS_A_PART
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one element of the main dtype."""
+        return ITEM_BYTES[self.dtype]
+
+
+def work_of(case: OpenCase) -> Work:
+    """The work of a case, with the reference's operations counted."""
+    signature = case.signature
+    read = signature.compulsory_read_bytes
+    return Work(
+        op=case.problem.op,
+        dtype=main_dtype(signature),
+        read_bytes=read,
+        written_bytes=signature.compulsory_bytes - read,
+        flops=case.flops(),
+        relaxed=case.problem.policy.precision == "relaxed",
+        reduction_length=case.reduction_length(),
+    )
+
+
+def main_dtype(signature: Signature) -> str:
+    """The floating type of most bytes; of all types where none floats."""
+    totals: dict[str, int] = {}
+    for tensor in signature.tensors:
+        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.bytes
+    floating = {dtype: size for dtype, size in totals.items() if "float" in dtype}
+    chosen = floating or totals or {"float32": 0}
+    return max(chosen, key=lambda dtype: (chosen[dtype], dtype))
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Rates of one timed case and their shares of the ceilings, in percent; None: not known.
+
+    floor_seconds: what it takes at least at the measured ceilings, by bytes or by flops;
+    limit says by which. roofline_pct: floor over time.
+    """
+
+    seconds: float
+    bandwidth: float | None
+    flops: float | None
+    bandwidth_pct: float | None
+    flops_pct: float | None
+    floor_seconds: float | None
+    limit: str = ""
+    bytes_ratio: float | None = None
+
+    @property
+    def roofline_pct(self) -> float | None:
+        return None if self.floor_seconds is None else 100 * self.floor_seconds / self.seconds
+
+
+def achieved(
+    work: Work, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
+) -> Achieved:
+    """counted_bytes: real traffic, where a counter gave it."""
+    by_bytes = _byte_seconds(work, ceilings)
+    peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
+    by_flops = work.flops / peak if peak and work.flops else None
+    floors = {"bytes": by_bytes, "flops": by_flops}
+    known = {limit: floor for limit, floor in floors.items() if floor is not None}
+    limit = max(known, key=lambda name: known[name]) if known else ""
+    total = work.compulsory_bytes
+    return Achieved(
+        seconds=seconds,
+        bandwidth=total / seconds if work.whole else None,
+        flops=work.flops / seconds if work.flops else None,
+        bandwidth_pct=None if by_bytes is None else 100 * by_bytes / seconds,
+        flops_pct=None if by_flops is None else 100 * by_flops / seconds,
+        floor_seconds=known.get(limit),
+        limit=limit,
+        bytes_ratio=counted_bytes / total if counted_bytes and total and work.whole else None,
+    )
+
+
+def _byte_seconds(work: Work, ceilings: Ceilings) -> float | None:
+    if not work.whole or not work.compulsory_bytes:
+        return None
+    return ceilings.stream_seconds(work.read_bytes, work.written_bytes)
+
+
+def metrics_of(
+    work: Work, seconds: float, ceilings: Ceilings | None, launches: float | None = None
+) -> dict[str, float]:
+    """What the harness itself knows of a timed case, by its raw metric names. Shares are only told
+    of ceilings that a quiet machine gave.
+    """
+    found = {"call_us": seconds * 1e6}
+    if ceilings is None or not ceilings.trusted:
+        return found
+    told = achieved(work, seconds, ceilings)
+    named = {
+        "copy_bandwidth_pct": told.bandwidth_pct,
+        "matmul_peak_pct": told.flops_pct,
+        "roofline_pct": told.roofline_pct,
+    }
+    found |= {name: round(value, 3) for name, value in named.items() if value is not None}
+    if launches is not None and ceilings.dispatch is not None:
+        share = 100 * launches * ceilings.dispatch.value / seconds
+        found["dispatch_pct"] = round(min(100.0, share), 3)
+    return found
+
+
+# -- faster than physics
+
+
+def physics_flags(
+    work: Work,
+    seconds: float,
+    speedup: float | None,
+    ceilings: Ceilings | None,
+    baseline_seconds: float | None = None,
+) -> list[Flag]:
+    """`reject` where no kernel can be so fast on this device, `review` where a person should look.
+
+    ceilings: None where the device was not measured; then only the speed-up is looked at. Where the
+    reference itself beats them, or they are a busy machine's, nothing is impossible by them.
+    """
+    flags = []
+    if ceilings is not None:
+        limit = hard_floor(work, ceilings) / SLACK
+        doubtful = baseline_seconds is not None and baseline_seconds < limit
+        flags = list(_impossible(work, seconds, ceilings, ceilings.trusted and not doubtful))
+    if not flags and speedup is not None and speedup >= SUSPICIOUS_SPEEDUP:
+        flags.append(Flag(ROW, "review", f"{speedup:.1f} times as fast as the reference"))
+    return flags
+
+
+def _impossible(work: Work, seconds: float, ceilings: Ceilings, sure: bool) -> Iterator[Flag]:
+    hard = hard_floor(work, ceilings)
+    if seconds < hard / SLACK:
+        yield Flag(
+            ROW,
+            "reject" if sure else "review",
+            f"{seconds * 1e6:.1f} us a call, but moving its data or doing its arithmetic takes"
+            f" {hard * 1e6:.1f} us on this device",
+        )
+        return
+    soft = achieved(work, seconds, ceilings).floor_seconds
+    if soft is not None and seconds < soft / CACHED_SLACK:
+        yield Flag(
+            ROW,
+            "review",
+            f"{seconds * 1e6:.1f} us a call, where the measured ceilings give {soft * 1e6:.1f} us",
+        )
+
+
+def hard_floor(work: Work, ceilings: Ceilings) -> float:
+    """Seconds below which a time is a measurement error or a trick, by the kindest reading: what
+    fits the cache was there already, in any dtype, by the best algorithm, at the fastest rate."""
+    total = work.compulsory_bytes if work.whole else work.written_bytes
+    moved = max(0.0, total - ceilings.kept_bytes)
+    floor = moved / ceilings.fastest_bandwidth(total) if moved else 0.0
+    peak = ceilings.fastest_peak
+    if peak:
+        floor = max(floor, work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0) / peak)
+    return floor

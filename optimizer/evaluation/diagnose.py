@@ -1,0 +1,304 @@
+"""Why an evaluation came out as it did: signals with their evidence, in the form that /retrieve
+gives its diagnosis in.
+
+A failure is read from its log and from what was wrong; a correct kernel from everything that was
+measured of it, by the rule table. Measures nothing, and thresholds of speed are data of
+`retrieval`; the ones here tell a lost digit from a wrong answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from kb.hardware.spec import SignatureSpec
+from kb.predicates import Value
+from optimizer.collectors.ceilings import Ceilings
+from optimizer.collectors.job import Collected, Metric
+from optimizer.collectors.work import Work, metrics_of
+from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError
+from retrieval.answer import Diagnosis, RetrieveRequest, SignalFinding
+from retrieval.diagnose.signals import load_signals
+from retrieval.diagnose.verdict import Diagnoser
+
+# An error up to this share of the output's own size is lost precision, above it another result.
+SMALL_ERROR = 0.05
+SOURCE = "Kernlore evaluation"
+# How a process ended -> its signal, where the log says nothing better.
+ENDINGS: Mapping[str, str] = {
+    "SIGSEGV": "illegal_memory_access",
+    "SIGBUS": "misaligned_access",
+    "SIGABRT": "illegal_memory_access",
+    "SIGILL": "launch_error",
+    "SIGFPE": "launch_error",
+    "SIGXCPU": "timeout",
+    "SIGXFSZ": "launch_error",
+    "SIGKILL": "out_of_memory",
+}
+PHYSICS = 29  # row of the exploit table: faster than the device can be
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a diagnosis needs beside the evaluation.
+
+    works: of the timed cases by name. signatures: error texts of the hardware's own tools.
+    collected: what profilers told of the candidate. not_measured: tool -> why it told nothing.
+    """
+
+    lineage: Sequence[str] = ()
+    facts: Mapping[str, Value | None] | None = None
+    works: Mapping[str, Work] | None = None
+    ceilings: Ceilings | None = None
+    signatures: Sequence[SignatureSpec] = ()
+    collected: Sequence[Collected] = ()
+    not_measured: Mapping[str, str] | None = None
+
+
+@lru_cache(maxsize=1)
+def _diagnoser() -> Diagnoser:
+    return Diagnoser(load_signals())
+
+
+def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[str, Any]:
+    """A verdict as JSON: retrieval's diagnosis, and `primary`, `kernels` and `not_measured`."""
+    reader = FAILURES.get(evaluation.validity)
+    found = reader(evaluation, around) if reader else _correct(evaluation, around)
+    first = found.signals[0].id if found.signals else "unknown"
+    refused = {c.collector: c.not_measured for c in around.collected if c.not_measured}
+    return {
+        **asdict(found),
+        "primary": first,
+        "kernels": _kernels(around.collected),
+        "not_measured": {**(around.not_measured or {}), **refused},
+    }
+
+
+# -- what failed
+
+
+def _from_log(evaluation: Evaluation, around: Surroundings, log: str) -> Diagnosis:
+    request = RetrieveRequest(
+        log=log or " ", hardware=evaluation.hardware, language=evaluation.language
+    )
+    own = around.signatures
+    told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), tuple(own))
+    return told.diagnosis
+
+
+def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": value,
+        "test": test or None,
+        "rule": rule,
+        "source": SOURCE,
+        "raw": "",
+    }
+
+
+def _with(found: Diagnosis, first: Iterable[SignalFinding]) -> Diagnosis:
+    """Findings of the harness before those of the log, each signal once."""
+    signals: dict[str, SignalFinding] = {}
+    for finding in (*first, *found.signals):
+        signals.setdefault(finding.id, finding)
+    return replace(found, signals=tuple(signals.values()))
+
+
+def _otherwise(found: Diagnosis, signal: str, confidence: str, evidence: Mapping[str, Any]) -> Any:
+    """What the log says, or this signal where it says nothing."""
+    if found.signals:
+        return found
+    return replace(found, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
+
+
+def _not_compiled(evaluation: Evaluation, around: Surroundings) -> Any:
+    found = _from_log(evaluation, around, evaluation.log or evaluation.message)
+    evidence = _evidence("compiler-failed", "message", evaluation.message[:300])
+    return _otherwise(found, "compile_error", "A", evidence)
+
+
+def _timed_out(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+    found = _from_log(evaluation, around, evaluation.log)
+    told = _evidence("no-answer", "stage", evaluation.reached)
+    return _with(found, [SignalFinding("timeout", "A", (told,))])
+
+
+def _crashed(evaluation: Evaluation, around: Surroundings) -> Any:
+    """The log names the cause more often than the way in which the process ended."""
+    found = _from_log(evaluation, around, f"{evaluation.log}\n{evaluation.message}")
+    ending = next((name for name in ENDINGS if name in evaluation.message), "")
+    evidence = _evidence("process-ended", "message", evaluation.message[:300])
+    confidence = "B" if ending in ("SIGSEGV", "SIGBUS", "SIGXCPU") else "C"
+    return _otherwise(found, ENDINGS.get(ending, "launch_error"), confidence, evidence)
+
+
+def _incorrect(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+    found = Diagnosis(measure_next=("run_to_run_mismatches",))
+    if evaluation.log:
+        found = _from_log(evaluation, around, evaluation.log)
+    return _with(found, _wrong_results(evaluation, around))
+
+
+def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[SignalFinding]:
+    """Not finite, only imprecise, different at every call, or plainly wrong."""
+    wrong = [
+        (check.case, error)
+        for check in evaluation.checks
+        if not check.ok
+        for error in check.errors
+        if not error.ok
+    ]
+    second = [c for c in evaluation.checks if not c.ok and "second call differs" in c.message]
+    if second:
+        yield SignalFinding(
+            "nondeterminism",
+            "A",
+            (_evidence("second-call-differs", "message", second[0].message[:300]),),
+        )
+    unstable = [row for row in wrong if _precision(row[1])]
+    if unstable and len(unstable) == len(wrong):
+        case, error = unstable[0]
+        lengths = around.works or {}
+        length = lengths[case].reduction_length if case in lengths else None
+        yield SignalFinding(
+            "numerical_instability", "B", tuple(_of_error(case, error, "lost-precision", length))
+        )
+    details = [e for case, error in wrong[:3] for e in _of_error(case, error, "outside-bound")]
+    told = details or [_evidence("refused", "message", evaluation.message[:300])]
+    yield SignalFinding("correctness_mismatch", "A", tuple(told))
+
+
+def _precision(error: OutputError) -> bool:
+    """NaN or infinity, or an error that is small beside the output itself."""
+    return error.kind == "float" and (not math.isfinite(error.worst) or error.worst < SMALL_ERROR)
+
+
+def _of_error(
+    case: str, error: OutputError, rule: str, length: int | None = None
+) -> Iterator[dict[str, Any]]:
+    if not math.isfinite(error.worst):
+        yield _evidence(rule, f"{case}/{error.output}", "not finite", "finite")
+        return
+    yield _evidence(
+        rule, f"{case}/{error.output}", error.worst, f"largest error <= {error.allowed:.3g}"
+    )
+    if error.worst > error.allowed and error.quantile <= error.quantile_allowed:
+        where = ", ".join(map(str, error.where))
+        yield _evidence(rule, "place", f"few elements only, as at [{where}]: look at the borders")
+    if length is not None:
+        yield _evidence(rule, "reduction_length", length)
+
+
+def _rejected(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+    """Not to be believed. What it would have shown is not diagnosed."""
+    del around
+    reasons = tuple(flag for flag in evaluation.flags if flag.severity == "reject")
+    impossible = [flag for flag in reasons if flag.defence == PHYSICS]
+    signals = tuple(
+        SignalFinding(
+            "measurement_error", "A", (_evidence("faster-than-physics", "time", flag.message),)
+        )
+        for flag in impossible[:1]
+    )
+    told = "; ".join(flag.message for flag in reasons) or evaluation.message
+    return Diagnosis(signals=signals, hint=f"The candidate was rejected: {told}.")
+
+
+Reader = Callable[[Evaluation, Surroundings], Diagnosis]
+FAILURES: Mapping[str, Reader] = {
+    "not_compiled": _not_compiled,
+    "timed_out": _timed_out,
+    "crashed": _crashed,
+    "incorrect": _incorrect,
+    "rejected": _rejected,
+}
+
+
+# -- what works
+
+
+def _correct(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+    timing, work = leading_case(evaluation, around.works or {})
+    metrics = gathered(evaluation, around, timing, work)
+    request = RetrieveRequest(
+        metrics=metrics,
+        hardware=evaluation.hardware,
+        language=evaluation.language,
+        op=work.op if work else None,
+        dtype=work.dtype if work else None,
+        problem=quantities(work) if work else None,
+    )
+    told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), ())
+    return replace(told.diagnosis, hint=_hint(told.diagnosis, around, timing))
+
+
+def leading_case(
+    evaluation: Evaluation, works: Mapping[str, Work]
+) -> tuple[CaseTiming | None, Work | None]:
+    """The timed case that moves or computes most: ceilings say most about it."""
+    known = [t for t in evaluation.timings if t.state == "measured" and t.case in works]
+    if not known:
+        return None, next(iter(works.values()), None)
+    chosen = max(known, key=lambda t: (works[t.case].compulsory_bytes, works[t.case].flops))
+    return chosen, works[chosen.case]
+
+
+def quantities(work: Work) -> dict[str, float | str]:
+    """`problem.<name>` of the predicates."""
+    told: dict[str, float | str] = {
+        "compulsory_bytes": work.compulsory_bytes,
+        "compulsory_read_bytes": work.read_bytes,
+        "element_bytes": work.element_bytes,
+        "precision_policy": "relaxed" if work.relaxed else "strict",
+    }
+    if work.flops:
+        told["flops"] = work.flops
+    if work.reduction_length is not None:
+        told["reduction_length"] = work.reduction_length
+    return told
+
+
+def gathered(
+    evaluation: Evaluation, around: Surroundings, timing: CaseTiming | None, work: Work | None
+) -> dict[str, Metric]:
+    """Static, collected and derived metrics by raw names; a profiler's word before a compiler's."""
+    metrics: dict[str, Metric] = dict(evaluation.metrics)
+    for collected in around.collected:
+        metrics |= collected.metrics
+    if work is None:
+        return metrics
+    if timing is not None and timing.candidate_us:
+        launches = _launches(metrics)
+        metrics |= metrics_of(work, timing.candidate_us * 1e-6, around.ceilings, launches)
+    moved = [c.call_bytes for c in around.collected if c.call_bytes]
+    if moved and work.whole:
+        metrics["bytes_over_compulsory"] = moved[0] / work.compulsory_bytes
+    return metrics
+
+
+def _launches(metrics: Mapping[str, Metric]) -> float | None:
+    for name in ("kernel_launches", "num_launches"):
+        value = metrics.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+    return None
+
+
+def _hint(found: Diagnosis, around: Surroundings, timing: CaseTiming | None) -> str:
+    if timing is not None and around.ceilings is None:
+        return "The ceilings of this device were not measured; shares of them are not known."
+    if timing is not None and around.ceilings is not None and not around.ceilings.trusted:
+        return (
+            "The ceilings were measured while the machine was busy, so no share of them is told;"
+            " measure them again on a quiet machine."
+        )
+    return found.hint
+
+
+def _kernels(collected: Sequence[Collected]) -> list[dict[str, Any]]:
+    """Kernels or operators of a call, of the first collector that saw any."""
+    return next(([dict(row) for row in c.kernels] for c in collected if c.kernels), [])
