@@ -88,6 +88,20 @@ def counted(job: dict[str, Any], call: Call) -> None:
                 repeat(job, call)
 
 
+def works_itself(event: Any) -> bool:
+    """Whether an operator does its own work, and not as a part of another that does."""
+    parent = event.cpu_parent
+    while parent is not None:
+        if _own(parent):
+            return False
+        parent = parent.cpu_parent
+    return _own(event)
+
+
+def _own(event: Any) -> bool:
+    return bool(2 * event.self_cpu_time_total >= event.cpu_time_total)
+
+
 def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
     import torch.profiler
 
@@ -99,17 +113,17 @@ def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
         began = time.perf_counter()
         repeat(job, call)
         wall = time.perf_counter() - began
-    rows = [
-        {
-            "name": event.key,
-            "device": "cuda" if "CUDA" in str(event.device_type) else "cpu",
-            "calls": event.count,
-            "cpu_us": event.self_cpu_time_total,
-            "device_us": event.self_device_time_total,
-        }
-        for event in profiled.key_averages()
-    ]
-    return {"calls": job["calls"], "wall_us": wall * 1e6, "events": rows}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in profiled.events():
+        device = "cuda" if "CUDA" in str(event.device_type) else "cpu"
+        if device == "cpu" and not works_itself(event):
+            continue
+        fresh = {"name": event.name, "device": device, "calls": 0, "cpu_us": 0.0, "device_us": 0.0}
+        row = rows.setdefault((device, event.name), fresh)
+        row["calls"] += 1
+        row["cpu_us"] += event.self_cpu_time_total
+        row["device_us"] += event.self_device_time_total
+    return {"calls": job["calls"], "wall_us": wall * 1e6, "events": list(rows.values())}
 
 
 def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:

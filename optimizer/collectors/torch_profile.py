@@ -28,7 +28,6 @@ IDLE = re.compile(
     r"|transpose|unsqueeze|squeeze|permute|item|_local_scalar_dense|lift_fresh|result_type)$"
     r"|^Profiler|^\[memory\]|^cuda[A-Z]|^cu[A-Z]|^hip[A-Z]|^Activity Buffer|^Runtime"
 )
-LAUNCH = re.compile(r"^(?:cuda|hip|cu)\w*Launch\w*Kernel\w*")
 
 
 def collect(job: Job) -> Collected:
@@ -45,7 +44,7 @@ def collect(job: Job) -> Collected:
 
 
 def parse(told: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0) -> Collected:
-    """From the driver's events: {calls, wall_us, events: [{name, device, calls, cpu_us, ...}]}."""
+    """From the driver's events: {calls, wall_us, events: [{name, device, ...}]}."""
     calls = told["calls"]
     rows = _rows(told["events"], device)
     total = sum(row["us"] for row in rows)
@@ -61,7 +60,7 @@ def parse(told: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0) -> 
         for row in sorted(rows, key=lambda row: -row["us"])
     ]
     metrics: dict[str, Metric] = {
-        "kernel_launches": _launches(told["events"], rows, device) / calls,
+        "kernel_launches": sum(int(row["calls"]) for row in rows) / calls,
         "copies_pct": round(sum(k["pct"] for k in kernels if MOVES.search(k["name"])), 2),
     }
     if device == "cuda":
@@ -70,19 +69,10 @@ def parse(told: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0) -> 
 
 
 def _rows(events: Sequence[Mapping[str, Any]], device: DeviceKind) -> list[dict[str, Any]]:
-    """Kernels on a GPU, working operators on a CPU."""
+    """Kernels on a GPU; on a CPU operators that work themselves, not through others."""
     field = "device_us" if device == "cuda" else "cpu_us"
     return [
         {"name": event["name"], "calls": event["calls"], "us": event[field]}
         for event in events
         if event["device"] == device and event[field] > 0 and not IDLE.search(event["name"])
     ]
-
-
-def _launches(
-    events: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], device: DeviceKind
-) -> int:
-    if device == "cpu":
-        return sum(int(row["calls"]) for row in rows)
-    launched = sum(int(event["calls"]) for event in events if LAUNCH.search(event["name"]))
-    return launched or sum(int(row["calls"]) for row in rows)

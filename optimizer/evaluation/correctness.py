@@ -87,13 +87,14 @@ def _check_seed(
     if changed and settings.on(6):
         return CaseCheck(prepared.name, seed, False, (), f"it changed {', '.join(changed)}")
     # Without defence 6 the reference gets what the candidate made of the inputs.
-    errors = tuple(prepared.errors(first, seed, subject.current if changed else None))
+    given = [value.clone() for value in subject.current] if changed else None
+    errors = tuple(prepared.errors(first, seed, given))
     wrong = [error for error in errors if not error.ok]
     if wrong:
         return CaseCheck(prepared.name, seed, False, errors, wrong[0].told())
     if settings.on(30):
         again = subject.call(settings.call_seconds)
-        apart = [e for e in prepared.errors(again, seed) if not e.ok]
+        apart = [e for e in prepared.errors(again, seed, given) if not e.ok]
         if apart:
             return CaseCheck(
                 prepared.name, seed, False, errors, f"a second call differs: {apart[0].told()}"

@@ -60,7 +60,7 @@ _ROWS = (
         "a tensor subclass that computes when it is compared",
         "outputs are exactly torch.Tensor, with memory behind them",
         "runner/outputs.py",
-        "any subclass of torch.Tensor is an output",
+        "any subclass of torch.Tensor is an output, and walls are not looked at",
     ),
     _candidate(
         4,
@@ -130,7 +130,7 @@ _ROWS = (
     _candidate(
         13,
         "a detour inside the harness's process",
-        "the supervisor's wall around each block, in a process that the candidate cannot reach",
+        "processor time by the kernel's account and the supervisor's wall around each block",
         "evaluation/timing.py, isolation",
         "what the runner says of its time is believed",
     ),

@@ -48,7 +48,8 @@ class Sample:
 @dataclass(frozen=True)
 class Block:
     """Calls that were timed together. times in nanoseconds a call; waited: the runner's threads
-    were ready and had no processor; delayed: the supervisor was, so it saw the end too late."""
+    were ready and had no processor; delayed: the supervisor was, so it saw the end too late. busy:
+    processor time of the runner's main thread, by the kernel's account."""
 
     times: tuple[int, ...]
     walls: tuple[int, ...]
@@ -57,6 +58,7 @@ class Block:
     wall_ns: int
     waited_ns: int
     delayed_ns: int
+    busy_ns: int
     threads: tuple[int, int]
     patched: bool
 
@@ -197,6 +199,7 @@ class LoadedSubject:
         """So many timed calls on fresh values; the mirror follows."""
         self._poison()
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
+        busy = self._runner.busy_ns()
         began = time.perf_counter_ns()
         self._runner.send({"op": "block", "seed": seed})
         self._runner.feed(calls)
@@ -206,6 +209,7 @@ class LoadedSubject:
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited
         delayed = own_wait_ns() - delayed
+        busy = self._runner.busy_ns() - busy
         self.mirror.replay(seed, calls)
         return Block(
             times=tuple(reply["times_ns"]),
@@ -215,6 +219,7 @@ class LoadedSubject:
             wall_ns=wall,
             waited_ns=waited,
             delayed_ns=delayed,
+            busy_ns=busy,
             threads=(reply["threads"][0], reply["threads"][1]),
             patched=reply["patched"],
         )

@@ -23,8 +23,9 @@ from optimizer.isolation.runner_process import RunnerProcess
 # machine: shares of a block and of a call, and what waking a process and copying outputs take.
 HIDDEN_SHARE, HIDDEN_NS = 0.15, 2_000_000
 OUTSIDE_SHARE, OUTSIDE_NS = 0.3, 50_000
+BUSY_SHARE, BUSY_NS = 0.1, 20_000
 # Rows of the exploit table that the comparison of the two clocks serves.
-WALL = (1, 2, 4, 13)
+WALL = (1, 2, 3, 4, 13)
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
 # Whether the defences of some rows of the exploit table are all on.
 On = Callable[..., bool]
@@ -200,11 +201,16 @@ def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) ->
 
 def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:
     """What the supervisor's clock says about the runner's."""
+    own = _median(b.mean_ns for b in candidate)
+    unseen = _median(map(_unseen_ns, candidate)) - _median(map(_unseen_ns, baseline))
+    if unseen > BUSY_SHARE * own + BUSY_NS:
+        yield Flag(
+            13, "reject", f"{unseen / 1e3:.0f} us a call of processor time are not in its times"
+        )
     hidden = min(map(_hidden_ns, candidate)) - max(map(_hidden_ns, baseline))
     if hidden > HIDDEN_SHARE * min(b.wall_ns for b in candidate) + HIDDEN_NS:
         yield Flag(13, "reject", f"{hidden / 1e6:.1f} ms of a block are missing from its own clock")
     outside = _median(map(_outside_ns, candidate)) - max(map(_outside_ns, baseline))
-    own = _median(b.mean_ns for b in candidate)
     if outside > OUTSIDE_SHARE * own + OUTSIDE_NS:
         # On the CPU there are no streams: there the two clocks of a call are one.
         row = 2 if all(b.walls == b.times for b in candidate) else 1
@@ -224,6 +230,14 @@ def _hidden_ns(block: Block) -> int:
 def _wall_ns(block: Block) -> int:
     """Without what the machine, not the candidate, took: waiting for a processor on either side."""
     return block.wall_ns - block.waited_ns - block.delayed_ns
+
+
+def _unseen_ns(block: Block) -> float:
+    """Processor time a call that the clock of the calls did not see: what prepares a call, on both
+    sides alike. Other processes do not add to it. Where a GPU works, its clock is another one."""
+    if block.walls != block.times:
+        return 0.0
+    return (block.busy_ns - sum(block.times)) / len(block.times)
 
 
 def _outside_ns(block: Block) -> float:

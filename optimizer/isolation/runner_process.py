@@ -190,7 +190,12 @@ class RunnerProcess:
     def waited_ns(self) -> int:
         """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
         tasks = Path(f"/proc/{self._launched.pid}/task").glob("*/schedstat")
-        return sum(_wait_ns(task) for task in tasks)
+        return sum(_schedstat(task, 1) for task in tasks)
+
+    def busy_ns(self) -> int:
+        """Processor time of its main thread so far, by the kernel's account."""
+        pid = self._launched.pid
+        return _schedstat(Path(f"/proc/{pid}/task/{pid}/schedstat"), 0)
 
     def processes(self) -> list[int]:
         """Every process that carries this runner's mark or belongs to its session."""
@@ -229,12 +234,13 @@ class RunnerProcess:
 
 def own_wait_ns() -> int:
     """How long the calling thread stood ready without getting a processor, in nanoseconds."""
-    return _wait_ns(Path("/proc/thread-self/schedstat"))
+    return _schedstat(Path("/proc/thread-self/schedstat"), 1)
 
 
-def _wait_ns(schedstat: Path) -> int:
+def _schedstat(path: Path, field: int) -> int:
+    """0: nanoseconds on a processor, 1: ready and waiting for one."""
     try:
-        return int(schedstat.read_text(encoding="ascii").split()[1])
+        return int(path.read_text(encoding="ascii").split()[field])
     except (OSError, IndexError, ValueError):
         return 0  # the thread ended between listing and reading, or the kernel keeps no account
 

@@ -269,7 +269,7 @@ def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
 
 def test_a_compilation_without_end_is_killed(tmp_path: Path) -> None:
     endless = TWO.replace("for k in range(0, K, BK)", "for k in tl.static_range(0, 10**9, 32)")
-    done = build(endless, tmp_path, seconds=8.0)
+    done = build(endless, tmp_path, seconds=7.0)
     assert not done.ok and done.timed_out
     assert "compilation of kernel matmul timed out" in done.log
     assert done.seconds < 14
@@ -278,10 +278,10 @@ def test_a_compilation_without_end_is_killed(tmp_path: Path) -> None:
 
 def test_a_call_that_is_slow_without_its_device_is_no_failure(tmp_path: Path) -> None:
     slow = TWO.replace("SPILLS", "BLOCK=64").replace("        return c", "        while True: pass")
-    done = build(slow, tmp_path, seconds=8.0)
+    done = build(slow, tmp_path, seconds=7.0)
     assert done.ok and not done.timed_out
     assert set(done.kernels) == {"matmul", "spills"}
-    assert "did not end within 8 s" in done.notes[0]
+    assert "did not end within 7 s" in done.notes[0]
 
 
 def test_a_configuration_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
