@@ -208,8 +208,10 @@ def _hardware(
     for fact in spec.facts:
         if fact.key not in fact_keys() and not fact.key.startswith("x_"):
             yield f"fact {fact.key} is no key of FORMAT.md; write x_{fact.key}"
-        if fact.kind != "derived" and not fact.locator:
-            yield f"fact {fact.key} does not say where it stands in its source"
+        source = {"title": fact.title, "publisher": fact.publisher, "locator": fact.locator}
+        missing = [name for name, text in {**source, "date": fact.date}.items() if not text]
+        if missing:
+            yield f"fact {fact.key} lacks {', '.join(missing)}"
     for signature in spec.signatures:
         yield from _unknown("signal", [signature.signal], vocabulary.signals)
         problem = vocabulary.signature_problem(signature.pattern)

@@ -29,7 +29,7 @@ class Bundle:
     """files: relative POSIX path to text; `main` is the one that a toolchain compiles or imports.
 
     entry: the class (`ModelNew`) or C function that is called. parameters: chosen values, as they
-    were substituted; they name the candidate for a search and change nothing here.
+    were substituted; a toolchain may read compiler flags from them.
     """
 
     files: Mapping[str, str]
@@ -57,8 +57,9 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """Of what decides its behaviour: files, main, language, entry."""
-        told = [sorted(self.files.items()), self.main, self.language, self.entry]
+        """Of what decides its behaviour."""
+        parameters = sorted(self.parameters.items())
+        told = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     @property

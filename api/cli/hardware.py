@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,25 +104,46 @@ def _value(text: str) -> dict[str, Any]:
 
 
 def _facts(answer: Json) -> str:
+    """One fact in a few lines: the number, where it stands, how it came about."""
     if not answer["facts"]:
         return "no facts"
-    stated = table(
-        ("fact", "hardware", "key", "value", "unit", "status", "source"),
-        [
-            (
-                fact["id"],
-                fact["hardware_id"],
-                fact["key"],
-                fact["value"],
-                fact["unit"],
-                fact["status"],
-                ", ".join(part for part in (fact["title"], fact["locator"]) if part),
-            )
-            for fact in answer["facts"]
-        ],
-    )
+    lines = [line for fact in answer["facts"] for line in _fact_lines(fact)]
+    others = answer.get("other_kinds") or ()
+    if others:
+        lines += ["", "also stated for these keys:"]
+        lines += [line for fact in others for line in _fact_lines(fact)]
     clashes = len(answer.get("conflicts") or ())
-    return stated + (f"\n{clashes} keys have sources that disagree; see --json" if clashes else "")
+    if clashes:
+        lines.append(f"{clashes} keys have sources that disagree; see --json")
+    return "\n".join(lines)
+
+
+def _fact_lines(fact: Json) -> Iterator[str]:
+    unit = "" if fact["unit"] == "text" else f" {fact['unit']}"
+    status = "" if fact["status"] == "accepted" else f", {fact['status']}"
+    of = f", of {fact['hardware_id']}" if fact.get("inherited") else ""
+    value = f"{fact['key']} = {_exact(fact['value'])}{unit}"
+    yield f"{value}  ({fact['kind']}{status}{of}; {fact['id']})"
+    source = [fact["title"], fact["publisher"], fact["locator"]]
+    told = ", ".join(part for part in source if part)
+    read = f" (read {fact['date']})" if fact["date"] else ""
+    link = f"  {fact['url']}" if fact["url"] else ""
+    if told:
+        yield f"    {told}{read}{link}"
+    if fact["formula"]:
+        yield f"    = {fact['formula']}"
+    if fact["note"]:
+        yield f"    {fact['note']}"
+
+
+def _exact(value: float | str) -> str:
+    """Every digit; whole numbers without a point, large round ones as 3.35e+12."""
+    if isinstance(value, str):
+        return value
+    if value == int(value):
+        whole = str(int(value))
+        return f"{value:.6g}" if len(whole) > 9 and float(f"{value:.6g}") == value else whole
+    return repr(value)
 
 
 @app.command("new")

@@ -113,8 +113,9 @@ def achieved(
     """counted_bytes: real traffic, where a counter gave it."""
     by_bytes = _byte_seconds(work, ceilings)
     peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
-    by_flops = work.flops / peak if peak and work.flops else None
-    floors = {"bytes": by_bytes, "flops": by_flops}
+    # Nothing counted is no arithmetic to speak of: 0 % of the peak, not an unknown share.
+    by_flops = work.flops / peak if peak else None
+    floors = {"bytes": by_bytes, "flops": by_flops or None}
     known = {limit: floor for limit, floor in floors.items() if floor is not None}
     limit = max(known, key=lambda name: known[name]) if known else ""
     total = work.compulsory_bytes

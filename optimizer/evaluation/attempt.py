@@ -40,6 +40,7 @@ from optimizer.isolation.runner_process import (
 from optimizer.problem.spec import Case
 from optimizer.toolchains.base import Compiled, Loader, Target, Toolchain
 from optimizer.toolchains.command import CommandToolchain
+from optimizer.toolchains.triton_cases import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
@@ -162,6 +163,7 @@ class Attempt:
         if not available.ok:
             raise Unavailable(available.reason, hint=available.hint)
         signatures = tuple(self.bench.case(case).open.signature for case in self.cases)
+        write_setups(self.workdir, [self._setup(case) for case in self.cases])
         compiled = self.toolchain.compile(self.bundle, self.bench.target, self.workdir, signatures)
         self.metrics |= compiled.metrics
         self.notes += compiled.notes
@@ -171,6 +173,13 @@ class Attempt:
         elif not compiled.ok:
             self._end("not_compiled", _first_error(compiled.log), compiled.log)
         return compiled
+
+    def _setup(self, case: Case) -> CaseSetup:
+        """What a Python candidate is constructed with, for compilers that call it."""
+        opened = self.bench.case(case).open
+        given = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
+        scalars = {name: value.item() for name, scalar, value in given if scalar}
+        return CaseSetup(opened.init_args, {}, case.dtype, scalars)
 
     def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
         """Correctness and time of a program that its own commands run."""
@@ -204,6 +213,8 @@ class Attempt:
                 return
             if loader.kind == "interpreter":
                 self.notes.append("checked in Triton's interpreter; not timed")
+                return
+            if not any(case.timed for case in self.cases):
                 return
             with self._stage("benchmark"), self.bench.lock:
                 self._benchmark(runner, loader)

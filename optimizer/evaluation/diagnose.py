@@ -38,6 +38,7 @@ ENDINGS: Mapping[str, str] = {
     "SIGXFSZ": "launch_error",
     "SIGKILL": "out_of_memory",
 }
+ONE_CALL = ("cpp",)  # languages whose candidate is one function, called once
 PHYSICS = 29  # row of the exploit table: faster than the device can be
 
 
@@ -267,6 +268,8 @@ def gathered(
 ) -> dict[str, Metric]:
     """Static, collected and derived metrics by raw names; a profiler's word before a compiler's."""
     metrics: dict[str, Metric] = dict(evaluation.metrics)
+    if evaluation.language in ONE_CALL:
+        metrics["num_launches"] = 1
     for collected in around.collected:
         metrics |= collected.metrics
     if work is None:

@@ -69,6 +69,10 @@ key = "x_lanes"
 value = 64
 unit = "count"
 kind = "derived"
+title = "Manual"
+publisher = "X"
+locator = "p. 2"
+date = "2026-11-21"
 formula = "compute_units * 16"
 
 [[signatures]]

@@ -169,7 +169,8 @@ def list_facts(
         Query(description="effective: what holds, inherited included; else its own rows."),
     ] = "effective",
 ) -> dict[str, Any]:
-    """`conflicts` lists where sources about this hardware disagree."""
+    """`conflicts` lists where sources about this hardware disagree; `other_kinds` what is stated
+    beside the fact that holds, such as a measured bandwidth beside the datasheet's."""
     registry = parts.registry
     resolved = registry.resolve(hardware_id)
     own = registry.facts(resolved)
@@ -177,10 +178,16 @@ def list_facts(
         shown = list(registry.effective_facts(resolved).values())
     else:
         shown = [fact for fact in own if status in ("all", fact.status)]
+    holding = {fact.id for fact in shown}
     return {
         "hardware": resolved,
         "lineage": list(registry.lineage(resolved)),
         "facts": [_fact(fact, resolved) for fact in shown],
+        "other_kinds": [
+            _fact(fact, resolved)
+            for fact in own
+            if status == "effective" and fact.status == "accepted" and fact.id not in holding
+        ],
         "conflicts": plain(_conflicts(own)),
     }
 
