@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,20 +87,6 @@ def counted(job: dict[str, Any], call: Call) -> None:
                 repeat(job, call)
 
 
-def works_itself(event: Any) -> bool:
-    """Whether an operator does its own work, and not as a part of another that does."""
-    parent = event.cpu_parent
-    while parent is not None:
-        if _own(parent):
-            return False
-        parent = parent.cpu_parent
-    return _own(event)
-
-
-def _own(event: Any) -> bool:
-    return bool(2 * event.self_cpu_time_total >= event.cpu_time_total)
-
-
 def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
     import torch.profiler
 
@@ -110,20 +95,22 @@ def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
     if job["device"] == "cuda":
         kinds.append(profiler.ProfilerActivity.CUDA)
     with profiler.profile(activities=kinds) as profiled:
-        began = time.perf_counter()
         repeat(job, call)
-        wall = time.perf_counter() - began
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for event in profiled.events():
         device = "cuda" if "CUDA" in str(event.device_type) else "cpu"
-        if device == "cpu" and not works_itself(event):
-            continue
+        if device == "cpu" and event.cpu_parent is not None:
+            continue  # a part of another operator
         fresh = {"name": event.name, "device": device, "calls": 0, "cpu_us": 0.0, "device_us": 0.0}
         row = rows.setdefault((device, event.name), fresh)
         row["calls"] += 1
-        row["cpu_us"] += event.self_cpu_time_total
+        row["cpu_us"] += event.cpu_time_total
         row["device_us"] += event.self_device_time_total
-    return {"calls": job["calls"], "wall_us": wall * 1e6, "events": list(rows.values())}
+    return {
+        "calls": job["calls"],
+        "events": list(rows.values()),
+        "operators": job["trace"](call),
+    }
 
 
 def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:
@@ -141,6 +128,7 @@ def main(arguments: list[str]) -> None:
     root = str(Path(__file__).resolve().parents[2])
     sys.path.insert(0, root)
     call = subject_call(job)
+    job["trace"] = importlib.import_module("optimizer.runner.trace").traced
     sys.path.remove(root)
     torch.set_num_threads(job["threads"])
     for _ in range(WARM_CALLS):

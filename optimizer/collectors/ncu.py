@@ -68,8 +68,11 @@ METRICS = (
 )
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _NOT_ASKED = "ncu may not read counters here"
-# What a unit is in the base unit that the registry expects of a number without one.
-_BASE = {"byte": "B", "ns": "ns", "us": "us", "ms": "ms", "s": "s", "%": "%"}
+# Units of bytes and time as factors of one base unit, which is told with the number; older versions
+# print larger ones however they are asked.
+_SIZES = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
+_TIMES = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
+_TIMES |= {"s": 1e9, "second": 1e9}
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,16 @@ def _table(text: str) -> Iterable[Mapping[str, str]]:
 
 
 def _value(text: str, unit: str) -> Metric | None:
-    """A number, with its unit when that is a unit of bytes, time or percent."""
+    """A number, with its unit when that is a unit of bytes or time."""
     number = _number(text)
     if number is None:
         return None
-    head = unit.split("/")[0].strip()
-    scaled = head in _BASE or (head.endswith("byte") and len(head) <= len("Gbyte"))
-    return f"{number:.17g} {_BASE.get(head, head)}" if scaled and head != "%" else number
+    head, _, per = unit.partition("/")
+    if per in ("", "block", "thread"):
+        for base, factors in (("B", _SIZES), ("ns", _TIMES)):
+            if head in factors:
+                return f"{number * factors[head]:.15g} {base}"
+    return number
 
 
 def _number(text: str) -> float | None:
@@ -148,10 +154,7 @@ def _number(text: str) -> float | None:
 
 
 def _nanoseconds(value: Metric | None) -> float:
-    if value is None or isinstance(value, float):
-        return value or 0.0
-    number, _, unit = value.partition(" ")
-    return float(number) * {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}.get(unit, 1.0)
+    return float(str(value).removesuffix(" ns")) if value is not None else 0.0
 
 
 def summarise(launches: Sequence[Launch], seconds: float = 0.0) -> Collected:

@@ -1,8 +1,9 @@
 """What PyTorch's profiler says of a candidate: how many operators or kernels a call runs, which
 take the time, and how much of it goes into copies and casts.
 
-On a GPU the rows are kernels and their device time; on a CPU operators and their own time, and the
-number of operators stands for the launches. Standard library only.
+On a GPU the rows are kernels and their device time. On a CPU they are the operators that the
+candidate calls, and the number that the dispatcher sees stands for the launches. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def collect(job: Job) -> Collected:
 
 
 def parse(told: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0) -> Collected:
-    """From the driver's events: {calls, wall_us, events: [{name, device, ...}]}."""
+    """From what the driver saw: {calls, wall_us, events: [{name, device, ...}], operators}."""
     calls = told["calls"]
     rows = _rows(told["events"], device)
     total = sum(row["us"] for row in rows)
@@ -60,19 +61,27 @@ def parse(told: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0) -> 
         for row in sorted(rows, key=lambda row: -row["us"])
     ]
     metrics: dict[str, Metric] = {
-        "kernel_launches": sum(int(row["calls"]) for row in rows) / calls,
+        "kernel_launches": _launches(told, rows, device),
         "copies_pct": round(sum(k["pct"] for k in kernels if MOVES.search(k["name"])), 2),
     }
-    if device == "cuda":
-        metrics["device_busy_pct"] = round(min(100.0, 100 * total / told["wall_us"]), 2)
     return Collected(NAME, metrics, kernels, seconds=seconds)
 
 
 def _rows(events: Sequence[Mapping[str, Any]], device: DeviceKind) -> list[dict[str, Any]]:
-    """Kernels on a GPU; on a CPU operators that work themselves, not through others."""
+    """Kernels on a GPU, outermost operators on a CPU."""
     field = "device_us" if device == "cuda" else "cpu_us"
     return [
         {"name": event["name"], "calls": event["calls"], "us": event[field]}
         for event in events
         if event["device"] == device and event[field] > 0 and not IDLE.search(event["name"])
     ]
+
+
+def _launches(
+    told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], device: DeviceKind
+) -> float:
+    """Of one call."""
+    if device == "cuda":
+        return sum(float(row["calls"]) for row in rows) / float(told["calls"])
+    names = {name.replace(".", "::"): count for name, count in told["operators"].items()}
+    return float(sum(count for name, count in names.items() if not IDLE.search(name)))

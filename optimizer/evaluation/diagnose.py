@@ -277,10 +277,22 @@ def gathered(
     if timing is not None and timing.candidate_us:
         launches = _launches(metrics)
         metrics |= metrics_of(work, timing.candidate_us * 1e-6, around.ceilings, launches)
+        metrics |= _busy(evaluation, around.collected, timing.candidate_us)
     moved = [c.call_bytes for c in around.collected if c.call_bytes]
     if moved and work.whole:
         metrics["bytes_over_compulsory"] = moved[0] / work.compulsory_bytes
     return metrics
+
+
+def _busy(
+    evaluation: Evaluation, collected: Sequence[Collected], call_us: float
+) -> dict[str, Metric]:
+    """How much of a call the device runs a kernel. A profiler's own wall clock is no measure of
+    that: it includes the profiler."""
+    kernels = _kernels([c for c in collected if c.collector == "torch_profiler"])
+    if evaluation.device != "cuda" or not kernels:
+        return {}
+    return {"device_busy_pct": round(min(100.0, 100 * sum(k["us"] for k in kernels) / call_us), 2)}
 
 
 def _launches(metrics: Mapping[str, Metric]) -> float | None:
