@@ -7,23 +7,22 @@ bandwidth is said for them. Knows nothing of how a candidate works. Standard lib
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kb.problem_terms import op_family
 from optimizer.abi import ITEM_BYTES, Signature
 from optimizer.collectors.ceilings import Ceilings
-from optimizer.evaluation.records import Flag
+from optimizer.evaluation.physics import Work as Physics
+from optimizer.evaluation.physics import physics_flags
+from optimizer.evaluation.records import CaseTiming, Flag
 
 if TYPE_CHECKING:
     from optimizer.problem.tensors import OpenCase
 
 ROW = 29  # of the exploit table: faster than physics
-SLACK = 1.05
 # Inside the caches the measured rate is itself no limit: a better loop than torch's may exceed it.
 CACHED_SLACK = 2.0
-SUSPICIOUS_SPEEDUP = 10.0
 READS_A_PART = frozenset({"gather", "scatter", "jagged"})
 # Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
 # causal attention skips half of its products.
@@ -162,54 +161,36 @@ def metrics_of(
 # -- faster than physics
 
 
-def physics_flags(
-    work: Work,
-    seconds: float,
-    speedup: float | None,
-    ceilings: Ceilings | None,
-    baseline_seconds: float | None = None,
-) -> list[Flag]:
-    """`reject` where no kernel can be so fast on this device, `review` where a person should look.
+def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
+    """Row 29 for one timed case: `reject` where no kernel can be so fast on this device, `review`
+    where a person should look.
 
-    ceilings: None where the device was not measured; then only the speed-up is looked at. Where the
-    reference itself beats them, or they are a busy machine's, nothing is impossible by them.
+    ceilings: None where the device was not measured; then only the speed-up is looked at.
     """
-    flags = []
-    if ceilings is not None:
-        limit = hard_floor(work, ceilings) / SLACK
-        doubtful = baseline_seconds is not None and baseline_seconds < limit
-        flags = list(_impossible(work, seconds, ceilings, ceilings.trusted and not doubtful))
-    if not flags and speedup is not None and speedup >= SUSPICIOUS_SPEEDUP:
-        flags.append(Flag(ROW, "review", f"{speedup:.1f} times as fast as the reference"))
+    limits = limits_of(work, timing, ceilings)
+    flags = list(physics_flags(timing, limits))
+    took = timing.candidate_us
+    if flags or took is None or ceilings is None:
+        return flags
+    soft = achieved(work, took * 1e-6, ceilings).floor_seconds
+    if soft is not None and took < soft * 1e6 / CACHED_SLACK:
+        told = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
+        flags.append(Flag(ROW, "review", told))
     return flags
 
 
-def _impossible(work: Work, seconds: float, ceilings: Ceilings, sure: bool) -> Iterator[Flag]:
-    hard = hard_floor(work, ceilings)
-    if seconds < hard / SLACK:
-        yield Flag(
-            ROW,
-            "reject" if sure else "review",
-            f"{seconds * 1e6:.1f} us a call, but moving its data or doing its arithmetic takes"
-            f" {hard * 1e6:.1f} us on this device",
-        )
-        return
-    soft = achieved(work, seconds, ceilings).floor_seconds
-    if soft is not None and seconds < soft / CACHED_SLACK:
-        yield Flag(
-            ROW,
-            "review",
-            f"{seconds * 1e6:.1f} us a call, where the measured ceilings give {soft * 1e6:.1f} us",
-        )
+def limits_of(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> Physics:
+    """What binds every kernel, by the kindest reading: what fits the cache was there already, in
+    any dtype, by the best algorithm, at the fastest rate.
 
-
-def hard_floor(work: Work, ceilings: Ceilings) -> float:
-    """Seconds below which a time is a measurement error or a trick, by the kindest reading: what
-    fits the cache was there already, in any dtype, by the best algorithm, at the fastest rate."""
+    Ceilings of a busy machine, or ones that the reference itself beats, bind nobody.
+    """
     total = work.compulsory_bytes if work.whole else work.written_bytes
-    moved = max(0.0, total - ceilings.kept_bytes)
-    floor = moved / ceilings.fastest_bandwidth(total) if moved else 0.0
-    peak = ceilings.fastest_peak
-    if peak:
-        floor = max(floor, work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0) / peak)
-    return floor
+    flops = int(work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0))
+    unbound = Physics(total, flops)
+    if ceilings is None or not ceilings.trusted:
+        return unbound
+    moved = max(0, int(total - ceilings.kept_bytes))
+    limits = Physics(moved, flops, ceilings.fastest_bandwidth(total), ceilings.fastest_peak)
+    baseline = timing.baseline_us
+    return unbound if baseline is not None and baseline < limits.least_us else limits

@@ -16,6 +16,7 @@ from kb.errors import Unavailable
 from optimizer.bundle import Bundle
 from optimizer.evaluation.correctness import check_case
 from optimizer.evaluation.journal import Journal
+from optimizer.evaluation.physics import Work, physics_flags
 from optimizer.evaluation.prepared import PreparedCase
 from optimizer.evaluation.records import (
     CaseCheck,
@@ -299,8 +300,9 @@ class Attempt:
             )
         finally:
             subject.close()
-        rejected = [flag for flag in measured.flags if flag.severity == "reject"]
-        self.flags += measured.flags
+        found = [*measured.flags, *physics_flags(measured.timing, self._work(prepared))]
+        rejected = [flag for flag in found if flag.severity == "reject"]
+        self.flags += found
         self.timings.append(measured.timing)
         if measured.mismatch:
             self._end("incorrect", measured.mismatch)
@@ -311,6 +313,10 @@ class Attempt:
     def _timing_policy(self) -> TimingPolicy:
         policy = self._settings.timing
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
+
+    def _work(self, prepared: PreparedCase) -> Work:
+        """Without ceilings: data-sheet ones hold for no cache, and tables are not read as a whole."""
+        return Work(prepared.open.compulsory_bytes, prepared.open.flops())
 
     def _comparison(self, prepared: PreparedCase, subject: LoadedSubject) -> Compare:
         """Of both sides' outputs of a timed call."""
