@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from api.cli.local import LocalTarget
     from optimizer.evaluation.records import Evaluation
 
+SHOWN_METRICS = 12
 READ = 5  # excerpts and moves shown
 
 
@@ -104,11 +105,18 @@ def _rendered(told: Any) -> str:
     lines += [
         f"  {flag['severity']}: row {flag['defence']}, {flag['message']}" for flag in told["flags"]
     ]
+    if told["metrics"]:
+        shown = (f"{n}={_short(v)}" for n, v in list(told["metrics"].items())[:SHOWN_METRICS])
+        lines.append("  metrics: " + ", ".join(shown))
     lines += [f"  note: {note}" for note in told["notes"]]
     lines += _knowledge(told["knowledge"])
     if told["validity"] == "not_compiled" and told["log"]:
         lines += ["", told["log"][:2000]]
     return "\n".join(lines)
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _timing(timing: Json) -> str:
