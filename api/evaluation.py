@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from api.services import Services
@@ -9,7 +10,11 @@ from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, UnknownHardware, nearest
 from kb.hardware.detect import probe
 from kb.hardware.device import DetectedDevice, Resolver
+from kb.hardware.spec import SignatureSpec
 from optimizer.bundle import read_bundle
+from optimizer.collectors.ceilings import Ceilings, DeviceStore
+from optimizer.collectors.device_rows import store_device
+from optimizer.collectors.probe import identify
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.records import Evaluation
@@ -18,6 +23,7 @@ from optimizer.evaluation.targets import AUTO, Chosen, here, target_for
 from optimizer.isolation.levels import WANTED
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Case, Problem
+from optimizer.toolchains.base import Target
 from optimizer.toolchains.registry import usable_toolchain
 
 
@@ -45,8 +51,30 @@ def evaluate_files(
     toolchain = usable_toolchain(bundle.language, chosen.target, chosen.builtin)
     journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
     settings = EvaluationSettings(isolation=level)
-    with Evaluator(problem, chosen.target, settings, journal) as evaluator:
+    with Evaluator(
+        problem,
+        chosen.target,
+        settings,
+        journal,
+        ceilings=_ceilings(services, chosen.target, settings.threads),
+        signatures=_signatures(services, chosen.target.lineage),
+    ) as evaluator:
         return evaluator.evaluate(bundle, toolchain, _cases(problem, cases))
+
+
+def _ceilings(services: Services, target: Target, threads: int) -> Ceilings | None:
+    """What this device reaches, measured once and stored; nothing where the target is not here."""
+    if target.device is None:
+        return None
+    found = DeviceStore(services.settings.data_dir).ensure(target.device, threads)
+    store_device(services.catalog, target.hardware, identify(target.device), found)
+    return found
+
+
+def _signatures(services: Services, lineage: Sequence[str]) -> list[SignatureSpec]:
+    """Error texts of the chip's own tools and of those above it."""
+    known = services.registry.all()
+    return [s for place in lineage if place in known for s in known[place].signatures]
 
 
 def choose_target(services: Services, hardware: str, language: str) -> Chosen:

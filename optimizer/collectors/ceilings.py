@@ -4,6 +4,8 @@
   `sum` of one buffer; write: `fill_`. Each at several footprints, the largest beyond the last-level
   cache where memory allows. A CPU that reads a line before it overwrites it is slower at copying
   than at reading, so a share of a ceiling is taken of the mix that the case has.
+* clone: a copy into memory that is allocated for it, as the outputs of every call are. On a CPU the
+  operating system hands large arrays out page by page, which can cost more than the copy.
 * matmul: flops of one large product by torch's library, for each dtype.
 * launch: on a GPU one empty kernel in a queue of a hundred, on a CPU one empty OpenMP region.
 * dispatch: one torch operator on one element, called from Python.
@@ -32,7 +34,7 @@ CHILD = Path(__file__).with_name("ceilings_child.py")
 SECONDS = 120.0
 MIB = 1 << 20
 BUSY = 0.05
-FORM = 1  # of the stored JSON; raised when a figure changes its meaning
+FORM = 2  # of the stored JSON; raised when a figure changes its meaning
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Ceilings:
     copy: tuple[Point, ...]
     read: tuple[Point, ...] = ()
     write: tuple[Point, ...] = ()
+    clone: tuple[Point, ...] = ()
     matmul: Mapping[str, Figure] = field(default_factory=dict)
     launch: Figure | None = None
     dispatch: Figure | None = None
@@ -96,14 +99,26 @@ class Ceilings:
 
     def stream_seconds(self, read_bytes: float, written_bytes: float) -> float:
         """What moving these bytes once takes at the measured rates: as much as can be paired is a
-        copy, the rest is plain reading or writing."""
+        copy, the rest is plain reading or writing; and what new memory for the outputs costs."""
         footprint = read_bytes + written_bytes
         paired = min(read_bytes, written_bytes)
         copy = interpolated(self.copy, footprint)
         rest = read_bytes - paired
         points = self.read if rest > 0 else self.write
         single = max(copy, interpolated(points, footprint)) if points else copy
-        return 2 * paired / copy + (footprint - 2 * paired) / single
+        return (
+            2 * paired / copy + (footprint - 2 * paired) / single + self._new_memory(written_bytes)
+        )
+
+    def _new_memory(self, size: float) -> float:
+        """Seconds that allocating and first touching an output adds: a step where the allocator
+        stops to keep arrays, so nothing is interpolated."""
+        known = {point.bytes: point.value for point in self.copy}
+        below = [point for point in self.clone if point.bytes <= 2 * size and point.bytes in known]
+        if not below:
+            return 0.0
+        point = max(below, key=lambda point: point.bytes)
+        return max(0.0, 2 * size / point.value - 2 * size / known[point.bytes])
 
     def fastest_bandwidth(self, footprint: float) -> float:
         """Nothing of this footprint was ever moved faster: over all kinds of access, at the largest
@@ -132,7 +147,7 @@ def from_json(told: Mapping[str, Any]) -> Ceilings:
     if told["form"] != FORM:
         raise KeyError("form")
     fields = {name: told[name] for name in Ceilings.__dataclass_fields__}
-    for name in ("copy", "read", "write"):
+    for name in ("copy", "read", "write", "clone"):
         fields[name] = tuple(Point(**row) for row in told[name])
     fields["matmul"] = {dtype: Figure(**row) for dtype, row in told["matmul"].items()}
     for name in ("launch", "dispatch"):
@@ -221,6 +236,7 @@ def joined(before: Ceilings, after: Ceilings) -> Ceilings:
         copy=_better(before.copy, after.copy),
         read=_better(before.read, after.read),
         write=_better(before.write, after.write),
+        clone=_better(before.clone, after.clone),
         matmul=matmul,
         launch=_shorter(before.launch, after.launch),
         dispatch=_shorter(before.dispatch, after.dispatch),

@@ -76,14 +76,15 @@ def device_time(call: Callable[[], Any]) -> float:
 
 
 def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, list[Figure]]:
-    """Copy, read and write bandwidth by footprint. Pages are touched before the clock runs."""
-    found: dict[str, list[Figure]] = {"copy": [], "read": [], "write": []}
+    """Bandwidth by footprint. Pages are touched before the clock runs, but not those of `clone`."""
+    found: dict[str, list[Figure]] = {"copy": [], "clone": [], "read": [], "write": []}
     for footprint in sizes:
         half = torch.ones(footprint // 8, device=device)
         other = torch.zeros_like(half)
         whole = torch.ones(footprint // 4, device=device)
         calls: dict[str, Callable[[], Any]] = {
             "copy": partial(other.copy_, half),
+            "clone": half.clone,
             "read": whole.sum,
             "write": partial(whole.fill_, 2.0),
         }
@@ -138,7 +139,9 @@ def waited_seconds() -> float:
 
 
 def on_cpu(largest: int) -> dict[str, Any]:
-    sizes = [size for size in (MIB, 8 * MIB, 32 * MIB, 128 * MIB) if size < largest] + [largest]
+    # An array above 32 MiB is never kept by glibc's allocator: 72 MiB are two arrays of 36.
+    steps = (MIB, 8 * MIB, 32 * MIB, 72 * MIB, 192 * MIB)
+    sizes = [size for size in steps if size < largest] + [largest]
     tiny = torch.zeros(1)
     return {
         **bandwidths("cpu", sizes, wall),

@@ -7,7 +7,7 @@ bandwidth is said for them. Knows nothing of how a candidate works. Standard lib
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kb.problem_terms import op_family
@@ -172,7 +172,7 @@ def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) 
     took = timing.candidate_us
     if flags or took is None or ceilings is None:
         return flags
-    soft = achieved(work, took * 1e-6, ceilings).floor_seconds
+    soft = achieved(replace(work, flops=limits.flops), took * 1e-6, ceilings).floor_seconds
     if soft is not None and took < soft * 1e6 / CACHED_SLACK:
         told = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
         flags.append(Flag(ROW, "review", told))

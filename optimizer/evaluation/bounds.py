@@ -83,8 +83,10 @@ def allowed(
     relaxed: bool = False,
     pointed: Pointed | None = None,
     name: str = "output0",
+    sensitivity: float = 0.0,
 ) -> Bound:
-    """The bound for one output. dtype: of the output; pointed: for an index output."""
+    """The bound for one output. dtype: of the output; pointed: for an index output; sensitivity: of
+    the golden to rounding its inputs (see there)."""
     if kind == "exact":
         return Bound(name, kind, reference)
     if kind == "index":
@@ -94,7 +96,8 @@ def allowed(
     rows = _row_count(golden64)
     scale = _scale(golden64, rows)
     own = _errors(reference, golden64, scale, rows)
-    floor = C_EPS * _rounding(dtype, reduction_length, relaxed)
+    rounding = _rounding(dtype, reduction_length, relaxed)
+    floor = C_EPS * max(rounding, sensitivity * math.sqrt(reduction_length))
     return Bound(
         name,
         kind,
@@ -117,6 +120,19 @@ def _rounding(dtype: str, terms: int, relaxed: bool) -> float:
     eps = float(torch.finfo(getattr(torch, dtype)).eps)
     summed = min(eps, float(torch.finfo(torch.float32).eps)) * math.sqrt(terms)
     return max(eps, summed, RELAXED_EPS if relaxed else 0.0)
+
+
+def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
+    """How far a golden typically moves when its inputs do, by less than their last place.
+
+    Where terms cancel (a norm of values far from zero), summing in another order costs that much a
+    term, whatever the reference's own order costs: its vector lanes keep partial sums short. The
+    median, because single elements that jump (over a border, to another bucket) say nothing.
+    """
+    if not golden64.is_floating_point() or not golden64.numel():
+        return 0.0
+    rows = _row_count(golden64)
+    return float(_errors(moved64, golden64, _scale(golden64, rows), rows).values.median())
 
 
 def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:

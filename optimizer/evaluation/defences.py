@@ -53,7 +53,7 @@ _ROWS = (
         "work in a background thread",
         "outputs are taken at once after the call; threads are counted; the supervisor's wall",
         "runner/serve.py, evaluation/timing.py",
-        "outputs are taken once every thread has ended, and neither threads nor walls are looked at",
+        "outputs are taken once every thread has ended; threads and walls are not looked at",
     ),
     _candidate(
         3,

@@ -7,15 +7,28 @@ import hashlib
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kb.hardware.spec import SignatureSpec
 from optimizer.bundle import Bundle
+from optimizer.collectors.ceilings import Ceilings
+from optimizer.collectors.collect import collect_all
+from optimizer.collectors.job import Collected, write_job
+from optimizer.collectors.work import Work, impossible_times, work_of
 from optimizer.evaluation.attempt import Attempt
+from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
 from optimizer.evaluation.journal import Journal, NoJournal
 from optimizer.evaluation.prepared import Leniency, PreparedCase
-from optimizer.evaluation.records import Evaluation, Isolation, TimingState
+from optimizer.evaluation.records import (
+    CaseTiming,
+    Evaluation,
+    Flag,
+    Isolation,
+    TimingState,
+)
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.statistics import combined
 from optimizer.evaluation.subject import LoadedSubject
@@ -42,8 +55,14 @@ class Evaluator:
         settings: EvaluationSettings,
         journal: Journal | None = None,
         pool: RunnerPool | None = None,
+        ceilings: Ceilings | None = None,
+        signatures: Sequence[SignatureSpec] = (),
     ) -> None:
-        """pool: of runners with the same device, threads and isolation, shared with others."""
+        """pool: of runners with the same device, threads and isolation, shared with others.
+
+        ceilings: measured ones of the device, with as many threads. signatures: error texts of the
+        hardware's own tools.
+        """
         self.problem = problem
         self.target = target
         self.settings = settings
@@ -53,9 +72,12 @@ class Evaluator:
         # Twice the last-level cache of the target, or what is above that of any chip of today.
         known = target.facts.get("l2_size")
         self.flush_bytes = int(2 * known) if isinstance(known, int | float) else 256 * MIB
-        self._level = level_for(settings.isolation)
+        self._level = level_for(settings.isolation, self.device)
         self._owns_pool = pool is None
         self._pool = pool or RunnerPool(RunnerSettings(self.device, settings.threads, self._level))
+        self._ceilings = ceilings
+        self._signatures = tuple(signatures)
+        self._works: dict[str, Work] = {}
         self._cases: dict[str, PreparedCase] = {}
         self._baselines: dict[str, Side] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
@@ -117,6 +139,17 @@ class Evaluator:
         side.blocks.clear()
         return side
 
+    def work(self, case: Case) -> Work:
+        """What one call of the case has to do at least."""
+        if case.name not in self._works:
+            self._works[case.name] = work_of(self.case(case).open)
+        return self._works[case.name]
+
+    def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
+        if not self.settings.on(29):
+            return []
+        return impossible_times(self.work(case), timing, self._ceilings)
+
     def take_runner(self) -> RunnerProcess:
         return self._pool.take()
 
@@ -153,11 +186,54 @@ class Evaluator:
         attempt = Attempt(self, key, bundle, toolchain, chosen, seeds, workdir)
         try:
             attempt.run()
+            collected = self._profile(attempt)
         finally:
             shutil.rmtree(workdir, ignore_errors=True)
-        evaluation = self._evaluation(attempt)
+        evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
         self.journal.finish(evaluation, self.problem)
         return evaluation
+
+    def _profile(self, attempt: Attempt) -> list[Collected]:
+        """Only of what is right, and only where it was asked for: profilers take seconds."""
+        kinds = ("python", "c_abi")
+        timed = [case for case in attempt.cases if case.timed]
+        wanted = self.settings.profile and attempt.validity == "correct" and timed
+        if not wanted or attempt.loader is None or attempt.loader.kind not in kinds:
+            return []
+        began = time.perf_counter()
+        case = max(timed, key=lambda case: self.work(case).compulsory_bytes)
+        prepared = self.case(case)
+        sample = prepared.sample(attempt.seeds[0])
+        folder = attempt.workdir / "profile"
+        job = write_job(
+            folder,
+            attempt.loader,
+            prepared.open,
+            sample.tensors,
+            self.device,
+            self.settings.threads,
+        )
+        with self.lock:
+            found = collect_all(job)
+        attempt.seconds["profile"] = time.perf_counter() - began
+        return found
+
+    def _diagnosed(
+        self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
+    ) -> Evaluation:
+        began = time.perf_counter()
+        works = {case.name: self.work(case) for case in cases if case.timed}
+        around = Surroundings(
+            lineage=self.target.lineage,
+            facts=self.target.facts,
+            works=works if evaluation.checks else {},
+            ceilings=self._ceilings,
+            signatures=self._signatures,
+            collected=collected,
+        )
+        verdict = diagnose_evaluation(evaluation, around)
+        took = {**evaluation.seconds, "diagnose": round(time.perf_counter() - began, 4)}
+        return replace(evaluation, verdict=verdict, seconds=took)
 
     def key(self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case]) -> str:
         """What decides a result: the same key never has to be evaluated twice."""

@@ -49,6 +49,7 @@ class PreparedCase:
         self.open = case
         self._device = device
         self._lenient = leniency or Leniency()
+        self._sensitivities: list[float] | None = None
         self._samples: OrderedDict[int, Sample] = OrderedDict()
         self._expected: OrderedDict[int, Expected] = OrderedDict()
 
@@ -83,6 +84,8 @@ class PreparedCase:
         inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
         golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
         reference = case.reference(inputs, state, device=self._device)
+        if self._sensitivities is None:  # of the case, hardly of the seed
+            self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
         pointed = self._pointed(tensors)
         relaxed = case.problem.policy.precision == "relaxed"
         length = case.reduction_length()
@@ -96,8 +99,11 @@ class PreparedCase:
                 relaxed=relaxed,
                 pointed=pointed if kind == "index" else None,
                 name=spec.name,
+                sensitivity=moved,
             )
-            for g, r, kind, spec in zip(golden, reference, case.kinds, case.outputs, strict=True)
+            for g, r, kind, spec, moved in zip(
+                golden, reference, case.kinds, case.outputs, self._sensitivities, strict=True
+            )
         )
         bounds = tuple(self._lenient_bound(bound) for bound in bounds)
         return Expected(tuple(golden), tuple(reference), bounds)

@@ -26,24 +26,37 @@ _UNSHARE = (
     "--pid",
     "--fork",
     "--kill-child=SIGKILL",
-    "--",
 )
+_OWN_PROC = "--mount-proc"
 
 
 @lru_cache(maxsize=1)
 def can_unshare() -> bool:
     """Whether this user may make namespaces here; tried once, not guessed."""
+    return _works(*_UNSHARE)
+
+
+@lru_cache(maxsize=1)
+def can_mount_proc() -> bool:
+    """Whether a process namespace can have its own /proc; many containers forbid it."""
+    return _works(*_UNSHARE, _OWN_PROC)
+
+
+def _works(*shell: str) -> bool:
     if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
         return False
-    tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, timeout=10, check=False)
+    tried = subprocess.run([*shell, "--", "true"], capture_output=True, timeout=10, check=False)
     return tried.returncode == 0
 
 
-def level_for(wanted: Wanted) -> Level:
-    """The level to run at; a level that was asked for by name and is not to be had is refused."""
+def level_for(wanted: Wanted, device: str = "cpu") -> Level:
+    """The level to run at; a level that was asked for by name and is not to be had is refused.
+
+    CUDA looks itself up in /proc by its process number, so there a process namespace needs its own.
+    """
     if wanted == "process":
         return "process"
-    if can_unshare():
+    if can_unshare() and (device != "cuda" or can_mount_proc()):
         return "namespaces"
     if wanted == "namespaces":
         raise Unavailable(
@@ -54,4 +67,8 @@ def level_for(wanted: Wanted) -> Level:
 
 
 def command(level: Level, argv: list[str]) -> list[str]:
-    return [*_UNSHARE, *argv] if level == "namespaces" else argv
+    """The command line that runs `argv` at this level."""
+    if level == "process":
+        return argv
+    own_proc = [_OWN_PROC] if can_mount_proc() else []
+    return [*_UNSHARE, *own_proc, "--", *argv]

@@ -76,7 +76,8 @@ def _run(case: OpenCase, device: str) -> _Run:
     inputs, state = case.inputs(SEED), case.state(SEED)
     references = case.reference(inputs, state, device=device)
     goldens = case.reference(inputs, state, dtype=torch.float64, device=device)
-    bounds = case.bounds(inputs, goldens, references)
+    moved = case.sensitivities(inputs, state, goldens, device)
+    bounds = case.bounds(inputs, goldens, references, moved)
     return _Run(case, device, inputs, state, references, goldens, bounds)
 
 

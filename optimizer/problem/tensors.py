@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest
 from optimizer.abi import Role, Signature, TensorSpec
-from optimizer.evaluation.bounds import Bound, Pointed, allowed
+from optimizer.evaluation.bounds import Bound, Pointed, allowed, sensitivity
 from optimizer.problem.convention import (
     argument_names,
     check_value,
@@ -28,6 +28,7 @@ from optimizer.problem.draw import distributed, lively, replaceable, seeded
 from optimizer.problem.importing import import_problem, running, substituted
 from optimizer.problem.spec import Case, OutputKind, Problem
 
+_NUDGE_SEED = 0xE9
 _SECOND_DRAW = 0x9E3779B9  # added to a seed for values to replace others with
 
 
@@ -315,8 +316,10 @@ class OpenCase:
         inputs: Sequence[torch.Tensor],
         goldens: Sequence[torch.Tensor],
         references: Sequence[torch.Tensor],
+        sensitivities: Sequence[float] = (),
     ) -> list[Bound]:
-        """What each output is held to; goldens and references are `reference`'s on these inputs."""
+        """What each output is held to; goldens and references are `reference`'s on these inputs,
+        sensitivities those of `sensitivities`, 0 without."""
         length = self.reduction_length()
         relaxed = self.problem.policy.precision == "relaxed"
         return [
@@ -329,11 +332,34 @@ class OpenCase:
                 relaxed=relaxed,
                 pointed=self._pointed(inputs) if kind == "index" else None,
                 name=spec.name,
+                sensitivity=moved,
             )
-            for spec, kind, golden, reference in zip(
-                self.outputs, self.kinds, goldens, references, strict=True
+            for spec, kind, golden, reference, moved in zip(
+                self.outputs,
+                self.kinds,
+                goldens,
+                references,
+                sensitivities or [0.0] * len(self.outputs),
+                strict=True,
             )
         ]
+
+    def sensitivities(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        goldens: Sequence[torch.Tensor],
+        device: str = "cpu",
+    ) -> list[float]:
+        """How far each golden moves when the inputs do, by at most one last place of float32."""
+        eps = torch.finfo(torch.float32).eps
+        moved = []
+        with seeded(_NUDGE_SEED):
+            for value in inputs:
+                nudge = (2 * torch.rand(value.shape, dtype=torch.float64) - 1) * eps
+                moved.append(value * (1 + nudge) if value.is_floating_point() else value)
+        results = self.reference(moved, state, dtype=torch.float64, device=device)
+        return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
 
     def _pointed(self, inputs: Sequence[torch.Tensor]) -> Pointed:
         """What an index output points into; by default the last dimension of the first input."""

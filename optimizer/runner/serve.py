@@ -125,11 +125,12 @@ class Runner:
         }
 
     def _renew(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Take what the supervisor wrote into the shared inputs."""
+        """Take what the supervisor wrote into the shared inputs and banks."""
         del message, fds
-        for target, shared in zip(self._targets, self._mapped["inputs"].tensors, strict=True):
-            if target is not None and target.data_ptr() != shared.data_ptr():
-                target.copy_(shared)
+        for own, mapped in ((self._targets, "inputs"), (self._banks, "banks")):
+            for target, shared in zip(own, self._mapped[mapped].tensors, strict=True):
+                if target is not None and target.data_ptr() != shared.data_ptr():
+                    target.copy_(shared)
         return {}
 
     def _inputs(self, message: dict[str, Any], fds: list[int]) -> Reply:

@@ -83,6 +83,19 @@ def test_a_reduction_is_held_to_the_read_bandwidth_and_a_copy_to_the_copys() -> 
     assert SEEN.stream_seconds(0, size) == pytest.approx(size / 25.7e9)
 
 
+def test_new_memory_for_a_large_output_is_part_of_the_floor() -> None:
+    kept = points((1, 136.5), (32, 57.0))
+    both = replace(SEEN, clone=(*kept, *points((128, 7.1))))
+    half = 64 * MIB
+    assert both.stream_seconds(half, half) == pytest.approx(2 * half / 7.1e9)
+    # A reduction writes next to nothing, and small arrays are used again.
+    assert both.stream_seconds(2 * half, 64) == pytest.approx(
+        SEEN.stream_seconds(2 * half, 64), rel=1e-3
+    )
+    small = 16 * MIB
+    assert both.stream_seconds(small, small) == pytest.approx(2 * small / 57.0e9, rel=0.02)
+
+
 def test_the_last_level_may_keep_no_more_than_it_holds() -> None:
     assert SEEN.kept_bytes == 480 * MIB
     assert replace(SEEN, cache_bytes=0).kept_bytes == 960 * MIB
@@ -108,7 +121,7 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
     assert [round(p.value / 1e9, 1) for p in found.copy] == [136.5, 60.0, 57.8, 53.2, 25.7]
     assert store.load(identity, 1) is None
     assert store.ensure("cpu", 2) == found
-    path.write_text(path.read_text().replace('"form": 1', '"form": 0'))
+    path.write_text(path.read_text().replace('"form": 2', '"form": 0'))
     assert store.load(identity, 2) is None
     path.write_text("{")
     assert store.load(identity, 2) is None

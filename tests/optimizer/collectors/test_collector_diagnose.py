@@ -103,6 +103,29 @@ def test_a_stream_near_the_copy_bandwidth_is_done(tmp_path: Path) -> None:
     assert 85 <= share["value"] <= 105 and share["raw"] == "roofline_pct"
 
 
+def test_what_the_evaluator_measured_here_of_three_candidates() -> None:
+    """relu(x * 1.5 + bias) over 4096 x 4096 float32 on two cores, and these cores' ceilings."""
+    sizes = [size * MIB for size in (1, 8, 32, 72, 192, 960)]
+    copy = (132.5e9, 58.1e9, 57.8e9, 57.6e9, 29.3e9, 25.8e9)
+    clone = (124.4e9, 57.4e9, 53.6e9, 8.94e9, 7.69e9, 7.80e9)
+    quiet = replace(
+        DEVICE,
+        copy=tuple(Point(size, rate, 0.02, 20) for size, rate in zip(sizes, copy, strict=True)),
+        clone=tuple(Point(size, rate, 0.02, 20) for size, rate in zip(sizes, clone, strict=True)),
+    )
+    work = Work("elementwise", "float32", 4096 * 4097 * 4, 4096 * 4096 * 4)
+    here = around(work, ceilings=quiet)
+    fused = timed(17_186.8, metrics={"packed_instructions": 8, "vec_missed": 0})
+    assert ids(diagnose_evaluation(fused, here)) == ["memory_bound", "at_roofline"]
+    scalar = timed(135_673.8, metrics={"packed_instructions": 0, "vec_missed": 1})
+    assert ids(diagnose_evaluation(scalar, here)) == ["not_vectorized"]
+    chain = replace(
+        here, collected=[Collected("torch_profiler", {"kernel_launches": 3.0, "copies_pct": 0})]
+    )
+    model = replace(timed(56_661.2), language="torch")
+    assert ids(diagnose_evaluation(model, chain)) == ["poor_reuse"]
+
+
 def test_a_stream_at_seventy_percent_is_memory_bound_and_not_done() -> None:
     verdict = diagnose_evaluation(timed(3_600.0), around())
     assert ids(verdict) == ["memory_bound"]
@@ -341,7 +364,7 @@ def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_p
         "class ModelNew:\n    def __init__(self):\n        raise OSError('gone')\n"
     )
     torch.save([], tmp_path / "tensors.pt")
-    spec = {
+    spec: dict[str, object] = {
         "kind": "python",
         "path": str(candidate),
         "entry": "ModelNew",

@@ -1,0 +1,24 @@
+"""Single warps walk down 32 columns each, a load and a store for every step."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def down(x_ptr, y_ptr, steps, cols, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < cols
+    h = tl.zeros((BLOCK,), dtype=tl.float32)
+    for step in range(steps):
+        h = h * 0.75 + tl.load(x_ptr + step * cols + at, mask=inside)
+        tl.store(y_ptr + step * cols + at, h, mask=inside)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        grid = (triton.cdiv(x.shape[1], 32),)
+        down[grid](x, y, x.shape[0], x.shape[1], BLOCK=32, num_warps=1)
+        return y
