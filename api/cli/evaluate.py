@@ -140,6 +140,6 @@ def _knowledge(known: Json) -> list[str]:
         lines.append(
             f"  move {move['name']}: {change['direction']} {change['role']}. {move['why']}"
         )
-    read = dict.fromkeys(f"{e['section']} ({e['document']['title']})" for e in known["excerpts"])
+    read = dict.fromkeys(excerpt["section"] for excerpt in known["excerpts"])
     lines += [f"  read {place}" for place in read]
     return lines
