@@ -66,6 +66,14 @@ METRICS = (
     "smsp__average_warps_active_per_issue_active.ratio",
     *(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in _STALLS),
 )
+# Shares of what was accessed: 0 says that nothing was, as where all loads are asynchronous copies.
+_OF_ACCESSES = frozenset(
+    (
+        "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",
+        "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct",
+        "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    )
+)
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _NOT_ASKED = "ncu may not read counters here"
 # Units of bytes and time as factors of one base unit, which is told with the number; older versions
@@ -114,7 +122,7 @@ def parse(text: str) -> list[Launch]:
         launch = found.setdefault(row["ID"], {})
         kernels[row["ID"]] = row["Kernel Name"]
         value = _value(row["Metric Value"], row["Metric Unit"])
-        if value is not None:
+        if value is not None and (value or row["Metric Name"] not in _OF_ACCESSES):
             launch[row["Metric Name"]] = value
     return [
         Launch(kernels[number], metrics, _nanoseconds(metrics.get(DURATION)))

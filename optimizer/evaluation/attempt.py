@@ -222,7 +222,7 @@ class Attempt:
                 return
             if not any(case.timed for case in self.cases):
                 return
-            with self._stage("benchmark"), self.bench.lock:
+            with self._stage("benchmark"), self.bench.lock, _one_thread():
                 self._benchmark(runner, loader)
         except SubjectFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
@@ -340,6 +340,18 @@ class Attempt:
             return prepared.disagreement(ours, theirs, subject.mirror.tensors, seed)
 
         return compare
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The supervisor compares outputs between blocks; threads of its own would go on spinning for
+    milliseconds into the block that follows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _first_error(log: str) -> str:

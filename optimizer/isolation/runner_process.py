@@ -26,6 +26,7 @@ from optimizer.runner.wire import Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
 END_SECONDS = 5.0
+MAX_BLANKS = 4_000
 PASSED = (
     "PATH",
     "LD_LIBRARY_PATH",
@@ -154,8 +155,13 @@ class RunnerProcess:
             raise RunnerForged(str(forged), getattr(forged, "told", None)) from forged
 
     def feed(self, calls: int) -> None:
-        """Let a block run so many calls: one token each, then the end."""
-        os.write(self._tokens, b"c" * calls + b"e")
+        """Let a block run so many calls: one token each, then the end.
+
+        What waits in a pipe can be counted, and a candidate that knows the last call works in that
+        one only: so a random number of blanks lies behind the end.
+        """
+        blanks = secrets.randbelow(MAX_BLANKS)
+        os.write(self._tokens, b"c" * calls + b"e" + b" " * blanks + b"z")
 
     def _died(self) -> RunnerDied:
         code = self._launched.wait(END_SECONDS)

@@ -191,7 +191,7 @@ class Runner:
         return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
 
     def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """As many calls as there are tokens in the pipe, each on fresh values.
+        """As many calls as there come tokens, each on fresh values.
 
         The number of calls is never in this process, so that no call can be told from the last one,
         whose outputs are compared.
@@ -219,6 +219,8 @@ class Runner:
         if 9 not in self._without:
             self._store(self._last)
         total = clocks.now_ns() - began
+        while not os.read(self._tokens, 1 << 16).endswith(b"z"):
+            pass  # blanks, so that nobody can count what is left
         return {
             "times_ns": times,
             "walls_ns": walls,
