@@ -13,7 +13,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from benchmarks.gpu_machine import (
 from benchmarks.report import ended, say, table, write_result
 from optimizer.bundle import Bundle, read_bundle
 from optimizer.collectors.ceilings import Ceilings
+from optimizer.collectors.job import Collected
+from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
@@ -110,13 +112,27 @@ def check_all(chosen: Sequence[str]) -> None:
 # -- on a GPU
 
 
-def measure(planted: Planted, target: Target, ceilings: Ceilings) -> Evaluation:
+class Keeping(Evaluator):
+    """Keeps what was collected, so that other rules can be tried on it later."""
+
+    collected: Sequence[Collected] = ()
+
+    def _profile(self, attempt: Attempt) -> list[Collected]:
+        found = super()._profile(attempt)
+        self.collected = found
+        return found
+
+
+def measure(
+    planted: Planted, target: Target, ceilings: Ceilings
+) -> tuple[Evaluation, Sequence[Collected]]:
     problem, case = planted.load()
     bundle = planted.bundle
     settings = EvaluationSettings(seeds=1, threads=THREADS, profile=True)
     small = [other for other in problem.cases if other.name == SMALL and case.dtype == other.dtype]
-    with Evaluator(problem, target, settings, ceilings=ceilings) as evaluator:
-        return evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
+    with Keeping(problem, target, settings, ceilings=ceilings) as evaluator:
+        found = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
+        return found, evaluator.collected
 
 
 @dataclass(frozen=True)
@@ -207,7 +223,7 @@ def measure_all(chosen: Sequence[str], folder: Path, results: Path | None) -> No
     rows = []
     for planted in all_planted(chosen):
         began = time.perf_counter()
-        found = measure(planted, target, ceilings)
+        found, collected = measure(planted, target, ceilings)
         row = Row(planted, found)
         rows.append(row)
         say(
@@ -215,7 +231,8 @@ def measure_all(chosen: Sequence[str], folder: Path, results: Path | None) -> No
             f" {time.perf_counter() - began:.1f} s {dict(found.seconds)}"
         )
         with (folder / "planted.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"file": planted.file, **found.as_json()}) + "\n")
+            told = {"file": planted.file, "collected": [asdict(c) for c in collected]}
+            stream.write(json.dumps({**told, **found.as_json()}) + "\n")
     about = [
         "`python -m benchmarks.planted_kernels --results benchmarks/results/planted_kernels.md`",
         f"{device_line()}. {ceilings_line(ceilings)}",

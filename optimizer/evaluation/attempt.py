@@ -29,7 +29,15 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
-from optimizer.evaluation.timing import Compare, Side, TimingPolicy, measure
+from optimizer.evaluation.timing import (
+    RUNNER_FAILED,
+    BaselineFailed,
+    Compare,
+    Measured,
+    Side,
+    TimingPolicy,
+    measure,
+)
 from optimizer.isolation.device_lock import DeviceLock
 from optimizer.isolation.runner_process import (
     RunnerDied,
@@ -69,7 +77,7 @@ class Bench(Protocol):
 
     def case(self, case: Case) -> PreparedCase: ...
 
-    def baseline(self, case: Case, seed: int) -> Side: ...
+    def baseline(self, case: Case, runner: RunnerProcess, seed: int) -> Side: ...
 
     def take_runner(self) -> RunnerProcess: ...
 
@@ -223,7 +231,7 @@ class Attempt:
             if not any(case.timed for case in self.cases):
                 return
             with self._stage("benchmark"), self.bench.lock, _one_thread():
-                self._benchmark(runner, loader)
+                self._benchmark(loader)
         except SubjectFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
             self._end(kind, failed.message, failed.log)
@@ -296,24 +304,30 @@ class Attempt:
         self.notes += [note for note in told["notes"] if note not in self.notes]
         return subject
 
-    def _benchmark(self, runner: RunnerProcess, loader: Loader) -> None:
+    def _benchmark(self, loader: Loader) -> None:
+        """Both sides in processes that have done nothing else: what a process has allocated and
+        freed before decides where its arrays lie, and that decides up to a tenth of the time."""
         for case in self.cases:
             if case.timed and self.validity == "correct":
-                self._time(runner, loader, case)
+                with self._fresh_runner() as ours, self._fresh_runner() as theirs:
+                    self._time(ours, theirs, loader, case)
 
-    def _time(self, runner: RunnerProcess, loader: Loader, case: Case) -> None:
-        prepared, seed = self.bench.case(case), self.seeds[0]
-        subject = self._load(runner, loader, case)
+    @contextmanager
+    def _fresh_runner(self) -> Iterator[RunnerProcess]:
+        runner = self.bench.take_runner()
         try:
-            measured = measure(
-                case.name,
-                self.bench.baseline(case, seed),
-                Side("candidate", runner, subject),
-                self._timing_policy,
-                self._comparison(prepared, subject),
-                self.bench.draw(),
-                self._settings.on,
-            )
+            yield runner
+        finally:
+            if not self.bench.give_runner(runner):
+                self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
+
+    def _time(self, ours: RunnerProcess, theirs: RunnerProcess, loader: Loader, case: Case) -> None:
+        subject = self._load(ours, loader, case)
+        try:
+            measured = self._against(ours, theirs, subject, case)
+        except BaselineFailed as failed:
+            reason = f"timing must be repeated: the reference's process failed ({failed})"
+            measured = Measured(CaseTiming(case.name, "repeat", reason=reason))
         finally:
             subject.close()
         found = [*measured.flags, *self.bench.impossible(case, measured.timing)]
@@ -324,6 +338,27 @@ class Attempt:
             self._end("incorrect", measured.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
+
+    def _against(
+        self, ours: RunnerProcess, theirs: RunnerProcess, subject: LoadedSubject, case: Case
+    ) -> Measured:
+        """Raises BaselineFailed, or what the candidate's process raises."""
+        try:
+            baseline = self.bench.baseline(case, theirs, self.seeds[0])
+        except RUNNER_FAILED as failed:
+            raise BaselineFailed(str(failed)) from failed
+        try:
+            return measure(
+                case.name,
+                baseline,
+                Side("candidate", ours, subject),
+                self._timing_policy,
+                self._comparison(self.bench.case(case), subject),
+                self.bench.draw(),
+                self._settings.on,
+            )
+        finally:
+            baseline.subject.close()
 
     @property
     def _timing_policy(self) -> TimingPolicy:

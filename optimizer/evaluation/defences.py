@@ -186,7 +186,7 @@ _ROWS = (
         "inputs kept in the last-level cache",
         "the cache is overwritten and persisting lines are reset before each call",
         "runner/clocks.py",
-        "the cache is left as it is",
+        "persisting lines are left as they are",
         needs_gpu=True,
     ),
     _candidate(

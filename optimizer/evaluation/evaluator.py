@@ -1,5 +1,5 @@
-"""Evaluates candidates of one problem on one device. Long-lived: keeps goldens, the reference's
-runner and spare runners between candidates, so that each costs little beyond its own work."""
+"""Evaluates candidates of one problem on one device. Long-lived: keeps goldens and what runners are
+made from between candidates, so that each costs little beyond its own work."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class Evaluator:
         self._signatures = tuple(signatures)
         self._works: dict[str, Work] = {}
         self._cases: dict[str, PreparedCase] = {}
-        self._baselines: dict[str, Side] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
         # Drawn anew for every evaluator, so that nothing stored from an earlier one is of use; few,
         # so that goldens are computed once.
@@ -93,10 +92,6 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
-        for side in self._baselines.values():
-            side.runner.end()
-            side.subject.close()
-        self._baselines.clear()
         if self._owns_pool:
             self._pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -114,30 +109,20 @@ class Evaluator:
             self._cases[case.name] = PreparedCase(opened, self.device, lenient)
         return self._cases[case.name]
 
-    def baseline(self, case: Case, seed: int) -> Side:
-        """The reference in its own process, kept for the next candidate."""
+    def baseline(self, case: Case, runner: RunnerProcess, seed: int) -> Side:
+        """The reference, loaded into a process of its own."""
         prepared = self.case(case)
-        side = self._baselines.get(case.name)
-        if side is None:
-            runner = self._pool.take()
-            subject = LoadedSubject(
-                runner, prepared.open, prepared.sample(seed), self.settings.without
-            )
-            name = hashlib.sha256(case.name.encode()).hexdigest()[:8]
-            path = self._folder / f"reference_{name}.py"
-            path.write_text(prepared.open.source, encoding="utf-8")
-            subject.load(
-                Loader("python", path, "Model"),
-                limits={},
-                flush_bytes=self.flush_bytes,
-                seconds=self.settings.load_seconds,
-            )
-            side = self._baselines[case.name] = Side("baseline", runner, subject)
-        else:
-            side.runner.wake()
-            side.subject.renew(prepared.sample(seed), self.settings.call_seconds)
-        side.blocks.clear()
-        return side
+        name = hashlib.sha256(case.name.encode()).hexdigest()[:8]
+        path = self._folder / f"reference_{name}.py"
+        path.write_text(prepared.open.source, encoding="utf-8")
+        subject = LoadedSubject(runner, prepared.open, prepared.sample(seed), self.settings.without)
+        subject.load(
+            Loader("python", path, "Model"),
+            limits=self.settings.limits(self.device),
+            flush_bytes=self.flush_bytes,
+            seconds=self.settings.load_seconds,
+        )
+        return Side("baseline", runner, subject, trusted=True)
 
     def work(self, case: Case) -> Work:
         """What one call of the case has to do at least."""

@@ -21,6 +21,7 @@ from optimizer.runner.fresh import refresh
 from optimizer.toolchains.base import Loader
 
 POISON_BYTE = 0xA5
+GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
 
 
 class SubjectFailed(Exception):
@@ -47,12 +48,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Block:
-    """Calls that were timed together. times in nanoseconds a call; waited: the runner's threads
-    were ready and had no processor; delayed: the supervisor was, so it saw the end too late. busy:
-    processor time of the runner's main thread, by the kernel's account."""
+    """Calls that were timed together. times in nanoseconds a call; spans: calls, their time and how
+    long threads were ready and had no processor; waited: the same over the block; delayed: the
+    supervisor was, so it saw the end too late. busy: processor time of the runner's main thread, by
+    the kernel's account."""
 
     times: tuple[int, ...]
     walls: tuple[int, ...]
+    spans: tuple[tuple[int, int, int], ...]
     refresh_ns: int
     total_ns: int
     wall_ns: int
@@ -65,6 +68,15 @@ class Block:
     @property
     def mean_ns(self) -> float:
         return sum(self.times) / len(self.times)
+
+    def quiet_mean_ns(self, share: float) -> float | None:
+        """The mean call in spans that waited for no more than this share; None if those are less
+        than half of the calls."""
+        quiet = [(calls, ns) for calls, ns, waited in self.spans if waited <= share * ns + GRACE_NS]
+        calls = sum(calls for calls, _ in quiet)
+        if not calls or 2 * calls < len(self.times):
+            return None
+        return sum(ns for _, ns in quiet) / calls
 
 
 class Mirror:
@@ -204,8 +216,7 @@ class LoadedSubject:
         self._runner.send({"op": "block", "seed": seed})
         self._runner.feed(calls)
         reply = self._checked(self._runner.await_answer(seconds))
-        if len(reply["times_ns"]) != calls or min(reply["times_ns"]) <= 0:
-            raise RunnerForged(f"times of {len(reply['times_ns'])} calls instead of {calls}")
+        _check_times(reply, calls)
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited
         delayed = own_wait_ns() - delayed
@@ -214,6 +225,7 @@ class LoadedSubject:
         return Block(
             times=tuple(reply["times_ns"]),
             walls=tuple(reply["walls_ns"]),
+            spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
             refresh_ns=reply["refresh_ns"],
             total_ns=reply["total_ns"],
             wall_ns=wall,
@@ -256,6 +268,15 @@ class LoadedSubject:
     def close(self) -> None:
         for shared in self._shared.values():
             os.close(shared.fd)
+
+
+def _check_times(reply: Mapping[str, Any], calls: int) -> None:
+    """As many times as calls, all of them possible, and spans that are made of them."""
+    times, spans = reply["times_ns"], reply["spans"]
+    if len(times) != calls or min(times) <= 0:
+        raise RunnerForged(f"times of {len(times)} calls instead of {calls}")
+    if sum(n for n, _, _ in spans) != calls or sum(ns for _, ns, _ in spans) != sum(times):
+        raise RunnerForged("spans that are not made of the calls' times")
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,20 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.statistics import ratio_interval
-from optimizer.evaluation.subject import Block, LoadedSubject
-from optimizer.isolation.runner_process import RunnerProcess
+from optimizer.evaluation.subject import Block, LoadedSubject, SubjectFailed
+from optimizer.isolation.runner_process import (
+    RunnerDied,
+    RunnerForged,
+    RunnerHung,
+    RunnerProcess,
+)
 
 # How much of a block may be missing from the candidate's clocks before it is no delay of the
 # machine: shares of a block and of a call, and what waking a process and copying outputs take.
@@ -31,8 +36,13 @@ BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, co
 WALL = (1, 2, 3, 4, 13)
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
+RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, SubjectFailed)
 # Whether the defences of some rows of the exploit table are all on.
 On = Callable[..., bool]
+
+
+class BaselineFailed(Exception):
+    """The reference's own process did not do its part."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,11 @@ class TimingPolicy:
     """block_ms: aimed length of one block; pairs: at least and at most, in steps of two.
 
     narrow: the half-width (log units) at which measuring stops early. floor: see statistics.
-    quiet: the share of a block that its threads may wait for a processor. calls: of every block, 0
-    for a random number that follows from block_ms; a number that is known can be counted to.
+    quiet: the share of a span of calls that its threads may wait for a processor. calls: of every
+    block, 0 for a random number that follows from block_ms; a known number can be counted to.
     """
 
-    block_ms: float = 12.0
+    block_ms: float = 30.0
     min_pairs: int = 6
     max_pairs: int = 24
     narrow: float = 0.02
@@ -62,19 +72,26 @@ class Side:
     name: str
     runner: RunnerProcess
     subject: LoadedSubject
-    blocks: list[Block] = field(default_factory=list)
+    trusted: bool = False
     per_call_ns: float = 0.0
 
-    def wake_and(self, act: Callable[[LoadedSubject], None]) -> None:
-        self.runner.wake()
-        act(self.subject)
-        self.runner.pause()
+    def restore(self, seconds: float) -> None:
+        self._awake(lambda: self.subject.restore(seconds))
 
     def run(self, seed: int, calls: int, seconds: float) -> Block:
-        self.runner.wake()
-        block = self.subject.block(seed, calls, seconds)
-        self.runner.pause()
-        return block
+        return self._awake(lambda: self.subject.block(seed, calls, seconds))
+
+    def _awake(self, act: Callable[[], T]) -> T:
+        """Whatever goes wrong on the trusted side is no verdict about a candidate."""
+        try:
+            self.runner.wake()
+            done = act()
+            self.runner.pause()
+        except RUNNER_FAILED as failed:
+            if self.trusted:
+                raise BaselineFailed(str(failed)) from failed
+            raise
+        return done
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,7 @@ def measure(
     chance = random.Random(seed)
     for side in (baseline, candidate):
         _calibrate(side, chance, policy)
-        side.wake_and(lambda subject: subject.restore(policy.seconds))
+        side.restore(policy.seconds)
     pairs: list[tuple[Block, Block]] = []
     noisy = 0
     for first, second in order_of(baseline, candidate, policy.max_pairs):
@@ -148,7 +165,7 @@ def _pair(
 
 
 def _busy(block: Block, policy: TimingPolicy) -> bool:
-    return block.waited_ns > policy.quiet * block.wall_ns + 200_000
+    return block.quiet_mean_ns(policy.quiet) is None
 
 
 def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> bool:
@@ -158,8 +175,13 @@ def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -
 
 def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> Interval:
     return ratio_interval(
-        [b.mean_ns for b, _ in pairs], [c.mean_ns for _, c in pairs], policy.floor
+        [_quiet(b, policy) for b, _ in pairs], [_quiet(c, policy) for _, c in pairs], policy.floor
     )
+
+
+def _quiet(block: Block, policy: TimingPolicy) -> float:
+    """The mean of its undisturbed calls, in nanoseconds."""
+    return block.quiet_mean_ns(policy.quiet) or block.mean_ns
 
 
 def _conclude(
@@ -178,17 +200,16 @@ def _conclude(
     return CaseTiming(
         case,
         "measured",
-        baseline_us=_typical([b for b, _ in pairs]),
-        candidate_us=_typical([c for _, c in pairs]),
+        baseline_us=_typical([_quiet(b, policy) for b, _ in pairs]),
+        candidate_us=_typical([_quiet(c, policy) for _, c in pairs]),
         speedup=found,
         calls=calls,
     )
 
 
-def _typical(blocks: Sequence[Block]) -> float:
+def _typical(means: Sequence[float]) -> float:
     """Median over blocks of the mean call, in microseconds."""
-    means = sorted(block.mean_ns for block in blocks)
-    return means[len(means) // 2] / 1e3
+    return statistics.median(means) / 1e3
 
 
 def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) -> Iterator[Flag]:
@@ -209,7 +230,7 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
     reference's worst."""
     own = _median(b.mean_ns for b in candidate)
     calls = min(len(b.times) for b in candidate)
-    unseen = min(map(_unseen_ns, candidate)) - max(map(_unseen_ns, baseline))
+    unseen = min(map(_unseen_ns, candidate)) - _median(map(_unseen_ns, baseline))
     if unseen > BUSY_SHARE * own + BUSY_NS + BLOCK_NS / calls:
         yield Flag(
             13, "reject", f"{unseen / 1e3:.0f} us a call of processor time are not in its times"

@@ -47,10 +47,10 @@ class CudaClock:
     persistent would survive that, so they are made ordinary ones first.
     """
 
-    def __init__(self, flush_bytes: int, cold: bool = True) -> None:
-        """cold: empty the cache before each call (`--without 21` does not)."""
-        self._flush = torch.empty(flush_bytes if cold else 0, dtype=torch.int8, device="cuda")
-        self._forget = _persisting_reset() if cold else None
+    def __init__(self, flush_bytes: int, forget: bool = True) -> None:
+        """forget: make persisting lines ordinary ones (`--without 21` leaves them)."""
+        self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
+        self._forget = _persisting_reset() if forget else None
         self._event: Callable[..., torch.cuda.Event] = torch.cuda.Event
         self._record, self._elapsed = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
         self._sync = torch.cuda.synchronize

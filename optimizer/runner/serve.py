@@ -20,6 +20,7 @@ from optimizer.runner.arrays import Arrays, places_from
 from optimizer.runner.confine import confine
 from optimizer.runner.fresh import refresh
 from optimizer.runner.outputs import OutputRefused, check, store
+from optimizer.runner.spans import Spans
 from optimizer.runner.subjects import Subject, SubjectError, library_subject, module_subject
 from optimizer.runner.trace import traced
 from optimizer.runner.wire import Wire, WireClosed
@@ -115,7 +116,7 @@ class Runner:
         fresh = message["fresh"]
         self._banks = [b if wanted else None for b, wanted in zip(banks, fresh, strict=True)]
         if self._device == "cuda":
-            self._clock = clocks.CudaClock(message["flush_bytes"], cold=21 not in self._without)
+            self._clock = clocks.CudaClock(message["flush_bytes"], 21 not in self._without)
         elif 4 in self._without:
             self._clock = clocks.TrustingCpuClock()
         return {
@@ -202,6 +203,7 @@ class Runner:
         times: list[int] = []
         walls: list[int] = []
         refreshed = 0
+        spans = Spans()
         began = clocks.now_ns()
         while os.read(self._tokens, 1) == b"c":
             started = clocks.now_ns()
@@ -214,8 +216,10 @@ class Runner:
             self._last, took, wall = clock.time(call)
             times.append(took)
             walls.append(wall)
+            spans.add(took)
             if 9 in self._without and len(times) == 1:
                 self._store(self._last)
+        spans.close()
         if 9 not in self._without:
             self._store(self._last)
         total = clocks.now_ns() - began
@@ -224,6 +228,7 @@ class Runner:
         return {
             "times_ns": times,
             "walls_ns": walls,
+            "spans": spans.rows,
             "refresh_ns": refreshed,
             "total_ns": total,
             "threads": [before, threading.active_count()],

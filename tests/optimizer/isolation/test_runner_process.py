@@ -108,6 +108,9 @@ def test_nothing_outlives_its_runner(loaded: Calls) -> None:
     work = "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
     runner, subject = loaded(work)
     subject.call(10)
+    until = time.monotonic() + 5
+    while len(runner.processes()) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
     assert len(runner.processes()) >= 2
     assert runner.end()
     assert runner.processes() == []
