@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -290,16 +290,15 @@ class Attempt:
         subject = LoadedSubject(
             runner, prepared.open, prepared.sample(self.seeds[0]), self._settings.without
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(subject.close)
             told = subject.load(
                 loader,
                 limits=self._settings.limits(self.bench.device),
                 flush_bytes=self.bench.flush_bytes,
                 seconds=self._settings.load_seconds,
             )
-        except BaseException:
-            subject.close()
-            raise
+            undo.pop_all()
         self.confined = tuple(told["confined"])
         self.notes += [note for note in told["notes"] if note not in self.notes]
         return subject
