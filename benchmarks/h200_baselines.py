@@ -8,7 +8,6 @@ Kernlore's dependencies. A run can be done in parts: what the folder holds is no
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import time
@@ -18,12 +17,14 @@ from typing import Any
 
 from benchmarks.gpu_machine import (
     THREADS,
-    ceilings_here,
-    ceilings_line,
-    device_line,
+    Measured,
+    keep,
+    kept,
+    machine_of,
     target_of,
+    write_report,
 )
-from benchmarks.report import ended, say, table, write_result
+from benchmarks.report import ended, say, table
 from optimizer.bundle import Bundle
 from optimizer.collectors.ceilings import Ceilings
 from optimizer.collectors.work import Work, achieved
@@ -37,6 +38,7 @@ from optimizer.toolchains.torch_python import TorchPython
 
 TITLE = "Baselines: eager and torch.compile on all problems"
 CASE = "gpu"
+RECORDS = "baselines.jsonl"
 MODES = {"default": (), "max-autotune": ("matmul_bias_gelu", "softmax", "batched_matmul")}
 ITSELF = "eager"
 # Compiling happens in the first call.
@@ -64,18 +66,20 @@ def bundle_of(source: str, mode: str) -> Bundle:
     return Bundle({"m.py": text}, "m.py", "torch", "ModelNew")
 
 
-def measure(name: str, target: Target, ceilings: Ceilings) -> list[dict[str, Any]]:
-    """One problem in all modes that are wanted of it."""
+def measure(
+    name: str, modes: Sequence[str], target: Target, ceilings: Ceilings, folder: Path
+) -> None:
+    """One problem in these modes; where none gives a time, eager alone."""
     problem = load_problem(Path(name))
     case = next(case for case in problem.cases if case.name == CASE)
-    modes = [mode for mode, only in MODES.items() if not only or name in only]
     rows = []
     with Evaluator(problem, target, SETTINGS, ceilings=ceilings) as evaluator:
-        for mode in modes:
+        for mode in [*modes, ITSELF]:
+            timed = any(row["timings"] and row["timings"][0]["baseline_us"] for row in rows)
+            if mode == ITSELF and timed:
+                break
             rows.append(_measured(evaluator, problem, case, mode))
-        if not any(row["timings"] and row["timings"][0]["baseline_us"] for row in rows):
-            rows.append(_measured(evaluator, problem, case, ITSELF))
-    return rows
+            keep(folder, RECORDS, rows[-1])
 
 
 def _measured(evaluator: Evaluator, problem: Problem, case: Case, mode: str) -> dict[str, Any]:
@@ -126,8 +130,14 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
     mean = math.exp(sum(map(math.log, gains)) / len(gains))
     return (
         f"torch.compile default over eager: geometric mean {mean:.2f} over n={len(gains)} of"
-        f" {len(default)} problems; {_failed(default)}"
+        f" {len(shipped_problems())} problems; {_failed(default)} {_lacking(default)}"
     )
+
+
+def _lacking(found: Sequence[Evaluation]) -> str:
+    seen = {e.problem for e in found}
+    lacking = [name for name in shipped_problems() if name not in seen]
+    return f"Not measured in this run: {', '.join(lacking)}." if lacking else ""
 
 
 def _failed(found: Sequence[Evaluation]) -> str:
@@ -136,17 +146,18 @@ def _failed(found: Sequence[Evaluation]) -> str:
     return f"without a figure: {', '.join(named) or 'none'}."
 
 
-def report(records: Sequence[Mapping[str, Any]], ceilings: Ceilings) -> list[str]:
+def report(records: Sequence[Mapping[str, Any]], measured: Measured) -> list[str]:
     header = ["problem", "torch.compile", "validity", "MB", "GFLOP", "eager us", "compiled us"]
     header += ["speed-up [95 %] pairs", "eager's share", "compiled's share"]
     ordered = sorted(records, key=lambda r: (r["problem"], r["mode"]))
     return [
         "`python -m benchmarks.h200_baselines --results benchmarks/results/h200_baselines.md`",
-        f"{device_line()}. {ceilings_line(ceilings)}",
+        measured.line,
         "Case `gpu` of every problem in float32 with TF32 off, cold second-level cache. A share is"
         " the least time at the measured ceiling over the time taken; none is told of operators"
-        " that read only a part of their inputs.",
-        table(header, [row_of(record, ceilings) for record in ordered]),
+        " that read only a part of their inputs. Attention in float32 can exceed the rate of plain"
+        " products: its kernel may emulate them on the matrix units.",
+        table(header, [row_of(record, measured.ceilings) for record in ordered]),
         summary(records),
     ]
 
@@ -154,26 +165,18 @@ def report(records: Sequence[Mapping[str, Any]], ceilings: Ceilings) -> list[str
 # -- in parts
 
 
-def kept(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "baselines.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
-
-
 def run(given: argparse.Namespace) -> None:
     folder: Path = given.folder or Path(tempfile.mkdtemp(prefix="kernlore-baselines-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    ceilings = ceilings_here(folder)
-    target = target_of("h200", "cuda")
-    done = {record["problem"] for record in kept(folder)}
+    measured = machine_of(folder)
+    done = {(record["problem"], record["mode"]) for record in kept(folder, RECORDS)}
     until = time.monotonic() + 60 * given.minutes
-    for name in given.problem or shipped_problems():
-        if name in done or time.monotonic() > until:
-            continue
-        rows = measure(name, target, ceilings)
-        with (folder / "baselines.jsonl").open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(row) + "\n" for row in rows)
-    write_result(given.results, TITLE, report(kept(folder), ceilings))
+    for name in () if given.report else given.problem or shipped_problems():
+        modes = [
+            m for m, only in MODES.items() if (not only or name in only) and (name, m) not in done
+        ]
+        if modes and time.monotonic() < until:
+            measure(name, modes, target_of("h200", "cuda"), measured.ceilings, folder)
+    write_report(given.results, TITLE, report(kept(folder, RECORDS), measured), measured)
 
 
 def main() -> None:
@@ -181,6 +184,7 @@ def main() -> None:
     parser.add_argument("--problem", action="append", help="repeat; default all")
     parser.add_argument("--folder", type=Path, help="keeps what was measured and the ceilings")
     parser.add_argument("--minutes", type=float, default=60.0, help="start nothing after these")
+    parser.add_argument("--report", action="store_true", help="measure nothing, only report")
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
     ended(lambda: run(given))

@@ -8,7 +8,6 @@ compiled for the chip and the Triton ones checked in the interpreter.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 import tomllib
@@ -17,20 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_machine import (
-    THREADS,
-    ceilings_here,
-    ceilings_line,
-    device_line,
-    target_of,
-)
-from benchmarks.report import ended, say, table, write_result
+from benchmarks.gpu_machine import THREADS, keep, kept, machine_of, target_of, write_report
+from benchmarks.report import ended, say, table
 from optimizer.bundle import Bundle, read_bundle
 from optimizer.collectors.ceilings import Ceilings
 from optimizer.collectors.job import Collected
 from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Case, Problem
@@ -43,6 +36,7 @@ TITLE = "Planted defects and the verdict"
 FOLDER = Path(__file__).parent / "planted"
 HARDWARE = "h200"
 SMALL = "small"
+RECORDS = "planted.jsonl"
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,12 @@ class Planted:
         return problem, next(case for case in problem.cases if case.name == self.case)
 
 
+def declared() -> dict[str, Any]:
+    return tomllib.loads((FOLDER / "planted.toml").read_text(encoding="utf-8"))
+
+
 def all_planted(chosen: Sequence[str] = ()) -> list[Planted]:
-    rows = tomllib.loads((FOLDER / "planted.toml").read_text(encoding="utf-8"))["kernels"]
+    rows = declared()["kernels"]
     found = [Planted(**{**row, "expect": tuple(row["expect"])}) for row in rows]
     return [planted for planted in found if not chosen or planted.name in chosen]
 
@@ -217,47 +215,52 @@ def parts_of(rows: Sequence[Row], about: Sequence[str]) -> list[str]:
     ]
 
 
-def measure_all(chosen: Sequence[str], folder: Path, results: Path | None) -> None:
-    ceilings = ceilings_here(folder)
-    target = target_of(HARDWARE, "cuda")
-    rows = []
-    for planted in all_planted(chosen):
-        began = time.perf_counter()
-        found, collected = measure(planted, target, ceilings)
-        row = Row(planted, found)
-        rows.append(row)
-        say(
-            f"{planted.name}: {found.validity} {found.message} {row.signals}"
-            f" {time.perf_counter() - began:.1f} s {dict(found.seconds)}"
-        )
-        with (folder / "planted.jsonl").open("a", encoding="utf-8") as stream:
+def measure_all(given: argparse.Namespace) -> None:
+    """What the folder holds is not measured again, unless it is asked for by name."""
+    folder: Path = given.folder or Path(tempfile.mkdtemp(prefix="kernlore-planted-"))
+    measured = machine_of(folder)
+    done = {record["file"] for record in kept(folder, RECORDS)}
+    for planted in () if given.report else all_planted(given.only):
+        if given.only or planted.file not in done:
+            began = time.perf_counter()
+            found, collected = measure(planted, target_of(HARDWARE, "cuda"), measured.ceilings)
             told = {"file": planted.file, "collected": [asdict(c) for c in collected]}
-            stream.write(json.dumps({**told, **found.as_json()}) + "\n")
+            keep(folder, RECORDS, {**told, **found.as_json()})
+            took = time.perf_counter() - began
+            say(f"{planted.name}: {found.validity} {found.message} {took:.1f} s")
+    last = {record["file"]: record for record in kept(folder, RECORDS)}
+    rows = [
+        Row(planted, evaluation_from_json(last[planted.file]))
+        for planted in all_planted()
+        if planted.file in last
+    ]
+    lacking = [f"`{p.file}`" for p in all_planted() if p.file not in last]
     about = [
         "`python -m benchmarks.planted_kernels --results benchmarks/results/planted_kernels.md`",
-        f"{device_line()}. {ceilings_line(ceilings)}",
+        measured.line,
         "Every kernel has one planted defect, or none. The verdict comes from Nsight Compute, the"
         " PyTorch profiler, static compiler reports and the time against measured ceilings, by the"
         " same rules for all.",
+        declared()["note"].strip(),
+        *([f"Not measured in this run: {', '.join(lacking)}."] if lacking else []),
     ]
-    write_result(results, TITLE, parts_of(rows, about))
+    write_report(given.results, TITLE, parts_of(rows, about), measured)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true", help="compile and interpret only")
     parser.add_argument("--only", action="append", default=[], help="a kernel's name; repeat")
-    parser.add_argument("--folder", type=Path, help="for ceilings and raw metrics")
+    parser.add_argument("--folder", type=Path, help="keeps ceilings, verdicts and raw metrics")
+    parser.add_argument("--report", action="store_true", help="measure nothing, only report")
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
 
     def run() -> None:
         if given.check:
             check_all(given.only)
-            return
-        folder = given.folder or Path(tempfile.mkdtemp(prefix="kernlore-planted-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        measure_all(given.only, folder, given.results)
+        else:
+            measure_all(given)
 
     ended(run)
 
