@@ -24,8 +24,8 @@ def ratio_interval(baseline: Sequence[float], candidate: Sequence[float], floor:
     """Baseline over candidate: the trimmed mean of log ratios of the pairs, with 95 % interval.
 
     floor: half-width in log units below which no interval goes. Two processes that run the same
-    code differ by where their memory lies; pairs within the same two processes do not show it, so
-    an A/A run over many processes sets this (benchmarks/results/evaluation.md).
+    code differ by where their memory lies; pairs within the same two processes do not show it.
+    `python -m benchmarks.evaluation_checks` shows whether it is wide enough.
     The interval is Tukey and McLaughlin's for a trimmed mean (winsorised variance).
     """
     logs = sorted(math.log(b / c) for b, c in zip(baseline, candidate, strict=True))

@@ -240,8 +240,7 @@ def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) ->
 
 def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:
     """What the supervisor's clock says about the runner's. Work that is hidden is hidden in every
-    block; a delay of the machine is not, so the candidate's best block is held against the
-    reference's worst."""
+    block; a delay of the machine is not, so it is the candidate's best block that tells."""
     own = _median(b.mean_ns for b in candidate)
     calls = min(len(b.times) for b in candidate)
     spans = max(len(b.spans) / len(b.times) for b in candidate)
