@@ -9,22 +9,28 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from benchmarks.report import ended, say, table, write_result
 from optimizer.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.isolation.levels import level_for
+from optimizer.isolation.pool import RunnerPool
+from optimizer.isolation.runner_process import RunnerSettings
 from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
+from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.torch_python import TorchPython
 
 TITLE = "Evaluation: the harness against itself"
+LOOPS = 60
 DEFAULT = ("elementwise_chain", "softmax", "matmul_bias_gelu", "row_reduction")
 
 
@@ -67,6 +73,54 @@ def twice(problem: Problem, source: str) -> Bundle:
     return Bundle({"m.py": doubled}, "m.py", "torch", "ModelTwice")
 
 
+def in_a_loop(problem: Problem, case: Case, device: str) -> float:
+    """Once over twice the work in one plain loop of one process, without any harness: what doing it
+    twice in a row really costs (the second time finds its data in the caches)."""
+    opened = open_case(problem, case)
+    model = opened.model(device)
+    inputs = [value.to(device) for value in opened.inputs(0)]
+    took: dict[int, list[float]] = {1: [], 2: []}
+    with torch.no_grad():
+        for number in range(LOOPS):
+            for times in (1, 2) if number % 2 else (2, 1):
+                _wait(device)
+                began = time.perf_counter()
+                for _ in range(times):
+                    model(*inputs)
+                _wait(device)
+                took[times].append(time.perf_counter() - began)
+    return statistics.median(took[1][2:]) / statistics.median(took[2][2:])
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]:
+    """One candidate after the other, each in fresh processes: forked ahead of time, or each an
+    interpreter of its own that starts when it is needed."""
+    problem = load_problem(Path(name))
+    settings = EvaluationSettings()
+    level = level_for(settings.isolation, target.device or "cpu")
+    runners = RunnerSettings("cuda" if target.device == "cuda" else "cpu", settings.threads, level)
+    pool = RunnerPool(runners) if fork else RunnerPool(runners, spare=1, fork=False)
+    kind = "forked" if fork else "fresh"
+    trials = []
+    try:
+        with Evaluator(problem, target, settings, pool=pool) as evaluator:
+            cases = [c for c in problem.searched if c.timed and c.fits(evaluator.device)][:1]
+            source = open_case(problem, cases[0]).source
+            for number in range(count + 1):
+                began = time.perf_counter()
+                found = evaluator.evaluate(itself(problem, source), TorchPython(), cases)
+                if number:
+                    trials.append(Trial(name, kind, found, time.perf_counter() - began))
+    finally:
+        pool.close()
+    return trials
+
+
 def run_problem(name: str, target: Target, rounds: int, doubles: int) -> list[Trial]:
     problem = load_problem(Path(name))
     trials = []
@@ -107,21 +161,44 @@ def summary(trials: Sequence[Trial]) -> list[str]:
                     f"{statistics.median(widths):.3f}" if widths else "",
                 ]
             )
-    overheads = sorted(t.overhead for t in trials if t.overhead is not None)
-    told = [
+    return [
         table(
             ["problem", "kind", "n", "not correct", "to repeat", "interval holds 1.0 / 0.5",
              "range", "median half-width"],
             rows,
         )
     ]  # fmt: skip
-    if overheads:
-        told.append(
-            f"Overhead of an evaluation (all but compiling and timed calls), n={len(overheads)}:"
-            f" p50 {1e3 * statistics.median(overheads):.0f} ms,"
-            f" p90 {1e3 * overheads[int(0.9 * (len(overheads) - 1))]:.0f} ms."
-        )
-    return told
+
+
+def budget(trials: Sequence[Trial]) -> list[str]:
+    """Where an evaluation's time goes."""
+    overheads = sorted(t.overhead for t in trials if t.overhead is not None)
+    if not overheads:
+        return []
+    rows = []
+    for stage in ("parse", "compile", "correctness", "benchmark", "diagnose"):
+        rows.append([stage, f"{_median_ms(t.evaluation.seconds.get(stage, 0.0) for t in trials)}"])
+    rows[3][0] = "benchmark, of it timed calls"
+    rows[3][1] += f", {_median_ms(sum(_timed_seconds(t.evaluation)) for t in trials)}"
+    rows.append(["whole evaluation", _median_ms(t.seconds for t in trials)])
+    return [
+        f"Overhead of an evaluation (all but compiling and timed calls), n={len(overheads)}:"
+        f" p50 {1e3 * statistics.median(overheads):.0f} ms,"
+        f" p90 {1e3 * overheads[int(0.9 * (len(overheads) - 1))]:.0f} ms.",
+        table(["stage", "median, ms"], rows),
+    ]
+
+
+def _median_ms(seconds: Iterable[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.0f}"
+
+
+def rate(trials: Sequence[Trial]) -> list[str]:
+    rows = []
+    for kind in dict.fromkeys(t.kind for t in trials):
+        took = [t.seconds for t in trials if t.kind == kind]
+        rows.append([kind, len(took), f"{60 * len(took) / sum(took):.1f}"])
+    return [table(["runners", "n", "candidates a minute"], rows)] if rows else []
 
 
 def main() -> None:
@@ -129,6 +206,7 @@ def main() -> None:
     parser.add_argument("--problem", action="append", help="repeat; default four of different kind")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--twice", type=int, default=5)
+    parser.add_argument("--rate", type=int, default=10, help="evaluations to find the rate with")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--hardware", default="x86-64")
     parser.add_argument("--results", type=Path)
@@ -136,11 +214,20 @@ def main() -> None:
     target = Target(given.hardware, (given.hardware,), None, given.device)
 
     def run() -> None:
-        trials = []
-        for name in given.problem or DEFAULT:
+        trials, loops = [], []
+        names = given.problem or DEFAULT
+        for name in names:
             trials += run_problem(name, target, given.rounds, given.twice)
+            problem = load_problem(Path(name))
+            case = next(c for c in problem.searched if c.timed and c.fits(given.device))
+            loops.append([name, f"{in_a_loop(problem, case, given.device):.3f}"])
+        raced = [
+            t for fork in (True, False) for t in throughput(names[0], target, fork, given.rate)
+        ]
         command = f"`python -m benchmarks.evaluation_checks --device {given.device}`"
-        write_result(given.results, TITLE, [command, *summary(trials)])
+        looped = table(["problem", "once over twice, in a plain loop"], loops)
+        told = [command, *summary(trials), looped, *budget(trials), *rate(raced)]
+        write_result(given.results, TITLE, told)
 
     ended(run)
 

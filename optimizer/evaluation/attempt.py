@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
 from optimizer.evaluation.timing import (
+    BETWEEN,
     RUNNER_FAILED,
     BaselineFailed,
     Compare,
@@ -81,8 +83,8 @@ class Bench(Protocol):
 
     def take_runner(self) -> RunnerProcess: ...
 
-    def give_runner(self, runner: RunnerProcess) -> bool:
-        """End it; whether nothing of it is left."""
+    def give_runner(self, runner: RunnerProcess) -> Future[bool]:
+        """End it; the result is whether nothing of it is left."""
         ...
 
     def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
@@ -117,6 +119,7 @@ class Attempt:
     notes: list[str] = field(default_factory=list)
     confined: tuple[str, ...] = ()
     loader: Loader | None = None
+    _ending: list[Future[bool]] = field(default_factory=list)
 
     def run(self) -> None:
         """Through all stages, or to the first that ends it."""
@@ -132,12 +135,10 @@ class Attempt:
         if isinstance(self.toolchain, CommandToolchain):
             self._simulate(self.toolchain, compiled)
             return
-        runner = self.bench.take_runner()
         try:
-            self._guarded(runner, compiled.loader)
+            self._guarded(compiled.loader)
         finally:
-            if not self.bench.give_runner(runner):
-                self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
+            self._settle()
 
     @property
     def ended(self) -> bool:
@@ -218,10 +219,10 @@ class Attempt:
 
     # -- in the runner
 
-    def _guarded(self, runner: RunnerProcess, loader: Loader) -> None:
+    def _guarded(self, loader: Loader) -> None:
         """Correctness and timing; whatever the candidate does to its process is a verdict."""
         try:
-            with self._stage("correctness"):
+            with self._stage("correctness"), self._runner() as runner:
                 self._correctness(runner, loader)
             if self.ended and self.validity != "correct":
                 return
@@ -236,9 +237,9 @@ class Attempt:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
             self._end(kind, failed.message, failed.log)
         except RunnerHung as hung:
-            self._end("timed_out", str(hung), runner.log)
+            self._end("timed_out", str(hung), hung.log)
         except RunnerForged as forged:
-            self._forged(forged, runner.log)
+            self._forged(forged, forged.log)
         except RunnerDied as died:
             self._end("crashed", str(died), died.log)
 
@@ -308,20 +309,28 @@ class Attempt:
         freed before decides where its arrays lie, and that decides up to a tenth of the time."""
         for case in self.cases:
             if case.timed and self.validity == "correct":
-                with self._fresh_runner() as ours, self._fresh_runner() as theirs:
+                with self._runner() as ours, self._runner() as theirs:
                     self._time(ours, theirs, loader, case)
 
     @contextmanager
-    def _fresh_runner(self) -> Iterator[RunnerProcess]:
+    def _runner(self) -> Iterator[RunnerProcess]:
+        """A fresh one; it is being ended when the next thing begins."""
         runner = self.bench.take_runner()
         try:
             yield runner
         finally:
-            if not self.bench.give_runner(runner):
-                self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
+            self._ending.append(self.bench.give_runner(runner))
+
+    def _settle(self) -> None:
+        """Wait until nothing of the runners that were used is left."""
+        ended = [ending.result() for ending in self._ending]
+        self._ending.clear()
+        if not all(ended):
+            self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
 
     def _time(self, ours: RunnerProcess, theirs: RunnerProcess, loader: Loader, case: Case) -> None:
         subject = self._load(ours, loader, case)
+        self._settle()
         try:
             measured = self._against(ours, theirs, subject, case)
         except BaselineFailed as failed:
@@ -362,6 +371,8 @@ class Attempt:
     @property
     def _timing_policy(self) -> TimingPolicy:
         policy = self._settings.timing
+        if policy.between is None:
+            policy = replace(policy, between=BETWEEN[self.bench.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
 
     def _comparison(self, prepared: PreparedCase, subject: LoadedSubject) -> Compare:

@@ -225,7 +225,8 @@ _ROWS = (
     _property(
         27,
         "noise sold as gain",
-        "blocks alternate, intervals have a floor from A/A runs, and no gain is claimed inside one",
+        "blocks alternate, intervals hold what two processes of the same code differ by,"
+        " and no gain is claimed inside one",
         "evaluation/timing.py, evaluation/statistics.py",
     ),
     _property(

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,10 +139,8 @@ class Evaluator:
     def take_runner(self) -> RunnerProcess:
         return self._pool.take()
 
-    def give_runner(self, runner: RunnerProcess) -> bool:
-        ended = runner.end()
-        self._pool.prepare()
-        return ended
+    def give_runner(self, runner: RunnerProcess) -> Future[bool]:
+        return self._pool.end(runner)
 
     def _drawn_seeds(self) -> list[int]:
         if not self.settings.on(24):  # the same values for every candidate can be looked up
@@ -173,6 +172,7 @@ class Evaluator:
             attempt.run()
             collected = self._profile(attempt)
         finally:
+            self._pool.prepare()
             shutil.rmtree(workdir, ignore_errors=True)
         evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
         self.journal.finish(evaluation, self.problem)

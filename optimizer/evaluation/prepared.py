@@ -174,6 +174,7 @@ class PreparedCase:
                     reference=reference,
                     allowed=2 * bound.allowed,
                     quantile_allowed=2 * bound.quantile_allowed,
+                    unit=None,
                     finite=False,
                     pointed=pointed if bound.pointed else None,
                 ),

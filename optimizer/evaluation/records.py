@@ -28,7 +28,10 @@ TimingState = Literal["measured", "simulator", "repeat", "none"]
 
 @dataclass(frozen=True)
 class OutputError:
-    """The largest error of one output beside what was allowed; `where` is the worst index."""
+    """The largest error of one output beside what was allowed; `where` is the worst index.
+
+    quantile: the 99.9 % one, or the largest error where that is within the quantile's bound.
+    """
 
     output: str
     kind: str

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from optimizer.evaluation.records import Interval
 
+NORMAL = 1.96
 TRIM = 0.1  # share of pairs dropped at each end
 # Two-sided 95 % quantiles of Student's t for 1 .. 30 degrees of freedom.
 _T = (
@@ -20,12 +21,25 @@ _T = (
 )  # fmt: skip
 
 
-def ratio_interval(baseline: Sequence[float], candidate: Sequence[float], floor: float) -> Interval:
+def ratio_interval(
+    baseline: Sequence[float], candidate: Sequence[float], between: float
+) -> Interval:
     """Baseline over candidate: the trimmed mean of log ratios of the pairs, with 95 % interval.
 
-    floor: half-width in log units below which no interval goes. Two processes that run the same
-    code differ by where their memory lies; pairs within the same two processes do not show it.
-    `python -m benchmarks.evaluation_checks` shows whether it is wide enough.
+    between: standard deviation, in log units, of the ratio of two processes that run the same code.
+    They differ by where their memory lies; pairs within the same two processes do not show it.
+    `python -m benchmarks.evaluation_checks` shows whether it is large enough.
+    """
+    centre, within = log_ratio(baseline, candidate)
+    half = math.hypot(within, NORMAL * between)
+    return Interval(
+        math.exp(centre), math.exp(centre - half), math.exp(centre + half), len(baseline)
+    )
+
+
+def log_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
+    """The trimmed mean of the pairs' log ratios and the half-width of its 95 % interval.
+
     The interval is Tukey and McLaughlin's for a trimmed mean (winsorised variance).
     """
     logs = sorted(math.log(b / c) for b, c in zip(baseline, candidate, strict=True))
@@ -38,13 +52,12 @@ def ratio_interval(baseline: Sequence[float], candidate: Sequence[float], floor:
         winsorised = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
         spread = statistics.stdev(winsorised) / ((1 - 2 * cut / n) * math.sqrt(n))
         half = quantile(len(kept) - 1) * spread
-    half = max(half, floor)
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
+    return centre, half
 
 
 def quantile(degrees: int) -> float:
     """Student's t at 97.5 %."""
-    return _T[min(max(degrees, 1), len(_T)) - 1] if degrees <= len(_T) else 1.96
+    return _T[min(max(degrees, 1), len(_T)) - 1] if degrees <= len(_T) else NORMAL
 
 
 def combined(intervals: Sequence[tuple[Interval, float]]) -> Interval:

@@ -195,7 +195,7 @@ class LoadedSubject:
         return [
             name
             for name, now, was in zip(names, shared, self.mirror.tensors, strict=True)
-            if not _same_bits(now, was)
+            if not same_bits(now, was)
         ]
 
     @property
@@ -297,7 +297,7 @@ def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
     return ("uint8", (0,)) if bank is None else (dtype_name(bank.dtype), bank.shape)
 
 
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Bitwise, because NaN is a value here."""
     if not left.numel():
         return True

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
-from optimizer.evaluation.statistics import ratio_interval
+from optimizer.evaluation.statistics import log_ratio, ratio_interval
 from optimizer.evaluation.subject import Block, LoadedSubject, SubjectFailed
 from optimizer.isolation.runner_process import (
     RunnerDied,
@@ -36,6 +36,9 @@ PAIR_NS = 400_000  # by which the fixed costs of a pair's two blocks may differ
 CALM_SHARE = 0.5  # of a block, summed over its threads
 REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used the caches
 BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, copying outputs
+# Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
+# device (`python -m benchmarks.evaluation_checks`).
+BETWEEN = {"cpu": 0.010, "cuda": 0.003}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
 T = TypeVar("T")
@@ -53,7 +56,8 @@ class BaselineFailed(Exception):
 class TimingPolicy:
     """block_ms: aimed length of one block; pairs: at least and at most, in steps of two.
 
-    narrow: the half-width (log units) at which measuring stops early. floor: see statistics.
+    narrow: the half-width (log units) within the two processes at which measuring stops early.
+    between: see `ratio_interval`; where it is not given, that of the device.
     quiet: the share of a span of calls that its threads may wait for a processor. calls: of every
     block, 0 for a random number that follows from block_ms; a known number can be counted to.
     """
@@ -62,7 +66,7 @@ class TimingPolicy:
     min_pairs: int = 6
     max_pairs: int = 24
     narrow: float = 0.02
-    floor: float = 0.01
+    between: float | None = None
     quiet: float = 0.05
     seconds: float = 60.0
     max_calls: int = 2_000
@@ -183,14 +187,19 @@ def _busy(block: Block, policy: TimingPolicy) -> bool:
 
 
 def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> bool:
-    found = _ratio(pairs, policy)
-    return found.high / found.low <= 1 + 2 * policy.narrow
+    return log_ratio(*_sides(pairs, policy))[1] <= policy.narrow
 
 
 def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> Interval:
-    return ratio_interval(
-        [_quiet(b, policy) for b, _ in pairs], [_quiet(c, policy) for _, c in pairs], policy.floor
-    )
+    assert policy.between is not None
+    return ratio_interval(*_sides(pairs, policy), policy.between)
+
+
+def _sides(
+    pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy
+) -> tuple[list[float], list[float]]:
+    """The means of the baseline's blocks, and of the candidate's."""
+    return [_quiet(b, policy) for b, _ in pairs], [_quiet(c, policy) for _, c in pairs]
 
 
 def _quiet(block: Block, policy: TimingPolicy) -> float:

@@ -1,8 +1,8 @@
 """Two ways to start a runner's process: a fresh interpreter, or a fork of one that has torch
 imported. Both give a `Launched`: its process number, how it ended.
 
-A fork takes milliseconds where an interpreter with torch takes a second; CUDA cannot be used after
-a fork, so a GPU's runners are always fresh and started ahead of time.
+A fork takes milliseconds where an interpreter with torch takes seconds. CUDA cannot be used in a
+fork of a process that has used it: the process that is forked from only imports.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Forked:
 class Zygote:
     """The interpreter that runners are forked from. One for all runners of the same settings."""
 
-    def __init__(self, threads: int, level: Level) -> None:
+    def __init__(self, threads: int, level: Level, device: str = "cpu") -> None:
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
         argv = [sys.executable, "-I", str(RUNNER / "zygote.py"), str(theirs.fileno())]
@@ -114,7 +114,7 @@ class Zygote:
         shell = ["unshare", "--user", "--map-root-user", "--net", "--"] if own == "1" else []
         kept = {n: os.environ[n] for n in ("PATH", "LD_LIBRARY_PATH") if n in os.environ}
         self._process = subprocess.Popen(
-            [*shell, *argv, str(threads), own],
+            [*shell, *argv, str(threads), own, device],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             env={**kept, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},

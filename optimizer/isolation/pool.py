@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from optimizer.isolation.launch import Zygote
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 
+# An evaluation takes three: one checks, two are timed against each other.
+SPARE = 3
+
 
 class RunnerPool:
-    """Forks runners for the CPU; keeps `spare` fresh ones waiting for a GPU."""
+    """Keeps fresh runners waiting, forked from one interpreter where the system can fork."""
 
-    def __init__(self, settings: RunnerSettings, spare: int = 1) -> None:
+    def __init__(self, settings: RunnerSettings, spare: int = SPARE, fork: bool = True) -> None:
+        """fork: whether runners may be forked; otherwise each is an interpreter of its own."""
         self._settings = settings
         self._spare = spare
         self._waiting: deque[RunnerProcess] = deque()
-        forks = settings.device == "cpu" and sys.platform.startswith("linux")
-        self._zygote = Zygote(settings.threads, settings.level) if forks else None
+        forks = fork and sys.platform.startswith("linux")
+        self._zygote = Zygote(settings.threads, settings.level, settings.device) if forks else None
+        self._enders = ThreadPoolExecutor(SPARE, thread_name_prefix="end-runner")
 
     def prepare(self) -> None:
-        """Start what is missing; returns at once."""
-        while self._zygote is None and len(self._waiting) < self._spare:
-            self._waiting.append(RunnerProcess(self._settings))
+        """Start what is missing; returns at once, but for the first one."""
+        while len(self._waiting) < self._spare:
+            self._waiting.append(RunnerProcess(self._settings, self._zygote))
 
     def take(self) -> RunnerProcess:
         """A runner that is ready."""
-        if self._waiting:
-            runner = self._waiting.popleft()
-        else:
-            runner = RunnerProcess(self._settings, self._zygote)
+        if not self._waiting:
+            self.prepare()
+        runner = self._waiting.popleft()
         runner.wait_ready()
         return runner
 
+    def end(self, runner: RunnerProcess) -> Future[bool]:
+        """End it, beside whatever comes next (the system takes a while to give memory back). The
+        result is whether nothing of it is left."""
+        return self._enders.submit(runner.end)
+
     def close(self) -> None:
         while self._waiting:
-            self._waiting.popleft().end()
+            self.end(self._waiting.popleft())
+        self._enders.shutdown()
         if self._zygote is not None:
             self._zygote.close()

@@ -50,15 +50,20 @@ class RunnerDied(Exception):
 
 
 class RunnerHung(Exception):
-    """No answer within the deadline; the group was ended."""
+    """No answer within the deadline; the group was ended. `log` is what it had printed."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class RunnerForged(Exception):
     """Something that is not the runner wrote into its channel; `told` is what it wrote."""
 
-    def __init__(self, message: str, told: Any = None) -> None:
+    def __init__(self, message: str, told: Any = None, log: str = "") -> None:
         super().__init__(message)
         self.told = told
+        self.log = log
 
 
 @dataclass(frozen=True)
@@ -147,12 +152,12 @@ class RunnerProcess:
             return self.wire.receive()[0]
         except TimeoutError:
             self.end()
-            raise RunnerHung(f"no answer within {seconds:.0f} s") from None
+            raise RunnerHung(f"no answer within {seconds:.0f} s", self.log) from None
         except WireClosed:
             raise self._died() from None
         except (WireForged, ValueError) as forged:
             self.end()
-            raise RunnerForged(str(forged), getattr(forged, "told", None)) from forged
+            raise RunnerForged(str(forged), getattr(forged, "told", None), self.log) from forged
 
     def feed(self, calls: int) -> None:
         """Let a block run so many calls: one token each, then the end.

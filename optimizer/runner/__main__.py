@@ -12,18 +12,12 @@ def main(arguments: list[str]) -> None:
     sock, tokens, nonce, device, threads = arguments
     root = str(Path(__file__).resolve().parents[2])
     sys.path.insert(0, root)
-    import torch
-
-    from optimizer.runner.serve import Runner
+    from optimizer.runner.serve import Runner, settle_torch
     from optimizer.runner.wire import Wire, WireClosed
 
     sys.path.remove(root)  # a candidate has no business with the harness's neighbours
     sys.argv = ["runner"]
-    torch.set_num_threads(int(threads))
-    if device == "cuda":
-        # As for the golden results: where a problem allows less precision, a candidate asks for it.
-        torch.backends.cudnn.allow_tf32 = False
-        torch.zeros(1, device="cuda")
+    settle_torch(int(threads), device)
     runner = Runner(Wire(socket.socket(fileno=int(sock)), nonce), int(tokens), device)
     try:
         runner.serve()

@@ -32,6 +32,15 @@ ARRAYS = ("inputs", "banks", "outputs")
 MAX_TRACE = 4_000  # characters of a traceback
 
 
+def settle_torch(threads: int, device: str) -> None:
+    """What every runner sets before it knows its subject; on a GPU, the context too."""
+    torch.set_num_threads(threads)
+    if device == "cuda":
+        # As for the golden results: where a problem allows less precision, a candidate asks for it.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.zeros(1, device="cuda")
+
+
 class Runner:
     """One subject and its arrays."""
 
