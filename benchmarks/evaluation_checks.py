@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from optimizer.isolation.runner_process import RunnerSettings
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
+from optimizer.runner.subjects import module_subject
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.torch_python import TorchPython
 
@@ -77,18 +79,28 @@ def in_a_loop(problem: Problem, case: Case, device: str) -> float:
     """Once over twice the work in one plain loop of one process, without any harness: what doing it
     twice in a row really costs (the second time finds its data in the caches)."""
     opened = open_case(problem, case)
-    model = opened.model(device)
-    inputs = [value.to(device) for value in opened.inputs(0)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.py"
+        path.write_text(opened.source, encoding="utf-8")
+        call = module_subject(
+            path,
+            "Model",
+            init_args=opened.init_args,
+            inputs=[value.to(device) for value in opened.inputs(0)],
+            state={name: value.to(device) for name, value in opened.state(0).items()},
+            seed=0,
+            dtype=case.dtype,
+            device=device,
+        ).call
     took: dict[int, list[float]] = {1: [], 2: []}
-    with torch.no_grad():
-        for number in range(LOOPS):
-            for times in (1, 2) if number % 2 else (2, 1):
-                _wait(device)
-                began = time.perf_counter()
-                for _ in range(times):
-                    model(*inputs)
-                _wait(device)
-                took[times].append(time.perf_counter() - began)
+    for number in range(LOOPS):
+        for times in (1, 2) if number % 2 else (2, 1):
+            _wait(device)
+            began = time.perf_counter()
+            for _ in range(times):
+                call()
+            _wait(device)
+            took[times].append(time.perf_counter() - began)
     return statistics.median(took[1][2:]) / statistics.median(took[2][2:])
 
 

@@ -192,8 +192,10 @@ class Attempt:
     def _setup(self, case: Case) -> CaseSetup:
         """What a Python candidate is constructed with, for compilers that call it."""
         opened = self.bench.case(case).open
-        given = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
-        scalars = {name: value.item() for name, scalar, value in given if scalar}
+        scalars = {}
+        if any(opened.scalars):  # drawing values takes long where they are large
+            given = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
+            scalars = {name: value.item() for name, scalar, value in given if scalar}
         return CaseSetup(opened.init_args, {}, case.dtype, scalars)
 
     def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
