@@ -5,7 +5,8 @@
   cache where memory allows. A CPU that reads a line before it overwrites it is slower at copying
   than at reading, so a share of a ceiling is taken of the mix that the case has.
 * clone: a copy into memory that is allocated for it, as the outputs of every call are. On a CPU the
-  operating system hands large arrays out page by page, which can cost more than the copy.
+  operating system hands large arrays out page by page where the allocator does not keep them;
+  here, as in the runners, it keeps them.
 * matmul: flops of one large product by torch's library, for each dtype.
 * launch: on a GPU one empty kernel in a queue of a hundred, on a CPU one empty OpenMP region.
 * dispatch: one torch operator on one element, called from Python.
@@ -28,13 +29,14 @@ from typing import Any
 from kb.errors import Unavailable
 from optimizer.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.isolation.device_lock import DeviceLock
+from optimizer.runner.environment import threads_and_memory
 from optimizer.toolchains.processes import Limits, clean_env, run
 
 CHILD = Path(__file__).with_name("ceilings_child.py")
 SECONDS = 120.0
 MIB = 1 << 20
 BUSY = 0.05
-FORM = 2  # of the stored JSON; raised when a figure changes its meaning
+FORM = 3  # of the stored JSON; raised when a figure changes its meaning
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
 def _measured(kind: DeviceKind, threads: int) -> Ceilings:
     identity = identify(kind)
     command = [sys.executable, "-I", str(CHILD), kind, str(threads), str(_largest(identity))]
-    env = clean_env(Path.cwd(), OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    env = clean_env(Path.cwd(), **threads_and_memory(threads))
     env.pop("HOME")
     env.pop("TMPDIR")
     limits = Limits(seconds=SECONDS, memory_bytes=None)

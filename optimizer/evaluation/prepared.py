@@ -19,6 +19,9 @@ from optimizer.problem.tensors import OpenCase
 
 T = TypeVar("T")
 KEPT_SAMPLES = 4
+# Elements of a second draw that values are replaced from: many times what one call replaces, and
+# little beside the inputs.
+BANK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class PreparedCase:
             tensors = (*case.inputs(seed), *case.state(seed).values())
             other = case.banks(seed)
             pairs = zip(case.fresh, (*other.inputs, *other.state.values()), strict=True)
-            found = Sample(seed, tensors, tuple(bank if fresh else None for fresh, bank in pairs))
+            banks = (bank.view(-1)[:BANK].clone() if fresh else None for fresh, bank in pairs)
+            found = Sample(seed, tensors, tuple(banks))
             _keep(self._samples, seed, found)
         return found
 

@@ -21,6 +21,10 @@ from optimizer.runner.fresh import refresh
 from optimizer.toolchains.base import Loader
 
 POISON_BYTE = 0xA5
+POISON_STEP = 1021  # bytes, in outputs above SMALL_BYTES: prime, so that every lane is met
+SMALL_BYTES = 1 << 20
+COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block: the clock's warm-up
+WARM_SPANS = 3
 GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
 
 
@@ -71,12 +75,27 @@ class Block:
 
     def quiet_mean_ns(self, share: float) -> float | None:
         """The mean call in spans that waited for no more than this share; None if those are less
-        than half of the calls."""
-        quiet = [(calls, ns) for calls, ns, waited in self.spans if waited <= share * ns + GRACE_NS]
+        than half of the calls.
+
+        A block begins with caches that hold the other side's data and with threads that sleep: its
+        first spans do not count where there are enough others.
+        """
+        spans = self._warm_spans()
+        quiet = [(calls, ns) for calls, ns, waited in spans if waited <= share * ns + GRACE_NS]
         calls = sum(calls for calls, _ in quiet)
-        if not calls or 2 * calls < len(self.times):
+        if not calls or 2 * calls < sum(calls for calls, _, _ in spans):
             return None
         return sum(ns for _, ns in quiet) / calls
+
+    def _warm_spans(self) -> Sequence[tuple[int, int, int]]:
+        cold = min(COLD_NS, COLD_SHARE * sum(self.times))
+        passed = skipped = 0
+        for _, ns, _ in self.spans:
+            if passed >= cold:
+                break
+            passed += ns
+            skipped += 1
+        return self.spans[skipped:] if len(self.spans) - skipped >= WARM_SPANS else self.spans
 
 
 class Mirror:
@@ -177,10 +196,6 @@ class LoadedSubject:
         self.mirror.reset(sample)
         self._ask({"op": "renew"}, seconds)
 
-    def restore(self, seconds: float) -> None:
-        """The values of the sample again, whatever calls have put in their place."""
-        self.renew(self._sample, seconds)
-
     def call(self, seconds: float) -> list[torch.Tensor]:
         """The outputs of one call. They lie in shared memory until the next call."""
         self._poison()
@@ -253,7 +268,8 @@ class LoadedSubject:
             return
         for tensor in self.outputs:
             if tensor.numel():
-                tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+                data = tensor.view(-1).view(torch.uint8)
+                data[:: 1 if data.numel() <= SMALL_BYTES else POISON_STEP].fill_(POISON_BYTE)
 
     def _ask(self, message: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> Any:
         return self._checked(self._runner.ask(message, fds, seconds=seconds))

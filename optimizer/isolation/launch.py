@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from optimizer.isolation.levels import Level, command
+from optimizer.runner.environment import threads_and_memory
 from optimizer.runner.wire import Wire
 
 RUNNER = Path(__file__).resolve().parents[1] / "runner"
@@ -117,7 +118,7 @@ class Zygote:
             [*shell, *argv, str(threads), own, device],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**kept, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+            env={**kept, **threads_and_memory(threads)},
             start_new_session=True,
         )
         theirs.close()

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from optimizer.isolation.launch import START_SECONDS, Launched, Spawned, Zygote
 from optimizer.isolation.levels import Level
+from optimizer.runner.environment import threads_and_memory
 from optimizer.runner.wire import Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
@@ -108,15 +109,13 @@ class RunnerProcess:
     def _environment(self) -> dict[str, str]:
         """Only what a compiler and torch need; caches lie in the scratch folder."""
         scratch = str(self.scratch)
-        threads = str(self.settings.threads)
         return {
             **{name: os.environ[name] for name in PASSED if name in os.environ},
             "HOME": scratch,
             "TMPDIR": scratch,
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
+            **threads_and_memory(self.settings.threads),
             MARK: self._mark,
         }
 
