@@ -15,8 +15,8 @@ from optimizer.bundle import read_bundle
 from optimizer.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.collectors.device_rows import store_device
 from optimizer.collectors.probe import identify
-from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.journal.catalog import CatalogJournal
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, Chosen, here, target_for

@@ -20,7 +20,7 @@ from optimizer.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing import TimingPolicy
+from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.isolation.levels import level_for
 from optimizer.isolation.pool import RunnerPool
 from optimizer.isolation.runner_process import RunnerSettings

@@ -16,7 +16,7 @@ from api.cli.output import show
 from api.cli.target import read_settings, send_logs_to_stderr
 
 if TYPE_CHECKING:
-    from optimizer.evaluation.exploits import ExploitResult
+    from optimizer.evaluation.exploits.proof import ExploitResult
 
 
 def doctor(
@@ -60,7 +60,7 @@ def doctor(
 
 def _exploits(without: int | None, only: Sequence[int] | None, as_json: bool) -> None:
     """One line for each row as it is known, then the counts."""
-    from optimizer.evaluation.exploits import run_exploits
+    from optimizer.evaluation.exploits.proof import run_exploits
 
     results = []
     for result in run_exploits(only, without):

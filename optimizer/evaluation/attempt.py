@@ -15,9 +15,9 @@ import torch
 
 from kb.errors import Unavailable
 from optimizer.bundle import Bundle
-from optimizer.evaluation.correctness import check_case
-from optimizer.evaluation.journal import Journal
-from optimizer.evaluation.prepared import PreparedCase
+from optimizer.evaluation.correct.correctness import check_case
+from optimizer.evaluation.correct.prepared import PreparedCase
+from optimizer.evaluation.journal.base import Journal
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -30,7 +30,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
-from optimizer.evaluation.timing import (
+from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     RUNNER_FAILED,
     BaselineFailed,

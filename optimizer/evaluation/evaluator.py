@@ -20,9 +20,9 @@ from optimizer.collectors.collect import collect_all
 from optimizer.collectors.job import Collected, write_job
 from optimizer.collectors.work import Work, impossible_times, work_of
 from optimizer.evaluation.attempt import Attempt
+from optimizer.evaluation.correct.prepared import Leniency, PreparedCase
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
-from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.prepared import Leniency, PreparedCase
+from optimizer.evaluation.journal.base import Journal, NoJournal
 from optimizer.evaluation.records import (
     CaseTiming,
     Evaluation,
@@ -31,9 +31,9 @@ from optimizer.evaluation.records import (
     TimingState,
 )
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
-from optimizer.evaluation.statistics import combined
 from optimizer.evaluation.subject import LoadedSubject
-from optimizer.evaluation.timing import Side
+from optimizer.evaluation.timing.blocks import Side
+from optimizer.evaluation.timing.statistics import combined
 from optimizer.isolation.device_lock import DeviceLock
 from optimizer.isolation.levels import level_for
 from optimizer.isolation.pool import RunnerPool

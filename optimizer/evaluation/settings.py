@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from optimizer.evaluation.timing import TimingPolicy
+from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.isolation.levels import Wanted
 
 HARNESS = "2"  # raised whenever the same candidate could get another verdict

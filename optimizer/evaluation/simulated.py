@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.evaluation.prepared import PreparedCase
+from optimizer.evaluation.correct.prepared import PreparedCase
 from optimizer.evaluation.records import CaseCheck, CaseTiming, TimingState, Validity
 from optimizer.toolchains.base import Compiled, Metric
 from optimizer.toolchains.command import CommandRun, CommandToolchain

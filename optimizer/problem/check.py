@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from optimizer.evaluation.bounds import Bound, within
+from optimizer.evaluation.correct.bounds import Bound, within
 from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import OpenCase, open_case
 

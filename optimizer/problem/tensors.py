@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest
 from optimizer.abi import Role, Signature, TensorSpec
-from optimizer.evaluation.bounds import Bound, Pointed, allowed, sensitivity
+from optimizer.evaluation.correct.bounds import Bound, Pointed, allowed, sensitivity
 from optimizer.problem.convention import (
     argument_names,
     check_value,

@@ -15,6 +15,7 @@ from kb.catalog.tables.hardware import devices, hardware
 from optimizer.collectors.ceilings import (
     BUSY,
     CHILD,
+    FORM,
     Ceilings,
     DeviceStore,
     Figure,
@@ -121,7 +122,7 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
     assert [round(p.value / 1e9, 1) for p in found.copy] == [136.5, 60.0, 57.8, 53.2, 25.7]
     assert store.load(identity, 1) is None
     assert store.ensure("cpu", 2) == found
-    path.write_text(path.read_text().replace('"form": 2', '"form": 0'))
+    path.write_text(path.read_text().replace(f'"form": {FORM}', '"form": 0'))
     assert store.load(identity, 2) is None
     path.write_text("{")
     assert store.load(identity, 2) is None

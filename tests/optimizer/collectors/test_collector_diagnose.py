@@ -17,8 +17,8 @@ from optimizer.collectors.collect import collect_all, refusals
 from optimizer.collectors.job import Collected, Job, write_job
 from optimizer.collectors.probe import tool
 from optimizer.collectors.work import Work
+from optimizer.evaluation.correct.prepared import PreparedCase
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
-from optimizer.evaluation.prepared import PreparedCase
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, OutputError
 from optimizer.problem.load import load_problem
 from optimizer.problem.tensors import open_case

@@ -12,7 +12,7 @@ from optimizer.bundle import Bundle, read_bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing import TimingPolicy
+from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.problem.load import load_problem
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.cpp import CppToolchain

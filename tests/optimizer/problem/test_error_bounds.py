@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from optimizer.evaluation.bounds import Pointed, allowed, compare, within
+from optimizer.evaluation.correct.bounds import Pointed, allowed, compare, within
 
 LONG = 65_536
 

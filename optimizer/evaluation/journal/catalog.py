@@ -18,7 +18,7 @@ from kb.catalog.evaluations import (
 from kb.problem_terms import op_family
 from optimizer.abi import Signature
 from optimizer.bundle import Bundle
-from optimizer.evaluation.journal import main_dtype, shape_bucket, shapes
+from optimizer.evaluation.journal.base import main_dtype, shape_bucket, shapes
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
 from optimizer.problem.spec import Case, Problem

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from optimizer.evaluation.bounds import Bound, Pointed, allowed, compare
+from optimizer.evaluation.correct.bounds import Bound, Pointed, allowed, compare
 from optimizer.evaluation.records import OutputError
 from optimizer.evaluation.subject import Sample
 from optimizer.problem.tensors import OpenCase

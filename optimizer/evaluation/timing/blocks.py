@@ -17,8 +17,8 @@ from typing import TypeVar
 import torch
 
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
-from optimizer.evaluation.statistics import log_ratio, ratio_interval
 from optimizer.evaluation.subject import Block, LoadedSubject, SubjectFailed
+from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 from optimizer.isolation.runner_process import (
     RunnerDied,
     RunnerForged,

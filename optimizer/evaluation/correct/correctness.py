@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optimizer.evaluation.prepared import PreparedCase
+from optimizer.evaluation.correct.prepared import PreparedCase
 from optimizer.evaluation.records import CaseCheck, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.subject import LoadedSubject, same_bits

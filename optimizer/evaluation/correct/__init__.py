@@ -1,0 +1,1 @@
+"""Whether a candidate computes the right thing: goldens, error bounds, the check."""

@@ -1,0 +1,1 @@
+"""How long it takes beside the reference: blocks in two processes, and figures from them."""
