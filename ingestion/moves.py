@@ -11,40 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.errors import InvalidKnowledge
+from kb.moves_vocabulary import DIRECTIONS, ROLES
 from kb.predicates import compile_predicate
-
-ROLES = frozenset(
-    {
-        "tile_m",
-        "tile_n",
-        "tile_k",
-        "block",
-        "stages",
-        "warps",
-        "vector",
-        "unroll",
-        "pad",
-        "swizzle",
-        "order",
-        "fuse",
-        "split",
-        "layout",
-        "prefetch",
-        "dtype",
-        "accumulate",
-        "mask",
-        "grid",
-        "threads",
-        "reuse",
-        "store",
-        "sync",
-        "precision",
-        "library",
-        "graph",
-        "occupancy_hint",
-    }
-)
-DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
 
 
 @dataclass(frozen=True)

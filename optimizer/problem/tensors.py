@@ -103,6 +103,16 @@ class OpenCase:
             )
         return model
 
+    def attributes(self) -> dict[str, int | float | bool]:
+        """Numbers that the Model itself keeps, as `model.NAME`."""
+        return {
+            f"model.{name}": value
+            for name, value in vars(self._model).items()
+            if isinstance(value, bool | int | float)
+            and not name.startswith("_")
+            and name != "training"
+        }
+
     # -- inputs and weights
 
     @property

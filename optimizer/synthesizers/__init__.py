@@ -1,0 +1,1 @@
+"""What proposes candidates: recipes, torch's own compiler, language models, other programs."""

@@ -1,0 +1,1 @@
+"""Recipes meet problems: whether one fits, and the candidate that comes of chosen values."""
