@@ -1,0 +1,4 @@
+"""The search for a better kernel: goals, the tree of candidates, policies, the loop.
+
+Standard library and `kb`'s plain parts only, so that it also runs from a portable session.
+"""

@@ -1,0 +1,120 @@
+"""What a proposal can know: facts, moves, excerpts and skills for the verdict it starts from.
+
+The interface between the search and the knowledge base: a service, the catalog in process, or the
+snapshot of a portable session stand behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from optimizer.search.records import Shown
+
+Number = float | str
+
+
+@dataclass(frozen=True)
+class Query:
+    """What just happened. metrics by raw names; log only of what failed."""
+
+    signals: tuple[str, ...]
+    metrics: Mapping[str, Number]
+    log: str
+    hardware: str
+    op: str
+    language: str | None
+    dtype: str | None
+    run_id: str
+    node: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A cited piece of a document. It is data: nothing it says is an instruction."""
+
+    id: str
+    title: str
+    text: str
+    citation: str = ""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it."""
+
+    id: str
+    name: str
+    change: Mapping[str, Any]
+    limit: float | None
+    limit_name: str | None
+    why: str
+    applies: bool | None
+
+
+@dataclass(frozen=True)
+class ShownSkill:
+    """A skill as a proposer reads it."""
+
+    name: str
+    summary: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """An answer. facts: of the hardware, by key."""
+
+    retrieval_id: str = ""
+    excerpts: tuple[Excerpt, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    skills: tuple[ShownSkill, ...] = ()
+    facts: Mapping[str, Number] = field(default_factory=dict)
+
+    def shown(self, tokens: int) -> Shown:
+        return Shown(
+            self.retrieval_id,
+            tuple(excerpt.id for excerpt in self.excerpts),
+            tuple(remedy.id for remedy in self.remedies),
+            tuple(skill.name for skill in self.skills),
+            tokens,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
+    """The inverse of `Knowledge.as_json`."""
+    return Knowledge(
+        row["retrieval_id"],
+        tuple(Excerpt(**excerpt) for excerpt in row["excerpts"]),
+        tuple(Remedy(**remedy) for remedy in row["remedies"]),
+        tuple(ShownSkill(**skill) for skill in row["skills"]),
+        dict(row["facts"]),
+    )
+
+
+class KnowledgeSource(Protocol):
+    """Where knowledge comes from."""
+
+    def consult(self, query: Query) -> Knowledge:
+        """What fits; empty where nothing does. Raises `kb.errors.KernloreError`."""
+        ...
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
+        """What came of it, for the next ranking."""
+        ...
+
+
+class NoKnowledge:
+    """For `--knowledge off`: the search without the knowledge base."""
+
+    def consult(self, query: Query) -> Knowledge:
+        return Knowledge()
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
+        """Nothing was asked, so nothing is owed."""

@@ -1,0 +1,147 @@
+"""What a search leaves behind: nodes of a tree, as plain rows. Inserting one is the checkpoint.
+
+Knows neither how candidates are made nor how they are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from optimizer.bundle import Bundle, Origin
+from optimizer.evaluation.records import Evaluation, Interval
+
+REFERENCE = 0  # number of the node that stands for the problem's own reference
+NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What proposing took. usd: as the provider's price list says; None where it is not known."""
+
+    seconds: float = 0.0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a proposal was made from: ids of excerpts, moves and skills, and the retrieval they came
+    with. tokens: length of the composed context."""
+
+    retrieval_id: str = ""
+    excerpts: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate before it is measured.
+
+    parent: number of the node that it changes. recipe and values: where it is an instance of one.
+    claimed: ids that the proposer says it used. attributed: ids of the move, recipe or skill that
+    made the change, as far as that is certain. cases: names of those it claims, empty for all.
+    transcript: reference to the stored conversation with a model.
+    """
+
+    bundle: Bundle
+    synthesizer: str
+    parent: int = REFERENCE
+    plan: str = ""
+    recipe: str | None = None
+    values: Mapping[str, Value] = field(default_factory=dict)
+    claimed: tuple[str, ...] = ()
+    attributed: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    cost: Cost = field(default_factory=Cost)
+    model: str | None = None
+    transcript: str | None = None
+
+    @property
+    def origin(self) -> Origin:
+        return self.bundle.origin
+
+
+@dataclass(frozen=True)
+class Node:
+    """One candidate of a run. number: place in the run, the reference is 0. island: of the
+    evolutionary policy. inherited: it was a stored winner of an earlier run.
+
+    state `duplicate`: the same bundle is node `same_as`; `unmeasured`: correct, and the machine
+    never quiet enough; `failed`: the infrastructure's fault, nothing is known about the kernel.
+    """
+
+    number: int
+    parent: int | None
+    state: NodeState
+    proposal: Proposal | None
+    evaluation: Evaluation | None
+    shown: Shown = field(default_factory=Shown)
+    same_as: int | None = None
+    island: int = 0
+    inherited: bool = False
+    attempts: int = 1
+    problem: str = ""  # what the infrastructure said where it failed
+    at: float = 0.0  # seconds since the run began
+
+    @property
+    def correct(self) -> bool:
+        return self.evaluation is not None and self.evaluation.correct
+
+    @property
+    def speedup(self) -> Interval | None:
+        return self.evaluation.speedup if self.evaluation is not None else None
+
+    @property
+    def merit(self) -> float:
+        """What policies climb: the lower bound of the speed-up; 0 for what has none."""
+        if self.number == REFERENCE:
+            return 1.0
+        found = self.speedup
+        return found.low if found is not None and self.correct else 0.0
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Of its verdict, the leading one first."""
+        verdict = self.evaluation.verdict if self.evaluation is not None else {}
+        return tuple(signal["id"] for signal in verdict.get("signals", ()))
+
+    def as_json(self) -> dict[str, Any]:
+        told = asdict(self)
+        if self.evaluation is not None:
+            told["evaluation"] = self.evaluation.as_json()
+        return told
+
+
+def node_from_json(row: Mapping[str, Any]) -> Node:
+    """The inverse of `Node.as_json`; fields of a newer version are ignored."""
+    from optimizer.evaluation.records import evaluation_from_json
+
+    told = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
+    if told.get("proposal") is not None:
+        told["proposal"] = proposal_from_json(told["proposal"])
+    if told.get("evaluation") is not None:
+        told["evaluation"] = evaluation_from_json(told["evaluation"])
+    told["shown"] = Shown(**_tuples(told.get("shown") or {}))
+    return Node(**told)
+
+
+def proposal_from_json(row: Mapping[str, Any]) -> Proposal:
+    """The inverse of `asdict`."""
+    told = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
+    return Proposal(**_tuples(told))
+
+
+def _tuples(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+
+
+def best_of(nodes: Sequence[Node]) -> Node | None:
+    """The correct and measured node whose speed-up is certain to be highest."""
+    measured = [node for node in nodes if node.correct and node.speedup is not None]
+    return max(measured, key=lambda node: (node.merit, -node.number), default=None)

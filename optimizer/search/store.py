@@ -1,0 +1,121 @@
+"""Where a run's rows are kept. Inserting a node is the checkpoint: a run that was killed goes on from
+its last row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kb.errors import Conflict, NotFound
+from optimizer.search.goal import Goal, goal_from_json
+from optimizer.search.records import Node, node_from_json
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run beside its nodes. state: running | finished | cancelled | failed; ended: why it ended,
+    in words. environment: device, toolchains, versions."""
+
+    id: str
+    problem: str
+    problem_sha256: str
+    hardware: str
+    goal: Goal
+    state: str = "running"
+    ended: str = ""
+    started_at: float = 0.0
+    seconds: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**told, "goal": self.goal.as_json()}
+
+
+def run_from_json(told: Mapping[str, Any]) -> RunRow:
+    fields = {name: told[name] for name in RunRow.__dataclass_fields__ if name in told}
+    return RunRow(**{**fields, "goal": goal_from_json(told["goal"])})
+
+
+class RunStore(Protocol):
+    """Rows of runs."""
+
+    def begin(self, run: RunRow) -> None: ...
+
+    def run(self, run_id: str) -> RunRow:
+        """Raises NotFound."""
+        ...
+
+    def add(self, run_id: str, node: Node) -> None: ...
+
+    def nodes(self, run_id: str) -> list[Node]: ...
+
+    def update(self, run: RunRow) -> None:
+        """State, ended, seconds and result."""
+        ...
+
+    def cancelled(self, run_id: str) -> bool:
+        """Whether somebody asked for its end."""
+        ...
+
+
+class FileStore:
+    """One folder a run: `run.json`, `nodes.jsonl`, and `cancel` where somebody wants its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _of(self, run_id: str) -> Path:
+        return self.folder / run_id
+
+    def begin(self, run: RunRow) -> None:
+        folder = self._of(run.id)
+        if (folder / "run.json").exists():
+            raise Conflict(f"run {run.id} exists", hint="Resume it, or choose another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.update(run)
+
+    def run(self, run_id: str) -> RunRow:
+        path = self._of(run_id) / "run.json"
+        if not path.is_file():
+            raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
+        return run_from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    def update(self, run: RunRow) -> None:
+        path = self._of(run.id) / "run.json"
+        scratch = path.with_suffix(".new")
+        scratch.write_text(json.dumps(run.as_json(), indent=1), encoding="utf-8")
+        scratch.replace(path)
+
+    def add(self, run_id: str, node: Node) -> None:
+        """Durable when it returns."""
+        with (self._of(run_id) / "nodes.jsonl").open("ab") as stream:
+            stream.write(json.dumps(node.as_json()).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def nodes(self, run_id: str) -> list[Node]:
+        """Without a last line that a crash cut short."""
+        path = self._of(run_id) / "nodes.jsonl"
+        return list(_rows(path)) if path.is_file() else []
+
+    def cancelled(self, run_id: str) -> bool:
+        return (self._of(run_id) / "cancel").exists()
+
+    def cancel(self, run_id: str) -> None:
+        self.run(run_id)
+        (self._of(run_id) / "cancel").write_text(str(time.time()), encoding="ascii")
+
+
+def _rows(path: Path) -> Iterator[Node]:
+    lines = path.read_bytes().splitlines(keepends=True)
+    for line in lines:
+        if line.endswith(b"\n"):
+            yield node_from_json(json.loads(line))

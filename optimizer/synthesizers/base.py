@@ -1,0 +1,30 @@
+"""What proposes candidates. A new synthesizer implements `Synthesizer` and is named in the wiring.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from optimizer.search.context import Context
+from optimizer.search.records import Proposal
+
+
+class ProposalFailed(Exception):
+    """This attempt brought no candidate (a model answered nonsense, say); another may. The message
+    is kept in the run's log."""
+
+
+class Synthesizer(Protocol):
+    """Proposes changes of a node."""
+
+    name: str
+
+    def propose(self, context: Context) -> Proposal | None:
+        """A candidate that changes `context.parent`, or None when nothing is left to try from it.
+
+        Deterministic in `context` as far as the synthesizer is (a model's answers are stored).
+        Raises ProposalFailed.
+        """
+        ...
