@@ -1,5 +1,5 @@
-"""Where a run's rows are kept. Inserting a node is the checkpoint: a run that was killed goes on from
-its last row.
+"""Where a run's rows are kept. Inserting a node is the checkpoint: a run that was killed goes on
+from its last row.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class FileStore:
 
     def add(self, run_id: str, node: Node) -> None:
         """Durable when it returns."""
-        with (self._of(run_id) / "nodes.jsonl").open("ab") as stream:
+        path = self._of(run_id) / "nodes.jsonl"
+        _drop_cut_line(path)
+        with path.open("ab") as stream:
             stream.write(json.dumps(node.as_json()).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
@@ -112,6 +114,15 @@ class FileStore:
     def cancel(self, run_id: str) -> None:
         self.run(run_id)
         (self._of(run_id) / "cancel").write_text(str(time.time()), encoding="ascii")
+
+
+def _drop_cut_line(path: Path) -> None:
+    """A crash may have left half a row at the end."""
+    if not path.is_file():
+        return
+    text = path.read_bytes()
+    if text and not text.endswith(b"\n"):
+        os.truncate(path, text.rfind(b"\n") + 1)
 
 
 def _rows(path: Path) -> Iterator[Node]:
