@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from api.http.plain import plain
 from api.services import Services
 from kb.catalog.evaluations import Evaluations
-from kb.errors import InvalidRequest, UnknownHardware, nearest
+from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detect import probe
 from kb.hardware.device import DetectedDevice, Resolver
 from kb.hardware.spec import SignatureSpec
-from optimizer.bundle import read_bundle
+from optimizer.bundle import MANIFEST, Bundle, read_bundle
 from optimizer.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.collectors.device_rows import store_device
 from optimizer.collectors.probe import identify
@@ -21,10 +25,27 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, Chosen, here, target_for
 from optimizer.isolation.levels import WANTED
-from optimizer.problem.load import load_problem
+from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.problem.spec import Case, Problem
-from optimizer.toolchains.base import Target
+from optimizer.toolchains.base import Target, Toolchain
 from optimizer.toolchains.registry import usable_toolchain
+from retrieval.answer import RetrieveRequest
+
+READ = 5  # excerpts and moves of an answer
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be evaluated, checked as far as that goes without running any of it.
+
+    cases: None for those that the problem lists for searching.
+    """
+
+    problem: Problem
+    bundle: Bundle
+    chosen: Chosen
+    toolchain: Toolchain
+    cases: tuple[Case, ...] | None
 
 
 def evaluate_files(
@@ -37,6 +58,7 @@ def evaluate_files(
     entry: str | None = None,
     cases: tuple[str, ...] = (),
     isolation: str = "auto",
+    settings: EvaluationSettings | None = None,
 ) -> Evaluation:
     """One candidate, from files, on the hardware named."""
     level = next((wanted for wanted in WANTED if wanted == isolation), None)
@@ -47,22 +69,112 @@ def evaluate_files(
     problem = load_problem(problem_path)
     language = language or _language_of_suffix(services, hardware, candidate)
     bundle = read_bundle(candidate, language, entry)
+    asked = ask_for(services, problem, bundle, hardware=hardware, cases=cases)
+    limits = replace(settings or EvaluationSettings(), isolation=level)
+    return evaluate_asked(services, asked, limits)
+
+
+def problem_named(name: str) -> Problem:
+    """A shipped problem; unlike for `load_problem`, a path is no name."""
+    if name not in shipped_problems():
+        near = nearest(name, shipped_problems())
+        raise NotFound(
+            f"there is no shipped problem {name[:200]!r}",
+            hint=(f"Did you mean {', '.join(near)}? " if near else "")
+            + "Give a name of `kernlore problem list`, or the problem's source.",
+            details={"nearest": near},
+        )
+    return load_problem(SHIPPED / name)
+
+
+def problem_sent(source: str, toml: str | None = None) -> Problem:
+    """A problem from its text. Nothing of it runs here."""
+    with tempfile.TemporaryDirectory(prefix="kernlore-problem-") as folder:
+        file = Path(folder) / "sent.py"
+        file.write_text(source, encoding="utf-8")
+        if toml is not None:
+            file.with_suffix(".toml").write_text(toml, encoding="utf-8")
+        return load_problem(file)
+
+
+def ask_for(
+    services: Services,
+    problem: Problem,
+    bundle: Bundle,
+    *,
+    hardware: str = AUTO,
+    cases: tuple[str, ...] = (),
+) -> Asked:
+    """InvalidRequest, UnknownHardware or Unavailable for what cannot be evaluated."""
+    _check_names(bundle)
     chosen = choose_target(services, hardware, bundle.language)
     toolchain = usable_toolchain(bundle.language, chosen.target, chosen.builtin)
-    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
-    settings = EvaluationSettings(isolation=level)
+    return Asked(problem, bundle, chosen, toolchain, _cases(problem, cases))
+
+
+def _check_names(bundle: Bundle) -> None:
+    """No file may stand where the manifest or the folder of another one has to be."""
+    if MANIFEST in bundle.files:
+        raise InvalidRequest(
+            f"{MANIFEST} describes a bundle and is none of its files", hint="Leave it out."
+        )
+    for name in bundle.files:
+        for folder in PurePosixPath(name).parents:
+            if folder.as_posix() in bundle.files:
+                raise InvalidRequest(
+                    f"{folder.as_posix()!r} is a file and the folder of {name!r}",
+                    hint="Give one of the two another name.",
+                )
+
+
+def evaluate_asked(
+    services: Services, asked: Asked, settings: EvaluationSettings | None = None
+) -> Evaluation:
+    """Runs the problem's file in this process and the candidate in processes of its own."""
+    settings = settings or EvaluationSettings()
+    target = asked.chosen.target
     with Evaluator(
-        problem,
-        chosen.target,
+        asked.problem,
+        target,
         settings,
-        journal,
-        ceilings=_ceilings(services, chosen.target, settings.threads),
-        signatures=_signatures(services, chosen.target.lineage),
+        CatalogJournal(Evaluations(services.catalog), services.blobs),
+        ceilings=known_ceilings(services, target, settings.threads),
+        signatures=known_signatures(services, target.lineage),
     ) as evaluator:
-        return evaluator.evaluate(bundle, toolchain, _cases(problem, cases))
+        return evaluator.evaluate(asked.bundle, asked.toolchain, asked.cases)
 
 
-def _ceilings(services: Services, target: Target, threads: int) -> Ceilings | None:
+def with_knowledge(services: Services, found: Evaluation) -> dict[str, Any]:
+    """An evaluation as `kernlore evaluate --json` prints it."""
+    return {**found.as_json(), "knowledge": known_about(services, found)}
+
+
+def known_about(services: Services, found: Evaluation) -> dict[str, Any]:
+    """What the service says about a verdict; nothing where there is nothing to ask for."""
+    settings = services.settings
+    request = RetrieveRequest(
+        log=found.log or None if not found.correct else None,
+        # What the compiler counted says why a right kernel is slow, not why one is wrong.
+        metrics=dict(found.metrics) or None if found.correct else None,
+        signal=next((signal["id"] for signal in found.verdict.get("signals", ())), None),
+        hardware=found.hardware,
+        language=found.language,
+        k=settings.default_k,
+        max_tokens=settings.default_max_tokens,
+    )
+    telling = request.log or request.metrics or request.signal
+    if not telling or not services.documents.find():
+        return {}
+    answer = services.retriever.retrieve(request)
+    return {
+        "retrieval_id": answer.retrieval_id,
+        "signals": [signal["id"] for signal in plain(answer.diagnosis)["signals"]],
+        "moves": plain(answer.moves)[:READ],
+        "excerpts": plain(answer.excerpts)[:READ],
+    }
+
+
+def known_ceilings(services: Services, target: Target, threads: int) -> Ceilings | None:
     """What this device reaches, measured once and stored; nothing where the target is not here."""
     if target.device is None:
         return None
@@ -71,7 +183,7 @@ def _ceilings(services: Services, target: Target, threads: int) -> Ceilings | No
     return found
 
 
-def _signatures(services: Services, lineage: Sequence[str]) -> list[SignatureSpec]:
+def known_signatures(services: Services, lineage: Sequence[str]) -> list[SignatureSpec]:
     """Error texts of the chip's own tools and of those above it."""
     known = services.registry.all()
     return [s for place in lineage if place in known for s in known[place].signatures]

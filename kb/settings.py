@@ -39,6 +39,10 @@ class Settings(BaseSettings):
     # The service
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8321, ge=1, le=65535, description="Port to listen on.")
+    evaluate_over_http: bool = Field(
+        False,
+        description="Evaluate candidates for callers of other machines too; that runs their code.",
+    )
 
     # Embedding
     embedder: str = Field(

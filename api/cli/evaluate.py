@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from optimizer.evaluation.records import Evaluation
 
 SHOWN_METRICS = 12
-READ = 5  # excerpts and moves shown
 
 
 def evaluate(
@@ -35,12 +34,13 @@ def evaluate(
 ) -> int:
     """Compile, check and time one candidate; exit code 1 unless it is correct."""
     from api.cli.local import LocalTarget
+    from api.evaluation import known_about
 
     send_logs_to_stderr("error")
     local = LocalTarget(read_settings(data_dir))
     try:
         found = _evaluated(local, problem, candidate, hardware, language, entry, case, isolation)
-        read = _known(local, found) if knowledge else {}
+        read = known_about(local.services, found) if knowledge else {}
     finally:
         local.close()
     show({**found.as_json(), "knowledge": read}, as_json, _rendered)
@@ -69,27 +69,6 @@ def _evaluated(
         cases=tuple(cases or ()),
         isolation=isolation,
     )
-
-
-def _known(local: LocalTarget, found: Evaluation) -> Json:
-    """What the service says about the verdict; nothing where there is nothing to ask for."""
-    request = {
-        "log": found.log if not found.correct else None,
-        "metrics": dict(found.metrics) or None,
-        "signal": next((s["id"] for s in found.verdict.get("signals", ())), None),
-        "hardware": found.hardware,
-        "language": found.language,
-    }
-    asked = {name: value for name, value in request.items() if value}
-    if not asked.keys() & {"log", "metrics", "signal"} or not local.services.documents.find():
-        return {}
-    answer = local.retrieve(asked)
-    return {
-        "retrieval_id": answer["retrieval_id"],
-        "signals": [signal["id"] for signal in answer["diagnosis"]["signals"]],
-        "moves": answer["moves"][:READ],
-        "excerpts": answer["excerpts"][:READ],
-    }
 
 
 def _rendered(told: Any) -> str:

@@ -20,7 +20,17 @@ from api.http.dependencies import access_scope, known_parameters
 from api.http.metrics import Metrics
 from api.http.middleware import RequestLog
 from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe, service_version
-from api.http.routes import documents, hardware, health, knowledge, passages, retrieve, skills
+from api.http.routes import (
+    documents,
+    evaluations,
+    hardware,
+    health,
+    knowledge,
+    passages,
+    retrieve,
+    runs,
+    skills,
+)
 from api.services import Background, open_services
 from kb.settings import Settings
 
@@ -47,7 +57,17 @@ def create_app(settings: Settings) -> FastAPI:
     app.openapi = describe(app)  # type: ignore[method-assign]
     app.add_middleware(RequestLog, metrics=metrics)
     errors.install(app)
-    for module in (health, retrieve, knowledge, documents, passages, hardware, skills):
+    for module in (
+        health,
+        retrieve,
+        knowledge,
+        documents,
+        passages,
+        hardware,
+        skills,
+        evaluations,
+        runs,
+    ):
         app.include_router(module.router)
     _add_docs(app)
     return app

@@ -7,10 +7,20 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+)
 
 MAX_QUERY = 20_000
 MAX_METRICS = 5_000
+MAX_SOURCE = 4_000_000
 
 
 def _metric(value: object) -> float | str:
@@ -134,3 +144,68 @@ class HardwareBody(BaseModel):
     toolchains: dict[str, Any] | None = Field(
         None, description="Per language: a built-in toolchain or command templates."
     )
+
+
+class ProblemBody(Body):
+    """A problem that is not shipped: the text of its file, and of the toml beside it."""
+
+    source: Annotated[str, Field(max_length=MAX_SOURCE)]
+    toml: Annotated[str, Field(max_length=MAX_SOURCE)] | None = None
+
+
+class CandidateBody(Body):
+    """A bundle."""
+
+    files: dict[Name, str] = Field(
+        min_length=1, max_length=1000, description="Relative path to text."
+    )
+    main: Name = Field(description="The file that is compiled or imported.")
+    language: Name = Field(description="cpp, triton, torch, cuda, or a chip's own.")
+    entry: Name | None = Field(None, description="Default: ModelNew, or kernlore_run.")
+    parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(
+        default_factory=dict, max_length=200, description="Chosen values; compiler flags."
+    )
+
+
+class EvaluationBody(Body):
+    """What to evaluate, and for which hardware."""
+
+    problem: Name | ProblemBody = Field(description="A shipped name, or a problem's own text.")
+    candidate: CandidateBody
+    hardware: Name = Field(description="An id, name or alias, or auto for what is here.")
+    cases: Annotated[list[Name], Field(max_length=200)] | None = Field(
+        None, description="Only these cases of the problem."
+    )
+
+
+class GoalBody(Body):
+    """What a run is asked for; as the options of `kernlore optimize`."""
+
+    language: Name | None = None
+    target: Annotated[float, Field(gt=0)] | None = None
+    candidates: Annotated[int, Field(gt=0, le=10_000)] = 30
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    usd: Annotated[float, Field(gt=0)] | None = None
+    knowledge: bool = True
+    policy: Literal["best-first", "mcts", "evolutionary"] = "best-first"
+    memory: Literal["none", "parent", "siblings", "both", "ancestors"] = "both"
+    seed: int = 0
+    stall: Annotated[int, Field(gt=0)] | None = None
+
+
+class RunBody(Body):
+    """A run to start."""
+
+    problem: Name = Field(description="The name of a shipped problem.")
+    hardware: Name = "auto"
+    goal: GoalBody = GoalBody()
+    proposers: list[Literal["builtin", "external"]] = Field(["builtin"], min_length=1)
+
+
+class StepBody(Body):
+    """A candidate for the node that a run waits for."""
+
+    step: Annotated[int, Field(ge=1)] = Field(description="As the context says it.")
+    candidate: CandidateBody
+    plan: Annotated[str, Field(max_length=2_000)] = ""
+    used: list[Name] = Field(default_factory=list, description="Ids of what was shown and used.")

@@ -26,6 +26,8 @@ TAGS = [
     {"name": "documents", "description": "Upload, watch, read, correct and remove manuals."},
     {"name": "hardware", "description": "Chips, their lineage, facts and coverage."},
     {"name": "skills", "description": "Measured transformations."},
+    {"name": "evaluations", "description": "Is a kernel right, how fast is it, what to read."},
+    {"name": "runs", "description": "Searches for a faster kernel."},
     {"name": "service", "description": "Is it alive, ready, and what does it do?"},
 ]
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -38,6 +40,9 @@ _BODIES: tuple[type[BaseModel], ...] = (
     models.PassagePatch,
     models.FactPatch,
     models.HardwareBody,
+    models.EvaluationBody,
+    models.RunBody,
+    models.StepBody,
 )
 
 _LOG = (

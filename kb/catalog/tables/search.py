@@ -6,7 +6,17 @@ bucket first."""
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Float, Index, Integer, String, Table, UniqueConstraint
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    String,
+    Table,
+    UniqueConstraint,
+    text,
+)
 
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
@@ -117,6 +127,7 @@ runs = Table(
     Column("cost_usd", Float, nullable=False),
     when(),
     when("finished_at", nullable=True),
+    when("cancel_requested_at", nullable=True),
     scope(),
 )
 
@@ -130,6 +141,7 @@ nodes = Table(
     Column("island", Integer, nullable=False),
     Column("memory", String, nullable=False),  # none | parent | siblings | both | ancestors
     Column("synthesizer", String, nullable=False),
+    Column("state", String, nullable=False, server_default=text("'evaluated'")),
     Column("candidate_id", String, nullable=True, index=True),
     Column("evaluation_id", String, nullable=True, index=True),
     Column("retrieval_id", String, nullable=True),
@@ -137,6 +149,7 @@ nodes = Table(
     json("claimed"),
     json("attributed"),
     json("usage"),
+    json("record"),
     when(),
     UniqueConstraint("run_id", "number"),
 )

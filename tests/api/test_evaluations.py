@@ -1,0 +1,219 @@
+"""Evaluations over HTTP: real compilers, real processes, and who may ask for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from httpx2 import Response
+
+from kb.settings import Settings
+from tests.api.cli_process import kernlore
+from tests.api.conftest import assert_error
+
+HERE = {"host": "127.0.0.1:8321"}
+PROBLEM = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def get_inputs():
+    return [torch.randn(rows, 64)]
+
+
+rows = 32
+"""
+TOML = 'name = "doubled"\n[[cases]]\nname = "small"\nconstants = {rows = 8}\ntimed = false\n'
+KERNEL = """#include "kernlore_abi.h"
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
+  const float *x = (const float *)t[0].data;
+  float *y = (float *)t[1].data;
+  for (int64_t i = 0; i < t[0].shape[0] * t[0].shape[1]; i++) y[i] = 2 * x[i];
+  return 0;
+}
+"""
+
+
+def candidate(source: str = KERNEL, **changes: Any) -> dict[str, Any]:
+    given = {"files": {"kernel.cpp": source}, "main": "kernel.cpp", "language": "cpp"}
+    return {**given, **changes}
+
+
+def body(source: str = KERNEL, **changes: Any) -> dict[str, Any]:
+    sent = {"source": PROBLEM, "toml": TOML}
+    given = {"problem": sent, "candidate": candidate(source), "hardware": "auto"}
+    return {**given, **changes}
+
+
+def sent(client: TestClient, told: Any) -> Response:
+    return client.post("/evaluations", json=told, headers=HERE)
+
+
+def evaluated(client: TestClient, told: Any, seconds: float = 120) -> dict[str, Any]:
+    """The request once it has ended, however it ended."""
+    answer = sent(client, told)
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["state"] == "queued" and answer.json()["result"] is None
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        run: dict[str, Any] = client.get(f"/evaluations/{answer.json()['id']}").json()
+        if run["state"] in ("ready", "failed"):
+            return run
+        time.sleep(0.1)
+    raise AssertionError(f"still {run}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "validity"),
+    [
+        ("2 * x", "2 * x", "correct"),
+        ("2 * x", "3 * x", "incorrect"),
+        ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed"),
+        ("return 0;", "return nothing;", "not_compiled"),
+    ],
+)
+def test_a_candidate_gets_its_verdict(
+    client: TestClient, old: str, new: str, validity: str
+) -> None:
+    run = evaluated(client, body(KERNEL.replace(old, new)))
+    assert run["state"] == "ready" and run["error"] is None, run
+    result = run["result"]
+    assert (result["validity"], result["problem"]) == (validity, "doubled")
+    assert result["correct"] == (validity == "correct")
+    assert result["timing"] == "none" and result["speedup"] is None
+    assert run["created_at"] <= run["started_at"] <= run["finished_at"]
+
+
+def test_the_answer_is_that_of_the_command(
+    client: TestClient, settings: Settings, tmp_path: Path
+) -> None:
+    """The second asks the same data directory for the same key: nothing is evaluated anew."""
+    broken = KERNEL.replace("2 * x", "twice * x")
+    told = body(broken, problem="elementwise_chain", cases=["odd"])
+    over_http = evaluated(client, told)["result"]
+    file = tmp_path / "kernel.cpp"
+    file.write_text(broken)
+    arguments = ("evaluate", "elementwise_chain", file, "--case", "odd", "--json")
+    ran = kernlore(*arguments, data=settings.data_dir)
+    assert ran.code == 1, ran.err
+    known, also = over_http.pop("knowledge"), ran.json.pop("knowledge")
+    command = {name: value for name, value in ran.json.items() if name != "knowledge"}
+    assert over_http == command
+    assert known["signals"] == also["signals"] != []
+    assert sorted(known) == sorted(also)
+    assert [e["id"] for e in known["excerpts"]] == [e["id"] for e in also["excerpts"]]
+
+
+def test_what_was_found_is_kept_under_its_key(client: TestClient) -> None:
+    found = evaluated(client, body(KERNEL.replace("2 * x", "4 * x")))["result"]
+    again = client.get(f"/evaluations/{found['key']}").json()
+    assert again["state"] == "ready"
+    assert {**again["result"], "knowledge": {}} == {**found, "knowledge": {}}
+
+
+def test_a_problem_that_cannot_run_is_a_failure_that_says_why(client: TestClient) -> None:
+    problem = {"source": PROBLEM.replace("torch.randn(rows", "torch.nonsense(rows")}
+    run = evaluated(client, body(problem=problem))
+    assert run["state"] == "failed" and run["result"] is None
+    assert "nonsense" in run["error"]["message"]
+    assert sorted(run["error"]) == ["code", "details", "hint", "message"]
+
+
+def test_a_problem_that_ends_its_process_leaves_the_service(client: TestClient) -> None:
+    problem = {"source": "import os\n" + PROBLEM.replace("return [", "os._exit(3)\n    return [")}
+    run = evaluated(client, body(problem=problem))
+    assert run["state"] == "failed" and "without an answer" in run["error"]["message"]
+    assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code", "told"),
+    [
+        ({"problem": "elementwise_chan"}, 404, "not_found", "elementwise_chain"),
+        ({"problem": "/etc/passwd"}, 404, "not_found", "problem list"),
+        ({"problem": "../problems/softmax"}, 404, "not_found", "problem list"),
+        ({"problem": {"source": "def Model("}}, 400, "invalid_request", "syntax"),
+        ({"problem": {"source": "x = 1"}}, 400, "invalid_request", "get_inputs"),
+        ({"problem": {"toml": TOML}}, 400, "invalid_request", "problem"),
+        ({"hardware": "h10"}, 404, "unknown_hardware", "h100"),
+        ({"cases": ["smal"]}, 400, "invalid_request", "small"),
+        ({"candidate": candidate(main="other.cpp")}, 400, "invalid_request", "main"),
+        ({"candidate": candidate(language="fortran")}, 400, "invalid_request", "fortran"),
+        ({"candidate": candidate(files={})}, 400, "invalid_request", "files"),
+        ({"candidate": {"main": "kernel.cpp"}}, 400, "invalid_request", "candidate.files"),
+        (
+            {"candidate": candidate(files={"kernel.cpp": KERNEL, "../up.h": ""})},
+            400,
+            "invalid_request",
+            "..",
+        ),
+        (
+            {"candidate": candidate(files={"kernel.cpp": KERNEL, "kernel.cpp/up.h": ""})},
+            400,
+            "invalid_request",
+            "kernel.cpp",
+        ),
+        (
+            {"candidate": candidate(files={"kernel.cpp": KERNEL, "bundle.json": "{}"})},
+            400,
+            "invalid_request",
+            "bundle.json",
+        ),
+        ({"candidat": {}}, 400, "invalid_request", "candidat"),
+    ],
+)
+def test_bad_requests(
+    client: TestClient, changes: dict[str, Any], status: int, code: str, told: str
+) -> None:
+    error = assert_error(sent(client, {**body(), **changes}), status, code)
+    assert told in error["message"] + error["hint"], error
+
+
+def test_an_unknown_id(client: TestClient) -> None:
+    assert_error(client.get("/evaluations/evj_0123456789abcdef"), 404, "not_found")
+
+
+@pytest.fixture
+def bound_to(client: TestClient, settings: Settings) -> Iterator[Any]:
+    """Makes the running service believe that it listens elsewhere."""
+    app = client.app
+    assert isinstance(app, FastAPI)
+
+    def change(**changes: Any) -> None:
+        app.state.settings = settings.model_copy(update=changes)
+
+    yield change
+    app.state.settings = settings
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "", "gpu-box"])
+def test_a_service_that_others_reach_runs_nothing(
+    client: TestClient, bound_to: Any, host: str
+) -> None:
+    bound_to(host=host)
+    error = assert_error(sent(client, body()), 403, "evaluation_forbidden")
+    assert "KERNLORE_EVALUATE_OVER_HTTP" in error["hint"]
+    bound_to(host=host, evaluate_over_http=True)
+    assert_error(sent(client, body(problem="nothing")), 404, "not_found")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_a_service_on_loopback_evaluates(client: TestClient, bound_to: Any, host: str) -> None:
+    bound_to(host=host)
+    assert_error(sent(client, body(problem="nothing")), 404, "not_found")
+
+
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:8321", "127.0.0.1.evil.example"])
+def test_a_name_that_was_pointed_here_is_refused(client: TestClient, name: str) -> None:
+    """A page can make its own name mean 127.0.0.1; then the browser sees no foreign site."""
+    answer = client.post("/evaluations", json=body(), headers={"host": name})
+    assert_error(answer, 403, "evaluation_forbidden")

@@ -1,0 +1,171 @@
+"""A search over a table of results instead of a device: what the loop is replayed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optimizer.abi import Signature, TensorSpec
+from optimizer.bundle import Bundle
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, Query, Remedy
+from optimizer.search.loop import Search
+from optimizer.search.records import Node, Proposal
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.base import ProposalFailed, Synthesizer
+
+VIEW = ProblemView(
+    "hill",
+    "softmax",
+    "",
+    "",
+    (
+        CaseView(
+            "main",
+            Signature(
+                (
+                    TensorSpec("x", "input", "float32", (64, 128)),
+                    TensorSpec("output0", "output", "float32", (64, 128)),
+                )
+            ),
+            {},
+            True,
+            "float32",
+        ),
+    ),
+    {},
+)
+HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 32768})
+
+
+def evaluation(bundle: Bundle | None, value: float | None, validity: str = "correct") -> Evaluation:
+    """A result as the harness would record it."""
+    found = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
+    return Evaluation(
+        key=f"key-{bundle.sha256 if bundle else 'reference'}",
+        problem="hill",
+        candidate=bundle.sha256 if bundle else "reference",
+        language="cpp",
+        hardware="x86-64",
+        device="cpu",
+        toolchain="g++",
+        harness="2",
+        validity=validity,  # type: ignore[arg-type]
+        timing="measured" if found else "none",
+        reached="benchmark",
+        speedup=found,
+        verdict={"signals": [{"id": "memory_bound"}]},
+    )
+
+
+def hill(proposal: Proposal) -> float:
+    """Fastest at x = 7: every step towards it pays."""
+    return 1.0 + 1.0 / (1 + abs(7 - int(proposal.values["x"])))
+
+
+@dataclass
+class TableBench:
+    """Answers from a function; counts what it was asked; fails where it is told to."""
+
+    value: Callable[[Proposal], float] = hill
+    fail: Callable[[int], bool] = lambda call: False
+    asked: list[str] = field(default_factory=list)
+
+    def reference(self) -> Evaluation:
+        return evaluation(None, None)
+
+    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+        self.asked.append(bundle_of.bundle.sha256)
+        if self.fail(len(self.asked)):
+            raise OSError("the device is gone")
+        return evaluation(bundle_of.bundle, self.value(bundle_of))
+
+
+class Steps:
+    """Changes x by one, upwards first; None when both neighbours were tried."""
+
+    name = "steps"
+
+    def propose(self, context: Context) -> Proposal | None:
+        parent = context.parent.proposal
+        x = int(parent.values["x"]) if parent else 0
+        tried = {n.proposal.values["x"] for n in context.tried if n.proposal is not None}
+        for value in (x + 1, x - 1):
+            if value not in tried:
+                return proposal(value, context.parent.number)
+        return None
+
+
+class Nonsense:
+    """Never brings anything."""
+
+    name = "nonsense"
+
+    def propose(self, context: Context) -> Proposal | None:
+        raise ProposalFailed("it said nothing of use")
+
+
+def proposal(x: int, parent: int) -> Proposal:
+    bundle = Bundle({"k.cpp": f"// {x}"}, "k.cpp", "cpp", "run", {"x": x}, "recipe")
+    return Proposal(bundle, "steps", parent, f"x = {x}", values={"x": x})
+
+
+class Told:
+    """Remembers what a listener is told."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.messages: list[str] = []
+
+    def node(self, node: Node, tree: Tree) -> None:
+        self.nodes.append(node)
+
+    def said(self, message: str) -> None:
+        self.messages.append(message)
+
+
+class Moves:
+    """Knowledge with one move; remembers what it was asked and told."""
+
+    def __init__(self, *remedies: Remedy) -> None:
+        self.remedies = remedies
+        self.asked: list[Query] = []
+        self.reported: list[tuple[str, tuple[str, ...]]] = []
+
+    def consult(self, query: Query) -> Knowledge:
+        self.asked.append(query)
+        return Knowledge(f"ret_{query.node}", remedies=self.remedies)
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        self.reported.append((retrieval_id, used))
+
+
+def search(
+    folder: Path,
+    goal: Goal,
+    bench: TableBench | None = None,
+    synthesizers: tuple[Synthesizer, ...] | None = None,
+    knowledge: Moves | None = None,
+    name: str = "run_1",
+) -> Search:
+    """Over a file store in this folder; a run that is there goes on."""
+    store = FileStore(folder)
+    run = RunRow(name, "hill", "0" * 64, "x86-64", goal)
+    if (folder / name / "run.json").exists():
+        run = store.run(name)
+    else:
+        store.begin(run)
+    return Search(
+        run,
+        store,
+        bench or TableBench(),
+        synthesizers or (Steps(),),
+        knowledge or Moves(),
+        VIEW,
+        HARDWARE,
+        Told(),
+    )

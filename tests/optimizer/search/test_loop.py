@@ -1,0 +1,146 @@
+"""The loop on a table of results: budgets, checkpoints, determinism, failures of the machine."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from optimizer.search.confirm import finalists
+from optimizer.search.goal import POLICIES, Goal
+from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
+from optimizer.search.records import node_from_json
+from optimizer.search.store import FileStore
+from tests.optimizer.search.landscape import Moves, Nonsense, Steps, TableBench, proposal, search
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_climbs_the_hill_and_the_same_seed_gives_the_same_tree(
+    tmp_path: Path, policy: str
+) -> None:
+    trees = []
+    for name in ("one", "two"):
+        found = search(tmp_path, Goal(candidates=25, policy=policy, seed=3), name=name)  # type: ignore[arg-type]
+        ended = found.go()
+        assert ended.state == "finished" and ended.ended == "25 candidates were tried"
+        trees.append([(n.parent, n.proposal.values["x"]) for n in found.tree if n.proposal])
+        best = found.tree.best
+        assert best is not None and best.proposal is not None
+        assert best.proposal.values["x"] == 7
+    assert trees[0] == trees[1]
+
+
+def test_a_target_a_stall_and_an_exhausted_space_end_a_run(tmp_path: Path) -> None:
+    assert search(tmp_path, Goal(target=1.3), name="a").go().ended == "the target of 1.3 is reached"
+    stalled = search(tmp_path, Goal(candidates=100, stall=5), name="b").go()
+    assert stalled.ended == "nothing better in 5 candidates"
+    flat = TableBench(value=lambda p: 0.5)
+
+    class Twice(Steps):
+        def propose(self, context):  # type: ignore[no-untyped-def]
+            return proposal(1, 0) if context.step < 2 else None
+
+    assert (
+        search(tmp_path, Goal(), flat, (Twice(),), name="c").go().ended == "nothing is left to try"
+    )
+
+
+def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path) -> None:
+    """A kill at any moment leaves whole rows and perhaps half a one."""
+    whole = search(tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), name="whole")
+    whole.go()
+    rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes()
+    chance = random.Random(1)
+    for number in range(10):
+        name = f"cut{number}"
+        cut = search(tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), name=name)
+        at = chance.randrange(len(rows))
+        (tmp_path / name / "nodes.jsonl").write_bytes(rows[:at])
+        kept = rows[:at].count(b"\n")
+        bench = TableBench()
+        again = search(
+            tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), bench, name=name
+        )
+        again.go()
+        del cut
+        assert len(bench.asked) == 20 - max(0, kept - 1)
+        same = [(n.parent, n.proposal and n.proposal.values) for n in again.tree]
+        assert same == [(n.parent, n.proposal and n.proposal.values) for n in whole.tree]
+
+
+def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: Path) -> None:
+    bench = TableBench(fail=lambda call: call in (2, 3))
+    found = search(tmp_path, Goal(candidates=5), bench)
+    found.go()
+    assert [n.state for n in found.tree] == ["evaluated"] * 6
+    assert found.tree[1].attempts == 1 and found.tree[2].attempts == 3
+
+    class Fresh(Steps):
+        def propose(self, context):  # type: ignore[no-untyped-def]
+            return proposal(context.step, 0)
+
+    dead = TableBench(fail=lambda call: True)
+    broken = search(tmp_path, Goal(candidates=30), dead, (Fresh(),), name="b")
+    ended = broken.go()
+    assert ended.state == "failed" and ended.ended == GIVEN_UP
+    failed = broken.tree.nodes[1:]
+    assert len(failed) == FAILED_IN_A_ROW
+    assert all(n.state == "failed" and n.problem == "the device is gone" for n in failed)
+
+
+def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
+    class Same(Steps):
+        def propose(self, context):  # type: ignore[no-untyped-def]
+            return proposal(4, context.parent.number)
+
+    bench = TableBench()
+    found = search(tmp_path, Goal(candidates=4), bench, (Same(),))
+    found.go()
+    assert len(bench.asked) == 1
+    assert [n.state for n in found.tree.nodes[2:]] == ["duplicate"] * 3
+    assert {n.same_as for n in found.tree.nodes[2:]} == {1}
+
+
+def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Path) -> None:
+    found = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
+    ended = found.go()
+    assert ended.ended.startswith(f"{SILENT_IN_A_ROW} proposals in a row came to nothing")
+    other = search(tmp_path, Goal(candidates=6), synthesizers=(Nonsense(), Steps()), name="b")
+    assert other.go().ended == "6 candidates were tried"
+
+
+def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:
+    found = search(tmp_path, Goal(candidates=4))
+    FileStore(tmp_path).cancel("run_1")
+    assert found.go().state == "cancelled"
+    (tmp_path / "run_1" / "cancel").unlink()
+    again = search(tmp_path, Goal(candidates=4))
+    assert again.go().ended == "4 candidates were tried"
+
+
+def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> None:
+    moves = Moves()
+    search(tmp_path, Goal(candidates=3), knowledge=moves).go()
+    assert [retrieval for retrieval, _ in moves.reported] == ["ret_0", "ret_1", "ret_2"]
+    silent = Moves()
+    search(tmp_path, Goal(candidates=3, knowledge=False), knowledge=silent, name="off").go()
+    assert silent.asked == [] and silent.reported == []
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    found = search(tmp_path, Goal(candidates=3))
+    found.go()
+    for node in found.tree:
+        assert node_from_json(node.as_json()) == node
+    assert FileStore(tmp_path).nodes("run_1") == found.tree.nodes
+
+
+def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
+    found = search(tmp_path, Goal(candidates=12))
+    found.go()
+    values = [n.proposal.values["x"] for n in finalists(found.tree) if n.proposal]
+    assert values == [7, 6]
+    slow = search(tmp_path, Goal(candidates=3), TableBench(value=lambda p: 0.7), name="slow")
+    slow.go()
+    assert finalists(slow.tree) == []
