@@ -11,6 +11,7 @@ Imports are where they are used: a command pays for what it needs.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -131,6 +132,14 @@ class LocalTarget:
         for upload in builtin_documents(self.settings.knowledge_dir):
             yield {**self._submit(upload), "name": upload.source_key}
         self.services.load_builtin()
+
+    def load_knowledge(self) -> None:
+        """The built-in documents, read and searchable by words when this returns."""
+        jobs = [sent["job_id"] for sent in self.upload_builtin() if sent.get("job_id")]
+        with self.reading():
+            for job_id in jobs:
+                while self.job(job_id)["state"] in ("queued", "running"):
+                    time.sleep(POLL_SECONDS)
 
     def _submit(self, upload: Any) -> Json:
         submitted: Json = plain(self.services.uploads.submit(upload))

@@ -23,9 +23,11 @@ from api.cli import (
     ingest,
     jobs,
     knowledge,
+    optimize,
     problem,
     reindex,
     retrieve,
+    runs,
     serve,
     skills,
 )
@@ -46,11 +48,13 @@ app.command("signals")(knowledge.signals)
 app.command("reindex")(reindex.reindex)
 app.command("doctor")(doctor.doctor)
 app.command("evaluate")(evaluate.evaluate)
+app.command("optimize")(optimize.optimize)
 app.add_typer(knowledge.app, name="knowledge")
 app.add_typer(documents.app, name="documents")
 app.add_typer(hardware.app, name="hardware")
 app.add_typer(skills.app, name="skills")
 app.add_typer(problem.app, name="problem")
+app.add_typer(runs.app, name="runs")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(config.app, name="config")
 

@@ -43,7 +43,8 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it."""
+    """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it.
+    when: its predicate, to be decided again where more is known."""
 
     id: str
     name: str
@@ -52,6 +53,7 @@ class Remedy:
     limit_name: str | None
     why: str
     applies: bool | None
+    when: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+"""`kernlore optimize PROBLEM`: a faster kernel for this machine, or the plain word that there is
+none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli.options import AsJson, DataDir
+from api.cli.output import note, show
+from api.cli.target import read_settings, send_logs_to_stderr
+
+if TYPE_CHECKING:
+    from api.cli.local import LocalTarget
+    from api.optimization.runs import Finished
+
+
+def optimize(
+    problem: Annotated[str, typer.Argument(help="A problem file, folder or shipped name.")],
+    hardware: Annotated[str, typer.Option(help="Hardware id, or auto for what is here.")] = "auto",
+    language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
+    target: Annotated[float | None, typer.Option(help="Stop at this speed-up.")] = None,
+    candidates: Annotated[int, typer.Option(help="At most so many.")] = 30,
+    minutes: Annotated[float | None, typer.Option(help="At most so long.")] = None,
+    usd: Annotated[float | None, typer.Option(help="At most so much for models.")] = None,
+    knowledge: Annotated[str, typer.Option(help="on or off.")] = "on",
+    policy: Annotated[str, typer.Option(help="best-first, mcts or evolutionary.")] = "best-first",
+    memory: Annotated[
+        str, typer.Option(help="none, parent, siblings, both or ancestors.")
+    ] = "both",
+    seed: Annotated[int, typer.Option(help="Of everything drawn by chance.")] = 0,
+    stall: Annotated[
+        int | None, typer.Option(help="Stop after so many candidates without a better one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the module and the report.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Search, measure, prove; exit code 0 whether or not there is a gain."""
+    from api.cli.local import LocalTarget
+    from optimizer.search.goal import goal_from_json
+
+    send_logs_to_stderr("error")
+    goal = goal_from_json(
+        {
+            "language": language,
+            "target": target,
+            "candidates": candidates,
+            "minutes": minutes,
+            "usd": usd,
+            "knowledge": _on(knowledge),
+            "policy": policy,
+            "memory": memory,
+            "seed": seed,
+            "stall": stall,
+        }
+    )
+    local = LocalTarget(read_settings(data_dir))
+    try:
+        finished = _search(local, problem, goal, hardware, as_json)
+        told = _written(finished, output)
+    finally:
+        local.close()
+    show(told, as_json, _rendered)
+    return 0
+
+
+def _on(word: str) -> bool:
+    from kb.errors import InvalidRequest
+
+    if word not in ("on", "off"):
+        raise InvalidRequest(f"--knowledge is {word!r}", hint="Give on or off.")
+    return word == "on"
+
+
+def _search(local: LocalTarget, problem: str, goal: Any, hardware: str, quiet: bool) -> Finished:
+    from api.cli.progress import progress
+    from api.optimization.runs import optimize as run
+
+    if goal.knowledge and not local.services.documents.find():
+        note("loading the built-in knowledge into the data directory, once")
+        local.load_knowledge()
+    with progress(goal, quiet) as listener:
+        return run(local.services, Path(problem), goal, hardware, listener)
+
+
+def _written(finished: Finished, output: Path | None) -> dict[str, Any]:
+    """The module and the report on disk, and what the terminal says of them."""
+    from optimizer.output.module import write_module
+    from optimizer.output.report import write_report
+
+    folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
+    module = write_module(finished.tree, finished.outcome, finished.problem, folder)
+    report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
+    return {
+        "run": finished.run.id,
+        "ended": finished.run.ended,
+        "outcome": finished.outcome.as_json(),
+        "module": str(module),
+        "report": str(report),
+        "import": f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
+    }
+
+
+def _rendered(told: Any) -> str:
+    """Three lines: the gain, the file, how to use it."""
+    gain = told["outcome"]["gain"]
+    if gain is None:
+        first = f"no gain ({told['ended']}): the reference stays"
+    else:
+        first = (
+            f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over the reference"
+            f" ({told['ended']})"
+        )
+    return "\n".join([first, told["module"], told["import"]])

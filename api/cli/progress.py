@@ -1,0 +1,110 @@
+"""What a running search shows: one line that changes on a terminal, plain lines without one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from optimizer.search.goal import Goal
+from optimizer.search.loop import Listener
+from optimizer.search.records import Node
+from optimizer.search.tree import Tree
+
+PLAIN_EVERY = 5.0  # seconds between plain lines that bring nothing new
+
+
+@contextmanager
+def progress(goal: Goal, quiet: bool) -> Iterator[Listener]:
+    """quiet: say nothing at all, where the answer is JSON for a program."""
+    if quiet:
+        yield _Silent()
+    elif sys.stderr.isatty():
+        with _Live(goal) as live:
+            yield live
+    else:
+        yield _Plain(goal)
+
+
+def plain_lines(goal: Goal) -> Listener:
+    """For a log."""
+    return _Plain(goal)
+
+
+class _Silent:
+    def node(self, node: Node, tree: Tree) -> None:
+        """Nothing is shown."""
+
+    def said(self, message: str) -> None:
+        """Nothing is shown."""
+
+
+class _Plain:
+    """A line when something is better, and now and then where the search stands."""
+
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
+        self._began = time.monotonic()
+        self._last = -PLAIN_EVERY
+        self._best = -1
+
+    def node(self, node: Node, tree: Tree) -> None:
+        best = tree.best
+        better = best is not None and best.number != self._best
+        if not better and time.monotonic() - self._last < PLAIN_EVERY:
+            return
+        self._best = best.number if best is not None else -1
+        self._last = time.monotonic()
+        print(status(tree, self._goal, self._last - self._began), file=sys.stderr, flush=True)
+
+    def said(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+
+class _Live:
+    """One status line, with what was said above it."""
+
+    def __init__(self, goal: Goal) -> None:
+        from rich.console import Console
+
+        self._goal = goal
+        self._console = Console(stderr=True)
+        self._began = time.monotonic()
+        self._status = self._console.status("measuring the reference", spinner="line")
+
+    def __enter__(self) -> _Live:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def node(self, node: Node, tree: Tree) -> None:
+        self._status.update(status(tree, self._goal, time.monotonic() - self._began))
+
+    def said(self, message: str) -> None:
+        self._console.print(message, style="dim", markup=False)
+
+
+def status(tree: Tree, goal: Goal, seconds: float) -> str:
+    """Best so far, verdict counts, candidates a minute, budget left."""
+    tried = tree.nodes[1:]
+    counts = Counter(_verdict(node) for node in tried)
+    best = tree.best
+    told = "none yet" if best is None or best.speedup is None else str(best.speedup)
+    if best is not None and best.proposal is not None:
+        told += f" ({best.proposal.recipe or best.proposal.synthesizer})"
+    verdicts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    rate = 60 * len(tried) / seconds if seconds > 0 else 0.0
+    left = f"{max(0, goal.candidates - len(tried))} candidates"
+    if goal.minutes is not None:
+        left += f", {max(0.0, goal.minutes - seconds / 60):.1f} min"
+    return f"best {told} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
+
+
+def _verdict(node: Node) -> str:
+    if node.state != "evaluated" or node.evaluation is None:
+        return node.state
+    return node.evaluation.validity

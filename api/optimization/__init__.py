@@ -1,0 +1,1 @@
+"""The optimizer loop wired to the catalog, the registry and the retriever."""

@@ -1,0 +1,108 @@
+"""The retriever as the search's source of knowledge, and the library's recipes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kb.catalog import skills as rows
+from kb.hardware.checks import Problems
+from kb.scope import ALL_ACCESS
+from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.records import Node
+from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
+from skills.recipes.recipe import Recipe, parse_recipe
+
+EXCERPTS = 8
+USABLE = ("active",)
+
+
+class ServiceKnowledge:
+    """Asks the retriever of this process."""
+
+    def __init__(self, services: Any) -> None:
+        """services: api.services.Services."""
+        self._services = services
+
+    def consult(self, query: Query) -> Knowledge:
+        """Nothing where the verdict has no signal and the log is empty: there is no question."""
+        signal = query.signals[0] if query.signals else None
+        if signal is None and not query.log:
+            return Knowledge()
+        answer = self._services.retriever.retrieve(
+            RetrieveRequest(
+                signal=signal,
+                log=query.log or None,
+                metrics=query.metrics or None,
+                hardware=query.hardware,
+                op=query.op,
+                language=query.language,
+                dtype=query.dtype,
+                k=EXCERPTS,
+                max_tokens=query.max_tokens,
+                run_id=query.run_id,
+                node_id=str(query.node),
+            )
+        )
+        return self._knowledge(answer, query.hardware)
+
+    def _knowledge(self, answer: Answer, hardware: str) -> Knowledge:
+        return Knowledge(
+            retrieval_id=answer.retrieval_id,
+            excerpts=tuple(
+                Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
+                for e in answer.excerpts
+            ),
+            remedies=tuple(_remedy(move) for move in answer.moves),
+            skills=tuple(
+                ShownSkill(
+                    skill.name,
+                    skill.summary,
+                    self._services.skills.show(skill.name).body,
+                    float(skill.score.get("total", 0.0)),
+                )
+                for skill in answer.skills
+            ),
+            facts=dict(self._services.registry.values(hardware)),
+        )
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """What came of an answer; only ids that it showed count."""
+        shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
+        found = node.speedup
+        self._services.retriever.report_outcome(
+            retrieval_id,
+            used=[name for name in used if name in shown],
+            correct=node.correct if node.evaluation is not None else None,
+            speedup=found.value if found is not None and found.value > 0 else None,
+        )
+
+
+def _remedy(move: MoveAnswer) -> Remedy:
+    limit = move.limit or {}
+    value = limit.get("value")
+    return Remedy(
+        move.id,
+        move.name,
+        dict(move.change),
+        float(value) if isinstance(value, int | float) else None,
+        limit.get("fact"),
+        move.why,
+        move.applies,
+        move.when,
+    )
+
+
+def library_recipes(services: Any) -> list[Recipe]:
+    """Recipes of skills that are active. Raises InvalidKnowledge for one that cannot be read."""
+    with services.catalog.read() as connection:
+        found = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
+    recipes = []
+    for row in found:
+        if row.recipe is None:
+            continue
+        problems = Problems(f"skill {row.name}")
+        recipe = parse_recipe(row.name, row.recipe, row.metadata.get("files", {}), problems)
+        problems.raise_if_any()
+        if recipe is not None:
+            recipes.append(recipe)
+    return recipes

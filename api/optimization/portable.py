@@ -1,0 +1,156 @@
+"""Sessions out, results in."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from api.evaluation import choose_target
+from api.optimization.knowledge import ServiceKnowledge, library_recipes
+from api.optimization.runs import LANGUAGES, run_store
+from api.services import Services
+from kb.catalog.evaluations import Evaluations
+from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from kb.ids import new_id
+from optimizer.evaluation.journal.catalog import CatalogJournal
+from optimizer.portable.pack import write_session
+from optimizer.portable.snapshot import take_snapshot
+from optimizer.problem.load import load_problem
+from optimizer.problem.spec import Problem
+from optimizer.problem.tensors import open_case
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Query
+from optimizer.search.store import FileStore, RunRow
+from retrieval.diagnose.signals import load_signals
+from skills.recipes.recipe import Recipe
+
+CUDA_VENDORS = ("nvidia", "amd")
+
+
+def pack_session(
+    services: Services, paths: Sequence[Path], hardware: str, goal: Goal, output: Path
+) -> Path:
+    """A session for this hardware, whether or not it is here."""
+    problems = [load_problem(path) for path in paths]
+    identity = services.registry.resolve(hardware)
+    target, languages = _target(services, identity)
+    if not languages:
+        raise Unavailable(
+            f"no built-in toolchain runs kernels on {hardware}",
+            hint="Sessions are for hardware that torch, Triton or a C++ compiler can use.",
+        )
+    knowledge = {}
+    if goal.knowledge:
+        knowledge = {p.name: _snapshot(services, p, identity, goal) for p in problems}
+    recipes = [recipe for recipe in library_recipes(services) if recipe.language in languages]
+    return write_session(
+        output,
+        session_id=new_id("session"),
+        goal=goal.as_json(),
+        target=target,
+        problems=problems,
+        knowledge=knowledge,
+        recipes=[_recipe(services, recipe) for recipe in recipes],
+    )
+
+
+def _target(services: Services, hardware: str) -> tuple[dict[str, Any], dict[str, str]]:
+    languages, arch = {}, {}
+    for language in LANGUAGES:
+        try:
+            chosen = choose_target(services, hardware, language)
+        except (InvalidRequest, Unavailable):
+            continue
+        if chosen.builtin:
+            languages[language] = chosen.builtin
+            arch[language] = chosen.target.arch
+    lineage = services.registry.lineage(hardware)
+    gpu = any(vendor in lineage for vendor in CUDA_VENDORS)
+    if gpu:
+        languages.pop("cpp", None)
+    return {
+        "hardware": hardware,
+        "lineage": list(lineage),
+        "device": "cuda" if gpu else "cpu",
+        "arch": arch,
+        "languages": languages,
+        "facts": dict(services.registry.values(hardware)),
+    }, languages
+
+
+def _snapshot(services: Services, problem: Problem, hardware: str, goal: Goal) -> dict[str, Any]:
+    template = Query((), {}, "", hardware, problem.op, goal.language, None, "", 0, 2_000)
+    signals = [signal.id for signal in load_signals()]
+    return take_snapshot(ServiceKnowledge(services).consult, signals, template)
+
+
+def _recipe(services: Services, recipe: Recipe) -> dict[str, Any]:
+    found = services.skills.show(recipe.name)
+    return {"name": recipe.name, "recipe": found.recipe, "files": found.files}
+
+
+def import_results(services: Services, results: Path) -> list[RunRow]:
+    """Runs with their nodes; evaluations get rows of their own where the problem is known here."""
+    if not results.exists():
+        raise NotFound(f"{results} is not there", hint="Give results.zip or its folder.")
+    if results.is_dir():
+        return _import(services, FileStore(results))
+    with tempfile.TemporaryDirectory(prefix="kernlore-import-") as folder:
+        with zipfile.ZipFile(results) as packed:
+            packed.extractall(folder)
+        return _import(services, FileStore(Path(folder)))
+
+
+def _import(services: Services, source: FileStore) -> list[RunRow]:
+    found = sorted(path.parent.name for path in source.folder.glob("*/run.json"))
+    if not found:
+        raise InvalidRequest(
+            f"{source.folder} holds no run", hint="Give the --out folder of a portable session."
+        )
+    store = run_store(services)
+    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
+    imported = []
+    for name in found:
+        run = source.run(name)
+        try:
+            store.run(run.id)
+        except NotFound:
+            pass
+        else:
+            raise Conflict(f"run {run.id} was imported before", hint="Show it with `runs show`.")
+        problem = load_problem(Path(run.problem))
+        if problem.sha256 != run.problem_sha256:
+            raise InvalidRequest(
+                f"{run.problem} here is not the problem that was searched",
+                hint="Import where the same problem file is, or keep the results as files.",
+            )
+        run = replace(run, problem=str(problem.path))
+        nodes = source.nodes(name)
+        for node in nodes:
+            if node.evaluation is not None:
+                bundle = node.proposal.bundle if node.proposal is not None else None
+                _journal(journal, problem, node.evaluation, bundle)
+        store.begin(run)
+        for node in nodes:
+            store.add(run.id, node)
+        store.update(run)
+        imported.append(run)
+    return imported
+
+
+def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle: Any) -> None:
+    if bundle is None:
+        from optimizer.bundle import Bundle
+
+        bundle = Bundle({"reference.py": problem.source}, "reference.py", "torch", "Model")
+    if journal.finished(evaluation.key) is not None:
+        return
+    checked = {check.case for check in evaluation.checks}
+    cases = [case for case in problem.cases if case.name in checked]
+    signatures = {case.name: open_case(problem, case).signature for case in cases}
+    journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
+    journal.finish(evaluation, problem)

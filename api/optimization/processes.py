@@ -1,0 +1,145 @@
+"""Runs that the service carries out: each a process of its own, so that cancelling one can end
+everything it started.
+
+What is remembered here is only what runs now; runs and nodes are rows of the catalog.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from api.optimization.runs import run_store
+from api.services import Services
+from kb.errors import Conflict, NotFound
+from kb.ids import new_id
+from optimizer.synthesizers.external import Mailbox
+
+ROOT = Path(__file__).resolve().parents[2]
+GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
+MAX_RUNNING = 2
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    goal: Mapping[str, Any]
+
+
+class RunProcesses:
+    """Starts, watches and ends runs."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._changing = threading.Lock()  # protects _children
+        self._children: dict[str, _Child] = {}
+
+    def start(
+        self, problem: str, hardware: str, goal: Mapping[str, Any], proposers: tuple[str, ...]
+    ) -> str:
+        """The id of a run that has begun. Raises Conflict where too many run already: they would
+        wait for the same device."""
+        run_id = new_id("run")
+        told = {
+            "run": run_id,
+            "problem": problem,
+            "hardware": hardware,
+            "goal": dict(goal),
+            "proposers": list(proposers),
+        }
+        folder = self.folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._changing:
+            running = sum(child.process.poll() is None for child in self._children.values())
+            if running >= MAX_RUNNING:
+                raise Conflict(f"{running} runs are going on", hint="Cancel one, or wait for it.")
+            log = (folder / "log").open("wb")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "api.optimization.worker", json.dumps(told)],
+                cwd=ROOT,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            self._children[run_id] = _Child(process, log, goal)
+        return run_id
+
+    def folder(self, run_id: str) -> Path:
+        return self._services.settings.data_dir.absolute() / "runs" / run_id
+
+    def mailbox(self, run_id: str) -> Mailbox:
+        return Mailbox(self.folder(run_id) / "mail")
+
+    def state(self, run_id: str) -> dict[str, Any] | None:
+        """Of a run that has no row yet: starting, or failed with what its process said."""
+        with self._changing:
+            child = self._children.get(run_id)
+        if child is None:
+            return None
+        if child.process.poll() is None:
+            return {"id": run_id, "state": "starting"}
+        said = (self.folder(run_id) / "log").read_bytes()[-4_000:].decode("utf-8", "replace")
+        return {"id": run_id, "state": "failed", "ended": said.strip()}
+
+    def alive(self, run_id: str) -> bool:
+        with self._changing:
+            child = self._children.get(run_id)
+        return child is not None and child.process.poll() is None
+
+    def cancel(self, run_id: str) -> None:
+        """Nothing of it is alive when this returns: it is asked first, then ended."""
+        store = run_store(self._services)
+        with suppress(NotFound):
+            store.cancel(run_id)
+        with self._changing:
+            child = self._children.get(run_id)
+        if child is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(GRACE_SECONDS)
+        self._end(child)
+        with suppress(NotFound):
+            run = store.run(run_id)
+            if run.state == "running":
+                from dataclasses import replace
+
+                store.update(replace(run, state="cancelled", ended="it was cancelled"))
+
+    def close(self) -> None:
+        with self._changing:
+            children = list(self._children.values())
+        for child in children:
+            self._end(child)
+
+    def _end(self, child: _Child) -> None:
+        """The whole process group; runners and compilers end with the process that made them."""
+        if child.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_SECONDS / 2
+            while child.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            with suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+        child.log.close()
+
+    def _environment(self) -> dict[str, str]:
+        """This service's settings, wherever they came from."""
+        told = self._services.settings.model_dump(exclude_none=True)
+        own = {f"KERNLORE_{name.upper()}": str(value) for name, value in told.items()}
+        own["KERNLORE_DATA_DIR"] = str(self._services.settings.data_dir.absolute())
+        return {**os.environ, **own}

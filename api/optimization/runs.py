@@ -1,0 +1,205 @@
+"""One run from a goal: target, toolchains, proposers, knowledge, store, then the winner's proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from api.evaluation import choose_target, known_ceilings, known_signatures
+from api.optimization.knowledge import ServiceKnowledge, library_recipes
+from api.services import Services
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.runs import Runs
+from kb.errors import InvalidRequest, Unavailable
+from kb.ids import new_id
+from kb.problem_terms import op_family
+from optimizer.evaluation.journal.catalog import CatalogJournal
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.problem.load import load_problem
+from optimizer.problem.spec import Problem
+from optimizer.search.catalog_store import CatalogStore
+from optimizer.search.confirm import Outcome, confirm
+from optimizer.search.context import HardwareView, ProblemView
+from optimizer.search.goal import Goal
+from optimizer.search.local_bench import LocalBench, Place
+from optimizer.search.loop import Listener, Search
+from optimizer.search.records import REFERENCE, Proposal
+from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
+from optimizer.search.views import problem_view
+from optimizer.synthesizers.base import Synthesizer
+from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.toolchains.registry import usable_toolchain
+
+LANGUAGES = ("torch", "triton", "cpp", "cuda")
+INHERITED = 3
+NOT_PROVEN = Outcome(None, None, "it was cancelled before the winner was measured again")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run and what it came to."""
+
+    run: RunRow
+    tree: Tree
+    outcome: Outcome
+    problem: Problem
+
+
+def run_store(services: Services) -> CatalogStore:
+    return CatalogStore(Runs(services.catalog), Evaluations(services.catalog), services.blobs)
+
+
+def optimize(
+    services: Services,
+    problem_path: Path,
+    goal: Goal,
+    hardware: str,
+    listener: Listener,
+    *,
+    proposers: Sequence[Synthesizer] | None = None,
+    resume: str | None = None,
+    run_id: str | None = None,
+) -> Finished:
+    """Search until the goal's end and prove the winner. resume: id of a run to go on with.
+
+    proposers: instead of the built-in ones. run_id: of a new run, where somebody knows it already.
+    """
+    problem = load_problem(problem_path)
+    store = run_store(services)
+    places = places_for(services, hardware, goal.language)
+    target = next(iter(places.values())).target
+    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
+    settings = EvaluationSettings()
+    with LocalBench(
+        problem,
+        places,
+        settings,
+        journal,
+        ceilings=known_ceilings(services, target, settings.threads),
+        signatures=known_signatures(services, target.lineage),
+    ) as bench:
+        view = problem_view(problem, bench.device)
+        if resume is None:
+            bench.reference()  # makes the problem's row, which the run's row points to
+            run = _begin(store, problem, target.hardware, goal, places, run_id)
+        else:
+            run = replace(_matching(store, resume, problem), state="running", ended="")
+            Runs(services.catalog).clear_cancel(resume)
+        chosen = proposers if proposers is not None else builtin(services, goal, places)
+        search = Search(
+            run=run,
+            store=store,
+            bench=bench,
+            synthesizers=chosen,
+            knowledge=ServiceKnowledge(services),
+            problem=view,
+            hardware=_hardware_view(target, places),
+            listener=listener,
+            inherited=_inherited(store, problem, view, target.lineage, places),
+        )
+        ended = search.go()
+        cancelled = ended.state == "cancelled"
+        outcome = NOT_PROVEN if cancelled else confirm(search.tree, bench)
+    ended = replace(ended, result=outcome.as_json())
+    store.update(ended)
+    return Finished(ended, search.tree, outcome, problem)
+
+
+def places_for(services: Services, hardware: str, language: str | None) -> dict[str, Place]:
+    """Every language that can be built and run here, or the one that was asked for with torch, in
+    which the reference is written. Raises Unavailable with what is missing."""
+    found: dict[str, Place] = {}
+    reasons = []
+    for name in LANGUAGES if language is None else dict.fromkeys((language, "torch")):
+        try:
+            chosen = choose_target(services, hardware, name)
+            toolchain = usable_toolchain(name, chosen.target, chosen.builtin)
+        except (InvalidRequest, Unavailable) as problem:
+            if name == language:
+                raise
+            reasons.append(f"{name}: {problem.message}")
+            continue
+        if chosen.target.device is not None:
+            found[name] = Place(chosen.target, toolchain)
+    if not found:
+        raise Unavailable(
+            f"nothing can be run on {hardware} here ({'; '.join(reasons)})",
+            hint="Search on a machine that has it, or pack a portable session.",
+        )
+    return found
+
+
+def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+    """Recipes and torch's compiler: what needs no key."""
+    wanted = [goal.language] if goal.language else list(places)
+    proposers: list[Synthesizer] = []
+    recipes = library_recipes(services)
+    proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
+    if "torch" in wanted:
+        from optimizer.synthesizers.compiler.synthesizer import CompilerSynthesizer
+
+        proposers.append(CompilerSynthesizer())
+    return proposers
+
+
+def _hardware_view(target: Any, places: dict[str, Place]) -> HardwareView:
+    return HardwareView(
+        target.hardware, target.lineage, target.device, tuple(places), dict(target.facts)
+    )
+
+
+def _begin(
+    store: CatalogStore,
+    problem: Problem,
+    hardware: str,
+    goal: Goal,
+    places: dict[str, Place],
+    run_id: str | None,
+) -> RunRow:
+    run = RunRow(
+        id=run_id or new_id("run"),
+        problem=str(problem.path),
+        problem_sha256=problem.sha256,
+        hardware=hardware,
+        goal=goal,
+        started_at=time.time(),
+        environment={name: place.toolchain.version() for name, place in places.items()},
+    )
+    store.begin(run)
+    return run
+
+
+def _matching(store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
+    run = store.run(run_id)
+    if run.problem_sha256 != problem.sha256:
+        raise InvalidRequest(
+            f"{problem.path} is not the problem of {run_id} any more",
+            hint="Start a new run: results of another problem cannot be continued.",
+        )
+    return run
+
+
+def _inherited(
+    store: CatalogStore,
+    problem: Problem,
+    view: ProblemView,
+    lineage: tuple[str, ...],
+    places: dict[str, Place],
+) -> list[Proposal]:
+    """The best stored candidates of the same op family, dtype and lineage, that can be built here.
+
+    Whether one is right for this problem is for its evaluation to say.
+    """
+    dtype = view.main.dtype
+    cases = tuple(case.name for case in view.cases if case.dtype == dtype)
+    found = store.winners(op_family(problem.op), dtype, lineage, INHERITED)
+    plan = "A stored winner of the same family, measured again."
+    return [
+        replace(proposal, synthesizer="inherited", parent=REFERENCE, plan=plan, cases=cases)
+        for proposal in found
+        if proposal.bundle.language in places
+    ]

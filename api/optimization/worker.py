@@ -1,0 +1,62 @@
+"""`python -m api.optimization.worker JSON`: one run of the service, in its own process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from api.cli.local import LocalTarget
+from api.cli.progress import plain_lines
+from api.cli.target import read_settings, send_logs_to_stderr
+from api.optimization.runs import builtin, optimize, places_for, run_store
+from kb.errors import KernloreError
+from optimizer.search.goal import goal_from_json
+from optimizer.synthesizers.base import Synthesizer
+from optimizer.synthesizers.external import ExternalSynthesizer, Mailbox
+
+
+def main(text: str) -> int:
+    """Ends with what it started when it is told to (SIGTERM)."""
+    signal.signal(signal.SIGTERM, _leave)
+    send_logs_to_stderr("error")
+    told = json.loads(text)
+    goal = goal_from_json(told["goal"])
+    local = LocalTarget(read_settings(None))
+    services = local.services
+    run_id = told["run"]
+    proposers: list[Synthesizer] = []
+    if "external" in told["proposers"]:
+        mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")
+        store = run_store(services)
+        proposers.append(ExternalSynthesizer(mail, cancelled=lambda: store.cancelled(run_id)))
+    if "builtin" in told["proposers"]:
+        places = places_for(services, told["hardware"], goal.language)
+        proposers += builtin(services, goal, places)
+    try:
+        optimize(
+            services,
+            Path(told["problem"]),
+            goal,
+            told["hardware"],
+            plain_lines(goal),
+            proposers=proposers,
+            run_id=run_id,
+        )
+    except KernloreError as error:
+        print(f"{error.message}. {error.hint}", file=sys.stderr)
+        return 1
+    finally:
+        local.close()
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Through every `finally`, so that runners end and the device is free."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,99 @@
+"""A `RunStore` over the catalog: bundles as blobs, evaluations in their own rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kb.blobs import Blobs
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.runs import NodeRow, Runs
+from optimizer.search.records import Node, Proposal, node_from_json
+from optimizer.search.store import RunRow, run_from_json
+
+
+class CatalogStore:
+    """Rows of runs in the catalog."""
+
+    def __init__(self, runs: Runs, evaluations: Evaluations, blobs: Blobs) -> None:
+        self._runs = runs
+        self._evaluations = evaluations
+        self._blobs = blobs
+
+    def begin(self, run: RunRow) -> None:
+        goal = run.goal
+        self._runs.begin(
+            run.id, run.problem_sha256, run.hardware, goal.policy, goal.seed, run.as_json()
+        )
+
+    def run(self, run_id: str) -> RunRow:
+        return run_from_json(self._runs.find(run_id).settings)
+
+    def latest(self, limit: int = 50) -> list[RunRow]:
+        """The newest first."""
+        return [run_from_json(row.settings) for row in self._runs.latest(limit)]
+
+    def update(self, run: RunRow) -> None:
+        spent = sum(
+            node.proposal.cost.usd or 0.0
+            for node in self.nodes(run.id)
+            if node.proposal is not None
+        )
+        self._runs.update(run.id, run.state, run.as_json(), spent)
+
+    def add(self, run_id: str, node: Node) -> None:
+        record = node.as_json()
+        proposal = node.proposal
+        if proposal is not None:
+            text = json.dumps(asdict(proposal.bundle)).encode()
+            record["proposal"]["bundle"] = {"blob": self._blobs.put(text)}
+        evaluation = node.evaluation
+        # Its own table has it under its key; where nothing was journalled, the node keeps it.
+        if evaluation is not None and self._evaluations.find(evaluation.key) is not None:
+            record["evaluation"] = {"key": evaluation.key}
+        run = self._runs.find(run_id)
+        self._runs.add(
+            run_id,
+            NodeRow(
+                number=node.number,
+                parent=node.parent,
+                island=node.island,
+                memory=str((run.settings.get("goal") or {}).get("memory", "")),
+                synthesizer=proposal.synthesizer if proposal else "reference",
+                state=node.state,
+                record=record,
+                bundle_sha256=proposal.bundle.sha256 if proposal else None,
+                evaluation_key=evaluation.key if evaluation else None,
+                retrieval_id=node.shown.retrieval_id,
+                usage=asdict(proposal.cost) if proposal else None,
+            ),
+        )
+
+    def nodes(self, run_id: str) -> list[Node]:
+        return [node_from_json(self._whole(record)) for record in self._runs.nodes(run_id)]
+
+    def _whole(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        told = dict(record)
+        if told.get("proposal"):
+            bundle = json.loads(self._blobs.get(told["proposal"]["bundle"]["blob"]))
+            told["proposal"] = {**told["proposal"], "bundle": bundle}
+        if told.get("evaluation") and set(told["evaluation"]) == {"key"}:
+            found = self._evaluations.find(told["evaluation"]["key"])
+            told["evaluation"] = found.record if found is not None else None
+        return told
+
+    def winners(
+        self, op_family: str, dtype: str | None, lineage: tuple[str, ...], limit: int
+    ) -> list[Proposal]:
+        """Stored candidates with the highest certain speed-up, as they were proposed."""
+        records = self._runs.winners(op_family, dtype, lineage, limit)
+        nodes = (node_from_json(self._whole(record)) for record in records)
+        return [node.proposal for node in nodes if node.proposal is not None]
+
+    def cancelled(self, run_id: str) -> bool:
+        return self._runs.find(run_id).cancel_requested
+
+    def cancel(self, run_id: str) -> None:
+        self._runs.request_cancel(run_id)

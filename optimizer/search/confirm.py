@@ -1,0 +1,135 @@
+"""Whether the winner wins: measured again on values that the search never saw.
+
+The best of many is partly the luckiest: its figure from the search is not the one that is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kb.errors import KernloreError
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
+from optimizer.evaluation.timing.statistics import combined
+from optimizer.search.records import Node, Proposal
+from optimizer.search.tree import Tree
+
+FINALISTS = 2
+ROUNDS = 2  # of fresh processes for each finalist
+
+
+class Confirming(Protocol):
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation: ...
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A case of the final measurement. held_out: the search never saw it."""
+
+    case: str
+    held_out: bool
+    speedup: Interval
+    candidate_us: float
+    baseline_us: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to. node: of the winner, None where nothing beats the reference for certain;
+    then `gain` is None and `reason` says so. inherited: gain of the best stored winner that the run
+    started from. notes: what could not be measured."""
+
+    node: int | None
+    gain: Interval | None
+    reason: str
+    inherited: Interval | None = None
+    figures: tuple[Figure, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return asdict(self)
+
+
+def confirm(tree: Tree, bench: Confirming) -> Outcome:
+    """The finalists measured anew; the one that is certainly fastest."""
+    notes: list[str] = []
+    best: Outcome | None = None
+    for node in finalists(tree):
+        found = _measured(node, bench, notes)
+        if found is not None and (best is None or _low(found) > _low(best)):
+            best = found
+    inherited = max(
+        (n.speedup for n in tree if n.inherited and n.speedup is not None and n.correct),
+        key=lambda interval: interval.low,
+        default=None,
+    )
+    if best is None or _low(best) <= 1.0:
+        said = "no gain: no candidate is certainly faster than the reference"
+        figures = best.figures if best is not None else ()
+        return Outcome(None, None, said, inherited, figures, tuple(notes))
+    return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
+
+
+def finalists(tree: Tree) -> list[Node]:
+    """Nodes whose figures from the search promise a gain, the best first."""
+    good = [n for n in tree if n.parent is not None and n.correct and n.speedup is not None]
+    good = [n for n in good if n.speedup is not None and n.speedup.value > 1.0]
+    return sorted(good, key=lambda n: (-n.merit, n.number))[:FINALISTS]
+
+
+def _low(outcome: Outcome) -> float:
+    return outcome.gain.low if outcome.gain is not None else 0.0
+
+
+def _measured(node: Node, bench: Confirming, notes: list[str]) -> Outcome | None:
+    """The searched cases in ROUNDS of fresh processes, the held-out ones once."""
+    assert node.proposal is not None
+    rounds: list[Sequence[CaseTiming]] = []
+    figures: list[Figure] = []
+    for held_out in (*[False] * ROUNDS, True):
+        try:
+            found = bench.confirm(node.proposal, held_out)
+        except (KernloreError, OSError) as problem:
+            notes.append(f"node {node.number}: {problem}")
+            return None
+        if not found.correct:
+            where = "a held-out case" if held_out else "fresh values"
+            notes.append(f"node {node.number} fails on {where}: {found.message}")
+            return None
+        timed = [t for t in found.timings if t.speedup is not None]
+        if held_out:
+            figures += [_figure(timing, True) for timing in timed]
+        else:
+            rounds.append(timed)
+    by_case: dict[str, list[CaseTiming]] = {}
+    for timing in (timing for timings in rounds for timing in timings):
+        by_case.setdefault(timing.case, []).append(timing)
+    if not by_case:
+        notes.append(f"node {node.number}: the machine was too busy to measure it again")
+        return None
+    searched = [_joined(timings) for timings in by_case.values()]
+    gain = combined([(figure.speedup, 1.0) for figure in searched])
+    return Outcome(node.number, gain, "", figures=(*searched, *figures))
+
+
+def _joined(timings: Sequence[CaseTiming]) -> Figure:
+    """Several measurements of one case, in processes of their own."""
+    intervals = [(t.speedup, 1.0) for t in timings if t.speedup is not None]
+    last = timings[-1]
+    return Figure(
+        last.case, False, combined(intervals), last.candidate_us or 0.0, last.baseline_us or 0.0
+    )
+
+
+def _figure(timing: CaseTiming, held_out: bool) -> Figure:
+    assert timing.speedup is not None
+    return Figure(
+        timing.case,
+        held_out,
+        timing.speedup,
+        timing.candidate_us or 0.0,
+        timing.baseline_us or 0.0,
+    )

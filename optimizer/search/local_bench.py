@@ -1,0 +1,129 @@
+"""Measures on this machine: one evaluator for each language, runners shared by all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kb.errors import InvalidRequest
+from kb.hardware.spec import SignatureSpec
+from optimizer.bundle import Bundle
+from optimizer.collectors.ceilings import Ceilings
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.journal.base import Journal, NoJournal
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.isolation.levels import level_for
+from optimizer.isolation.pool import RunnerPool
+from optimizer.isolation.runner_process import RunnerSettings
+from optimizer.problem.spec import Case, Problem
+from optimizer.problem.tensors import open_case
+from optimizer.search.records import Proposal
+from optimizer.toolchains.base import Target, Toolchain
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where candidates in one language are built and run."""
+
+    target: Target
+    toolchain: Toolchain
+
+
+@dataclass
+class LocalBench:
+    """A context: leaving it ends every process. places: by language; `torch` is always one of them
+    where the device is here, because the reference is written in it."""
+
+    problem: Problem
+    places: Mapping[str, Place]
+    settings: EvaluationSettings
+    journal: Journal = field(default_factory=NoJournal)
+    ceilings: Ceilings | None = None
+    signatures: Sequence[SignatureSpec] = ()
+    on_pool: Callable[[RunnerPool], None] | None = None
+    _evaluators: dict[tuple[str, bool], Evaluator] = field(default_factory=dict)
+    _pool: RunnerPool | None = None
+
+    def __enter__(self) -> LocalBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for evaluator in self._evaluators.values():
+            evaluator.close()
+        self._evaluators.clear()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    @property
+    def device(self) -> str:
+        return next(iter(self.places.values())).target.device or "cpu"
+
+    def reference(self) -> Evaluation:
+        """Profiled too, so that its verdict says what bounds it."""
+        case = self._timed()[0]
+        source = open_case(self.problem, case).source
+        bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
+        return self._evaluate(bundle, [case], fresh=False)
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        return self._evaluate(proposal.bundle, self.cases(proposal), fresh=False)
+
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+        """Measured anew, with values nobody has seen: on the searched timed cases, or on those that
+        were held out."""
+        chosen = [case for case in self.cases(proposal) if case.timed]
+        if held_out:
+            chosen = [case for case in self.problem.held_out if case.fits(self.device)]
+        return self._evaluate(proposal.bundle, chosen, fresh=True)
+
+    def cases(self, proposal: Proposal) -> list[Case]:
+        """The searched cases that it claims and that are meant for this device."""
+        claimed = set(proposal.cases)
+        return [
+            case
+            for case in self.problem.searched
+            if case.fits(self.device) and (not claimed or case.name in claimed)
+        ]
+
+    def _timed(self) -> list[Case]:
+        found = [c for c in self.problem.searched if c.timed and c.fits(self.device)]
+        if not found:
+            raise InvalidRequest(
+                f"{self.problem.name} has no timed case for {self.device}",
+                hint="Give its problem.toml a case without `timed = false` for this device.",
+            )
+        return found
+
+    def _evaluate(self, bundle: Bundle, cases: Sequence[Case], fresh: bool) -> Evaluation:
+        place = self.places.get(bundle.language)
+        if place is None:
+            known = ", ".join(self.places)
+            raise InvalidRequest(
+                f"nothing here builds {bundle.language!r}", hint=f"Propose one of {known}."
+            )
+        return self._evaluator(bundle.language, fresh).evaluate(bundle, place.toolchain, cases)
+
+    def _evaluator(self, language: str, fresh: bool) -> Evaluator:
+        if (language, fresh) not in self._evaluators:
+            target = self.places[language].target
+            if self._pool is None and target.device is not None:
+                level = level_for(self.settings.isolation, target.device)
+                runners = RunnerSettings(target.device, self.settings.threads, level)
+                self._pool = RunnerPool(runners)
+                if self.on_pool is not None:
+                    self.on_pool(self._pool)
+            self._evaluators[language, fresh] = Evaluator(
+                self.problem,
+                target,
+                replace(self.settings, profile=False),
+                NoJournal() if fresh else self.journal,
+                pool=self._pool,
+                ceilings=self.ceilings,
+                signatures=self.signatures,
+            )
+        return self._evaluators[language, fresh]
