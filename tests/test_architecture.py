@@ -21,6 +21,8 @@ ALLOWED = {
 MAX_MODULE = 500
 MAX_FUNCTION = 60
 CHROMA_OWNER = Path("kb/index/chroma.py")
+# Templates of recipes, no Python until they are filled.
+LIBRARY = Path("skills/library")
 # Schema as code: alembic's generated table definitions are one list, not logic.
 GENERATED = Path("kb/catalog/migrations/versions")
 
@@ -30,7 +32,7 @@ def modules() -> list[Path]:
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if "__pycache__" not in path.parts
+        if "__pycache__" not in path.parts and not path.is_relative_to(ROOT / LIBRARY)
     )
 
 

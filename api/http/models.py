@@ -196,7 +196,7 @@ class GoalBody(Body):
 class RunBody(Body):
     """A run to start."""
 
-    problem: Name = Field(description="The name of a shipped problem.")
+    problem: Name | ProblemBody = Field(description="A shipped name, or a problem's own text.")
     hardware: Name = "auto"
     goal: GoalBody = GoalBody()
     proposers: list[Literal["builtin", "external"]] = Field(["builtin"], min_length=1)

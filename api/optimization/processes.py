@@ -30,6 +30,25 @@ GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 MAX_RUNNING = 2
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A problem: where it lies here, or its text and that of the toml beside it."""
+
+    path: str | None
+    source: str = ""
+    toml: str | None = None
+
+    def placed(self, folder: Path) -> str:
+        """Its path; what was sent as text is kept beside the run."""
+        if self.path is not None:
+            return self.path
+        place = folder / "problem.py"
+        place.write_text(self.source, encoding="utf-8")
+        if self.toml is not None:
+            place.with_suffix(".toml").write_text(self.toml, encoding="utf-8")
+        return str(place)
+
+
 @dataclass
 class _Child:
     process: subprocess.Popen[bytes]
@@ -46,20 +65,20 @@ class RunProcesses:
         self._children: dict[str, _Child] = {}
 
     def start(
-        self, problem: str, hardware: str, goal: Mapping[str, Any], proposers: tuple[str, ...]
+        self, problem: Sent, hardware: str, goal: Mapping[str, Any], proposers: tuple[str, ...]
     ) -> str:
         """The id of a run that has begun. Raises Conflict where too many run already: they would
         wait for the same device."""
         run_id = new_id("run")
+        folder = self.folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
         told = {
             "run": run_id,
-            "problem": problem,
+            "problem": problem.placed(folder),
             "hardware": hardware,
             "goal": dict(goal),
             "proposers": list(proposers),
         }
-        folder = self.folder(run_id)
-        folder.mkdir(parents=True, exist_ok=True)
         with self._changing:
             running = sum(child.process.poll() is None for child in self._children.values())
             if running >= MAX_RUNNING:

@@ -54,6 +54,7 @@ from optimizer.toolchains.triton_cases import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
+CACHE = "compiled_when_called"
 
 
 class Bench(Protocol):
@@ -300,11 +301,19 @@ class Attempt:
                 limits=self._settings.limits(self.bench.device),
                 flush_bytes=self.bench.flush_bytes,
                 seconds=self._settings.load_seconds,
+                cache=self._cache() if loader.kind == "python" else None,
             )
             undo.pop_all()
         self.confined = tuple(told["confined"])
         self.notes += [note for note in told["notes"] if note not in self.notes]
         return subject
+
+    def _cache(self) -> Path:
+        """What is compiled when it is called is compiled once: the process that is timed finds what
+        the one that was checked compiled. No other evaluation ever sees it."""
+        folder = self.workdir / CACHE
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def _benchmark(self, loader: Loader) -> None:
         """Both sides in processes that have done nothing else: what a process has allocated and

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,6 +133,7 @@ class LoadedSubject:
         self._case = case
         self._without = without
         self._left: Sequence[torch.Tensor] | None = None
+        self._first_seconds = 0.0
         signature = case.signature
         outputs = signature.of("output")
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
@@ -161,8 +163,14 @@ class LoadedSubject:
         flush_bytes: int,
         seconds: float,
         seed: int = 0,
+        cache: Path | None = None,
     ) -> dict[str, Any]:
-        """Set it up in the runner. Raises SubjectFailed, or what `RunnerProcess.ask` raises."""
+        """Set it up in the runner. Raises SubjectFailed, or what `RunnerProcess.ask` raises.
+
+        cache: where its compilers keep their results; given to a subject that compiles when it is
+        called first, so that this call gets the deadline of loading.
+        """
+        self._first_seconds = seconds if cache is not None else 0.0
         arrays = list(self._shared.values())
         message = {
             "op": "load",
@@ -179,6 +187,7 @@ class LoadedSubject:
             "expected": self._expected,
             "arrays": [[places_json(a.places), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),
+            "cache": str(cache) if cache is not None else None,
             "limits": dict(limits),
             "flush_bytes": flush_bytes,
             "without": sorted(self._without),
@@ -199,8 +208,13 @@ class LoadedSubject:
     def call(self, seconds: float) -> list[torch.Tensor]:
         """The outputs of one call. They lie in shared memory until the next call."""
         self._poison()
-        self._ask({"op": "call"}, seconds)
+        self._ask({"op": "call"}, self._patience(seconds))
         return self.outputs
+
+    def _patience(self, seconds: float) -> float:
+        """The deadline of a call; the first one may compile."""
+        patience, self._first_seconds = max(seconds, self._first_seconds), 0.0
+        return patience
 
     def inputs_changed(self, seconds: float) -> list[str]:
         """Names of inputs and weights that the subject changed behind the harness's back."""
@@ -230,7 +244,7 @@ class LoadedSubject:
         began = time.perf_counter_ns()
         self._runner.send({"op": "block", "seed": seed})
         self._runner.feed(calls)
-        reply = self._checked(self._runner.await_answer(seconds))
+        reply = self._checked(self._runner.await_answer(self._patience(seconds)))
         _check_times(reply, calls)
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited

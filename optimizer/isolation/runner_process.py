@@ -39,6 +39,8 @@ PASSED = (
     "LANG",
 )
 MAX_LOG = 64 * 1024
+# Inductor starts processes ahead that compile for GPUs; on the processors they disturb the timing.
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 Device = Literal["cpu", "cuda"]
 
 
@@ -115,6 +117,7 @@ class RunnerProcess:
             "TMPDIR": scratch,
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+            **(ONE_COMPILER if self.settings.device == "cpu" else {}),
             **threads_and_memory(self.settings.threads),
             MARK: self._mark,
         }

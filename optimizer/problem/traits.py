@@ -23,10 +23,11 @@ def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
 
     Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`).
     """
-    inputs, state = case.inputs(0), case.state(0)
+    # Building the model runs operators too; it must be built before anything is watched.
+    own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
     with _Arguments() as seen:
         case.reference(inputs, state, device=device)
-    return {**case.attributes(), **seen.found}
+    return {**own, **seen.found}
 
 
 class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]

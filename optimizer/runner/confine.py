@@ -1,5 +1,5 @@
 """The runner gives up what a candidate has no need of, just before candidate code is loaded:
-writing outside its scratch folder (Landlock), memory, processor time, large files, many processes.
+writing outside its own folders (Landlock), memory, processor time, large files, many processes.
 
 Irreversible for this process and its children. Network and process namespaces are the supervisor's
 doing, at start.
@@ -11,7 +11,7 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -31,8 +31,10 @@ _WRITABLE = (
 _GPU_DEVICES = "nvidia*"
 
 
-def confine(scratch: Path, limits: Mapping[str, int], landlock: bool = True) -> list[str]:
-    """Apply what this system has; the names of what was applied."""
+def confine(
+    writable: Sequence[Path], limits: Mapping[str, int], landlock: bool = True
+) -> list[str]:
+    """Apply what this system has; the names of what was applied. writable: folders."""
     applied = []
     if "memory_bytes" in limits:
         _limit(resource.RLIMIT_AS, _address_space() + limits["memory_bytes"])
@@ -46,7 +48,7 @@ def confine(scratch: Path, limits: Mapping[str, int], landlock: bool = True) -> 
             _limit(which, limits[name])
             applied.append(name.partition("_")[0])
     _limit(resource.RLIMIT_CORE, 0)
-    if landlock and only_writes_to(scratch):
+    if landlock and only_writes_to(*writable):
         applied.append("landlock")
     return applied
 
@@ -63,7 +65,7 @@ def _address_space() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def only_writes_to(scratch: Path) -> bool:
+def only_writes_to(*writable: Path) -> bool:
     """Forbid this process to write anywhere else; False where the kernel has no Landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(_CREATE_RULESET, None, 0, 1)
@@ -73,7 +75,7 @@ def only_writes_to(scratch: Path) -> bool:
     rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", rights), 8, 0)
     if rules < 0:
         return False
-    for place in (scratch, *map(Path, _WRITABLE), *Path("/dev").glob(_GPU_DEVICES)):
+    for place in (*writable, *map(Path, _WRITABLE), *Path("/dev").glob(_GPU_DEVICES)):
         _allow(libc, rules, place, rights)
     done: bool = (
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0

@@ -7,6 +7,7 @@ kind of failure; what the supervisor makes of it is not known here.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,7 @@ class Runner:
         self._without = frozenset(message["without"])
         if self._confined is None:
             self._confined = confine(
-                Path(message["scratch"]), message["limits"], landlock=24 not in self._without
+                _own_folders(message), message["limits"], landlock=24 not in self._without
             )
         self._last = self._subject = None
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
@@ -265,6 +266,20 @@ class Runner:
         """Which operators one call really ran."""
         del fds, message
         return {"operators": traced(self._call_subject)}
+
+
+def _own_folders(message: dict[str, Any]) -> list[Path]:
+    """Where it may write: its scratch folder, and what its compilers keep for the other processes
+    of the same evaluation."""
+    folders = [Path(message["scratch"])]
+    if message["cache"] is not None:
+        cache = Path(message["cache"])
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
+        os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+        # Inductor keeps its precompiled headers in the folder of temporary files.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(cache)
+        folders.append(cache)
+    return folders
 
 
 def join_threads() -> None:

@@ -143,8 +143,11 @@ class Search:
                 except ProposalFailed as failed:
                     self._silent += 1
                     self.listener.said(f"{synthesizer.name}: {failed}")
-                    if self._silent >= SILENT_IN_A_ROW:
-                        return f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
+                    ended = self._stop()
+                    if ended is None and self._silent >= SILENT_IN_A_ROW:
+                        ended = f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
+                    if ended is not None:
+                        return ended
                     continue
                 if proposal is not None:
                     self._silent = 0

@@ -17,18 +17,18 @@ from api.http.models import CandidateBody, RunBody, StepBody
 from api.http.openapi import json_request
 from api.http.plain import plain
 from api.http.routes.evaluations import from_this_machine
+from api.optimization.processes import RunProcesses, Sent
 from kb.errors import NotFound
 
 
-def _processes(request: Request) -> Any:
-    return request.app.state.runs
+def _processes(request: Request) -> RunProcesses:
+    runs: RunProcesses = request.app.state.runs
+    return runs
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
-    from api.optimization.processes import RunProcesses
-
     app.state.runs = RunProcesses(app.state.services)
     try:
         yield
@@ -37,7 +37,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 router = APIRouter(tags=["runs"], lifespan=_lifespan)
-Processes = Annotated[Any, Depends(_processes)]
+Processes = Annotated[RunProcesses, Depends(_processes)]
 
 
 @router.get("/runs", summary="Every run, the newest first")
@@ -61,16 +61,19 @@ def start(
 ) -> dict[str, Any]:
     """`proposers`: builtin, external or both. A run that external proposers take part in waits for
     POST /runs/{id}/candidates; GET /runs/{id}/context says what for."""
-    from api.evaluation import problem_named
+    from api.evaluation import problem_named, problem_sent
     from optimizer.search.goal import goal_from_json
 
     goal = goal_from_json(body.goal.model_dump(exclude_none=True))
-    problem = problem_named(body.problem)
+    sent = body.problem
+    if isinstance(sent, str):
+        place = Sent(str(problem_named(sent).path))
+    else:
+        problem_sent(sent.source, sent.toml)  # refuses what is no problem
+        place = Sent(None, sent.source, sent.toml)
     if body.hardware != "auto":
         parts.registry.resolve(body.hardware)
-    run_id = processes.start(
-        str(problem.path), body.hardware, goal.as_json(), tuple(body.proposers)
-    )
+    run_id = processes.start(place, body.hardware, goal.as_json(), tuple(body.proposers))
     return {"id": run_id, "state": "starting"}
 
 

@@ -1,0 +1,1 @@
+"""What a run hands over: an importable module, a report with plots, and the trajectory."""

@@ -1,0 +1,123 @@
+"""The measured cases of a package, from its dispatch.json, and what a call must look like to be
+one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TABLE = "dispatch.json"
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured case. wins: whether the kernel takes its calls; `why` tells.
+
+    key: dtype and shape of every input, the type's name for a Python number. values: of the inputs
+    that are Python numbers and were the same in every draw, else None. weights: name, dtype and
+    shape in state_dict order. outputs: dtype and shape. container: how the reference returns them.
+    """
+
+    name: str
+    wins: bool
+    why: str
+    key: Key
+    values: tuple[Any, ...]
+    weights: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+    outputs: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    container: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    argument_count: int
+    dtype: torch.dtype | None
+
+
+@dataclass
+class Table:
+    """kind: `library` or `python`, empty where there is no kernel; then `reason` says why. broken:
+    why the kernel cannot be used in this process; set where that turns out."""
+
+    folder: Path
+    kind: str
+    file: str
+    entry: str
+    device: str
+    frozen: bool
+    reason: str
+    rows: Mapping[Key, tuple[Row, ...]]
+    broken: str = ""
+
+
+def read_table(folder: Path) -> Table:
+    """Of the package in this folder."""
+    told = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+    rows: dict[Key, list[Row]] = {}
+    for case in told["cases"]:
+        if "inputs" in case:
+            row = _row(case)
+            rows.setdefault(row.key, []).append(row)
+    kernel = told["kernel"] or {}
+    return Table(
+        folder=folder,
+        kind=kernel.get("kind", ""),
+        file=kernel.get("file", ""),
+        entry=kernel.get("entry", ""),
+        device=told["device"],
+        frozen=told["frozen_weights"],
+        reason=told["reason"],
+        rows={key: tuple(found) for key, found in rows.items()},
+    )
+
+
+def _row(case: Mapping[str, Any]) -> Row:
+    inputs = case["inputs"]
+    return Row(
+        name=case["case"],
+        wins=case["wins"],
+        why=case["why"],
+        key=tuple(
+            given["number"] if "number" in given else _form(given["dtype"], given["shape"])
+            for given in inputs
+        ),
+        values=tuple(given.get("value") for given in inputs),
+        weights=tuple((w["name"], *_form(w["dtype"], w["shape"])) for w in case["weights"]),
+        outputs=tuple(_form(output["dtype"], output["shape"]) for output in case["outputs"]),
+        container=case["container"],
+        arguments=case["arguments"],
+        argument_count=case["argument_count"],
+        dtype=_dtype(case["dtype"]) if case["dtype"] else None,
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _form(dtype: str, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
+    return _dtype(dtype), tuple(shape)
+
+
+def key_of(inputs: Sequence[Any]) -> Key:
+    """The same for calls that look alike."""
+    return tuple(
+        (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        for value in inputs
+    )
+
+
+def told(inputs: Sequence[Any]) -> str:
+    """Inputs in words."""
+    return ", ".join(
+        f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else type(value).__name__
+        for value in inputs
+    )

@@ -1,0 +1,1 @@
+"""Candidates without a new kernel: configurations of torch.compile, and rewrites of the graph."""

@@ -1,0 +1,215 @@
+"""torch.compile's public configuration space as data, and what of it to try in which order.
+
+Knows nothing of how a configuration becomes a candidate. Standard library only, but for asking the
+torch that is installed which options it has.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kb.problem_terms import op_family
+from optimizer.search.context import Context
+from optimizer.search.knowledge import Remedy
+from optimizer.search.records import Value
+
+FILE = Path(__file__).with_name("configurations.toml")
+EAGER = "eager"  # stands in a candidate's values for: not compiled
+DEFAULT = "default"
+Options = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Help:
+    """When something is worth trying. devices: kinds it does something for, empty for any.
+
+    precision, weights: the policy that it needs, empty for any. ops: operators or their families.
+    """
+
+    about: str
+    devices: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    precision: str = ""
+    weights: str = ""
+
+    def fits(self, device: str, policy: Mapping[str, str]) -> bool:
+        return (
+            (not self.devices or device in self.devices)
+            and self.precision in ("", policy.get("precision"))
+            and self.weights in ("", policy.get("weights"))
+        )
+
+    def remedy(self, context: Context) -> Remedy | None:
+        """The first move of the context that asks for what this changes."""
+        if not context.with_knowledge:
+            return None
+        remedies = (r for r in context.knowledge.remedies if r.change.get("role") in self.roles)
+        return next(remedies, None)
+
+    def rank(self, context: Context) -> int:
+        """How much speaks for it here: a move most, then the leading signal, then the operator."""
+        op = context.problem.op
+        found = [n for n, signal in enumerate(context.parent.signals) if signal in self.signals]
+        rank = 4 if self.remedy(context) is not None else 0
+        rank += max(0, 3 - found[0]) if found else 0
+        return rank + (2 if {op, op_family(op)} & set(self.ops) else 0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration to start from."""
+
+    name: str
+    mode: str
+    options: Options
+    help: Help
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option and the values that are worth trying. default: torch's own, None if not stated."""
+
+    name: str
+    values: tuple[Value, ...]
+    default: Value | None
+    help: Help
+
+
+@dataclass(frozen=True)
+class Step:
+    """A configuration beside the one it was made from. attributed: id of the move that asked."""
+
+    mode: str
+    options: Options
+    plan: str
+    attributed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What the torch of this machine knows: modes with the options they set, and option names."""
+
+    modes: Mapping[str, Options]
+    options: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The whole file."""
+
+    points: tuple[Point, ...]
+    options: tuple[Option, ...] = field(default=())
+
+    def starts(self, context: Context, installed: Installed) -> list[Step]:
+        """Points for this device and policy: the default, then by what speaks for them."""
+        device, policy = device_of(context), context.problem.policy
+        fitting = [p for p in self.points if p.help.fits(device, policy)]
+        # A mode that does nothing of its own in this torch or a point whose options it lacks would
+        # be the default again.
+        there = [
+            p for p in fitting if p.mode in installed.modes and set(p.options) <= installed.options
+        ]
+        there.sort(key=lambda p: (p.name != DEFAULT, -p.help.rank(context)))
+        return [_start(point, context) for point in there]
+
+    def neighbours(
+        self, mode: str, options: Options, context: Context, installed: Installed
+    ) -> Iterator[Step]:
+        """One option or the mode changed; what speaks most for itself first."""
+        device, policy = device_of(context), context.problem.policy
+        changes: list[tuple[int, Step]] = []
+        for option in self.options:
+            if option.name in installed.options and option.help.fits(device, policy):
+                rank = option.help.rank(context)
+                known = installed.modes.get(mode, {}).get(option.name, option.default)
+                changes += [
+                    (rank, step) for step in _changed(option, mode, options, known, context)
+                ]
+        for point in self.points:
+            if point.mode in installed.modes and point.help.fits(device, policy):
+                if point.options or point.mode == mode:
+                    continue
+                plan = f"Compile in mode {point.mode} instead of {mode}: {point.help.about}"
+                changes.append((point.help.rank(context), Step(point.mode, dict(options), plan)))
+        changes.sort(key=lambda change: -change[0])
+        return (step for _, step in changes)
+
+
+def device_of(context: Context) -> str:
+    return context.hardware.device or "cpu"
+
+
+def _start(point: Point, context: Context) -> Step:
+    remedy = point.help.remedy(context)
+    attributed = (remedy.id,) if remedy is not None else ()
+    return Step(point.mode, dict(point.options), f"{point.name}: {point.help.about}", attributed)
+
+
+def _changed(
+    option: Option, mode: str, options: Options, known: Value | None, context: Context
+) -> Iterator[Step]:
+    """Every other value of one option, and without it where it is set."""
+    remedy = option.help.remedy(context)
+    attributed = (remedy.id,) if remedy is not None else ()
+    now = options.get(option.name, known)
+    for value in option.values:
+        if not _same(value, now):
+            plan = f"Set {option.name} to {value!r}: {option.help.about}"
+            yield Step(mode, {**options, option.name: value}, plan, attributed)
+    if option.name in options:
+        left = {name: value for name, value in options.items() if name != option.name}
+        yield Step(mode, left, f"Leave {option.name} to torch again.")
+
+
+def _same(left: Value, right: Value | None) -> bool:
+    """1 and True are equal in Python and two values here."""
+    return type(left) is type(right) and left == right
+
+
+# -- from the file and from torch
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Space:
+    return read(FILE)
+
+
+def read(path: Path) -> Space:
+    """Raises KeyError and TypeError for what is no such file: it ships with the package."""
+    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    points = [
+        Point(row["name"], row["mode"], dict(row.get("options", {})), _help(row))
+        for row in told["points"]
+    ]
+    options = [
+        Option(row["name"], tuple(row["values"]), row.get("default"), _help(row))
+        for row in told["options"]
+    ]
+    return Space(tuple(points), tuple(options))
+
+
+def _help(row: Mapping[str, Any]) -> Help:
+    lists: dict[str, Sequence[str]] = {
+        name: tuple(row.get(name, ())) for name in ("devices", "ops", "signals", "roles")
+    }
+    return Help(
+        row["about"],
+        **{name: tuple(value) for name, value in lists.items()},
+        precision=row.get("precision", ""),
+        weights=row.get("weights", ""),
+    )
+
+
+@lru_cache(maxsize=1)
+def installed() -> Installed:
+    """Of the torch here, which is the one that candidates run with."""
+    from torch._inductor import list_mode_options, list_options
+
+    return Installed(list_mode_options(), frozenset(list_options()))

@@ -1,0 +1,153 @@
+"""What rules see of a graph: operators by one name however they were written (`torch.mul`, `*`,
+`.mul()`), their arguments by place or name, shapes and dtypes from fake tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx import Node
+
+_SAME = {
+    "truediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "absolute": "abs",
+    "negative": "neg",
+    "swapaxes": "transpose",
+    "reshape_as": "view_as",
+    "linalg_matmul": "matmul",
+}
+_WRITERS = {"setitem", "copy_", "iadd", "imul", "isub", "itruediv", "imatmul", "ior", "iand"}
+_RANDOM = {
+    "rand",
+    "randn",
+    "randint",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "rand_like",
+    "randperm",
+}
+
+
+def called(node: object) -> str:
+    """The name of the operator of a call; of anything else the empty word."""
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
+        return ""
+    if node.op == "call_method":
+        name = str(node.target)
+    else:
+        name = str(getattr(node.target, "__name__", ""))
+    return _SAME.get(name, name)
+
+
+def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+    if place < len(node.args):
+        return node.args[place]
+    return node.kwargs.get(name, default)
+
+
+def operand(value: object, *names: str) -> Node | None:
+    """The node, if it is a call of one of these operators."""
+    return value if isinstance(value, Node) and called(value) in names else None
+
+
+def tensor(value: object) -> torch.Tensor | None:
+    """What is known of a node's tensor: a fake one."""
+    known = value.meta.get("val") if isinstance(value, Node) else None
+    return known if isinstance(known, torch.Tensor) else None
+
+
+def shape(value: object) -> tuple[int, ...] | None:
+    known = tensor(value)
+    return tuple(known.shape) if known is not None else None
+
+
+def is_float(value: object) -> bool:
+    known = tensor(value)
+    return known is not None and known.is_floating_point()
+
+
+def is_number(value: object) -> bool:
+    """A literal, or a node that stands for a Python number."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return True
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), int | float)
+
+
+def literal(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def near(value: object, wanted: float) -> bool:
+    found = literal(value)
+    return found is not None and math.isclose(found, wanted, rel_tol=1e-6)
+
+
+def one_dim(value: object, rank: int | None) -> int | None:
+    """A single dimension, counted from the front where the rank is known."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value % rank if rank else value
+
+
+def last(value: object, of: object) -> bool:
+    """Whether a dimension argument names the last one of a tensor."""
+    known = shape(of)
+    return known is not None and one_dim(value, len(known)) == len(known) - 1
+
+
+def either(node: Node) -> Iterator[tuple[Any, Any]]:
+    """The two operands of a commutative operator, in both orders."""
+    if len(node.args) == 2 and not node.kwargs:
+        left, right = node.args
+        yield left, right
+        yield right, left
+
+
+def only_user(value: object, user: Node) -> bool:
+    return isinstance(value, Node) and set(value.users) == {user}
+
+
+def factors(value: object) -> list[object]:
+    """Of a product, through nested ones."""
+    if isinstance(value, Node) and called(value) == "mul" and len(value.args) == 2:
+        return [*factors(value.args[0]), *factors(value.args[1])]
+    return [value]
+
+
+def writes_in_place(node: Node) -> bool:
+    name = called(node)
+    trailing = name.endswith("_") and not name.endswith("__")
+    return trailing or name in _WRITERS or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+
+
+def is_random(node: Node) -> bool:
+    return called(node) in _RANDOM
+
+
+def replace(node: Node, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Node:
+    """Put a call in a node's place; what only it used goes with the next clean-up."""
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(function, tuple(args), kwargs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    return new
+
+
+def operators(graph: fx.Graph) -> int:
+    """How many operators a call runs; asking for a size or picking one of several is none."""
+    calls = ("call_function", "call_method", "call_module")
+    asks = ("getattr", "size", "dim", "getitem")
+    return sum(node.op in calls and called(node) not in asks for node in graph.nodes)

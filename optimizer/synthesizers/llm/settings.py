@@ -1,0 +1,85 @@
+"""What can be set about language models: which ones, how often, how long, and with what tools.
+
+Standard library only. The budget in USD is the run's, not theirs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kb.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class WeightedModel:
+    """name: as litellm spells it (`anthropic/...`, `openai/...`). weight: relative, above 0."""
+
+    name: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.name or not 0 < self.weight < float("inf"):
+            raise InvalidRequest(
+                f"model {self.name!r} with weight {self.weight}",
+                hint="Write model=weight with a weight above 0, as openai/gpt-4o=2.",
+            )
+
+
+@dataclass(frozen=True)
+class LlmSettings:
+    """api_base, api_key: None for litellm's usual environment variables. timeout_s: of one call.
+    retries: after the first try, where the provider is busy or broken. tools: whether a model may
+    call them. tool_rounds: answers in one conversation that may be tool calls. repair_rounds: times
+    a model is told what is wrong with its answer.
+    """
+
+    models: tuple[WeightedModel, ...]
+    api_base: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    temperature: float | None = 0.7
+    max_output_tokens: int = 16_384
+    timeout_s: float = 300.0
+    retries: int = 3
+    requests_per_minute: float | None = None
+    tools: bool = False
+    tool_rounds: int = 4
+    repair_rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise InvalidRequest("no model is named", hint="Give at least one litellm model name.")
+        for name in ("max_output_tokens", "timeout_s", "requests_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
+        for name in ("retries", "tool_rounds", "repair_rounds"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}", hint="Give 0 or more.")
+
+
+def models_from(text: str) -> tuple[WeightedModel, ...]:
+    """`a=2,b` -> a with weight 2 and b with weight 1. Raises InvalidRequest."""
+    return tuple(_model(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _model(text: str) -> WeightedModel:
+    name, equals, weight = text.rpartition("=")
+    if not equals:
+        return WeightedModel(text)
+    try:
+        return WeightedModel(name.strip(), float(weight))
+    except ValueError as problem:
+        raise InvalidRequest(
+            f"{weight!r} is no weight", hint="Write model=weight, as openai/gpt-4o=2."
+        ) from problem
+
+
+def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -> str:
+    """The model that is asked. attempt: how often this step has been asked for before; each one
+    draws again, so that one dead model of several does not end a run."""
+    chance = random.Random(f"{seed}:{step}:model")
+    names = [model.name for model in models]
+    weights = [model.weight for model in models]
+    return chance.choices(names, weights, k=attempt + 1)[attempt]

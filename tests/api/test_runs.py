@@ -1,0 +1,130 @@
+"""Runs over HTTP: proposals from outside, real compilers, and a cancel that leaves nobody alive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.api.conftest import assert_error
+from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TOML, candidate
+
+SECONDS = 120.0
+GOAL = {"candidates": 2, "language": "cpp", "knowledge": False}
+SENT = {"source": PROBLEM, "toml": TOML.replace("timed = false\n", "")}
+
+
+def started(client: TestClient, **changes: Any) -> str:
+    given = {"problem": SENT, "goal": GOAL, "proposers": ["external"], **changes}
+    answer = client.post("/runs", json=given, headers=HERE)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def until(ask: Callable[[], Any]) -> Any:
+    """The first answer that is true."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        found = ask()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come")
+
+
+def waiting(client: TestClient, run_id: str) -> dict[str, Any] | None:
+    told = client.get(f"/runs/{run_id}/context").json()
+    assert told["state"] != "failed", client.get(f"/runs/{run_id}").json()
+    return told["context"] if told["waiting"] else None
+
+
+def ended(client: TestClient, run_id: str) -> dict[str, Any] | None:
+    run: dict[str, Any] = client.get(f"/runs/{run_id}").json()
+    return run if run["state"] not in ("starting", "running") else None
+
+
+def test_another_program_proposes_and_the_run_measures(client: TestClient) -> None:
+    run_id = started(client)
+    context = until(lambda: waiting(client, run_id))
+    assert context["step"] == 1 and context["problem"]["name"] == "doubled"
+    assert context["parent"]["plan"] == "the reference"
+    wrong = {"step": 1, "candidate": candidate(KERNEL.replace("2 * x", "3 * x")), "plan": "thrice"}
+    path = f"/runs/{run_id}/candidates"
+    assert client.post(path, json=wrong, headers=HERE).status_code == 202
+    assert_error(client.post(path, json=wrong, headers=HERE), 409, "conflict")
+    context = until(lambda: waiting(client, run_id))
+    assert context["step"] == 2
+    right = {"step": 2, "candidate": candidate(), "plan": "twice", "used": ["nothing"]}
+    assert client.post(path, json=right, headers=HERE).status_code == 202
+    run = until(lambda: ended(client, run_id))
+    assert run["state"] == "finished" and run["ended"] == "2 candidates were tried"
+    nodes = client.get(f"/runs/{run_id}/tree").json()["nodes"]
+    assert [node["validity"] for node in nodes] == ["correct", "incorrect", "correct"]
+    one = client.get(f"/runs/{run_id}/candidates/2").json()
+    assert one["proposal"]["claimed"] == [] and one["evaluation"]["validity"] == "correct"
+    assert_error(client.get(f"/runs/{run_id}/candidates/9"), 404, "not_found")
+    assert run_id in [row["id"] for row in client.get("/runs").json()["runs"]]
+
+
+def alive(marker: str) -> list[int]:
+    """Processes whose command line or environment has this text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue
+        if marker.encode() in told and state != b"Z":
+            found.append(int(entry.name))
+    return found
+
+
+def test_a_cancel_leaves_no_process_alive(client: TestClient) -> None:
+    """Within five seconds, while it waits and while it measures."""
+    run_id = started(client)
+    until(lambda: waiting(client, run_id))
+    assert alive(run_id)
+    began = time.monotonic()
+    told = client.post(f"/runs/{run_id}/cancel", headers=HERE).json()
+    assert time.monotonic() - began < 5
+    assert told["state"] == "cancelled" and alive(run_id) == []
+
+    endless = KERNEL.replace("y[i] = 2", "for (volatile int w = 1; w;) {} y[i] = 2")
+    run_id = started(client)
+    until(lambda: waiting(client, run_id))
+    hung = {"step": 1, "candidate": candidate(endless)}
+    client.post(f"/runs/{run_id}/candidates", json=hung, headers=HERE)
+    time.sleep(2)
+    began = time.monotonic()
+    client.post(f"/runs/{run_id}/cancel", headers=HERE)
+    assert time.monotonic() - began < 5 and alive(run_id) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"problem": "softmaxx"}, 404, "not_found"),
+        ({"hardware": "h1000"}, 404, "unknown_hardware"),
+        ({"goal": {"candidates": 0}}, 400, "invalid_request"),
+        ({"proposers": ["someone"]}, 400, "invalid_request"),
+        ({"problem": {"source": "x = 1"}}, 400, "invalid_request"),
+    ],
+)
+def test_bad_requests(client: TestClient, changes: Any, status: int, code: str) -> None:
+    given = {"problem": "softmax", **changes}
+    assert_error(client.post("/runs", json=given, headers=HERE), status, code)
+
+
+def test_unknown_runs_and_strangers(client: TestClient) -> None:
+    for path in ("/runs/run_0", "/runs/run_0/tree", "/runs/run_0/context"):
+        assert_error(client.get(path), 404, "not_found")
+    foreign = client.post("/runs", json={"problem": "softmax"}, headers={"host": "kernels.example"})
+    assert_error(foreign, 403, "evaluation_forbidden")

@@ -1,0 +1,161 @@
+"""OpenAI-compatible servers on loopback. They hold no kernel: whatever code they answer with is the
+parent's source as they found it in the prompt, changed by numbers found in the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_BEGIN = re.compile(r"^--- KERNLORE-DATA ([0-9a-f]+) BEGIN ([a-z-]+) ---$")
+_END = re.compile(r"^--- KERNLORE-DATA ([0-9a-f]+) END ---$")
+
+
+@dataclass
+class Answered:
+    """What the server sends: a chat completion with `content` and `tool_calls`, or `raw`."""
+
+    content: str | None = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    finish: str = "stop"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    raw: str | None = None
+    refusal: str | None = None
+    usage: Mapping[str, int] | None = field(
+        default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    )
+
+
+Script = Callable[[dict[str, Any], int], Answered]
+
+
+class ModelServer:
+    """requests: bodies as they came. script(body, number of the request, from 0)."""
+
+    def __init__(self, script: Script) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.released = threading.Event()
+        self._script = script
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.requests.append(body)
+                server._send(self, server._script(body, len(server.requests) - 1))
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+
+    def close(self) -> None:
+        self.released.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def _send(self, handler: BaseHTTPRequestHandler, told: Answered) -> None:
+        body = (told.raw if told.raw is not None else json.dumps(_completion(told))).encode()
+        try:
+            handler.send_response(told.status)
+            for name, value in told.headers.items():
+                handler.send_header(name, value)
+            handler.send_header("Content-Type", "application/json")
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the caller gave up waiting, as the test wants
+
+
+def _completion(told: Answered) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": told.content}
+    if told.tool_calls:
+        message["tool_calls"] = told.tool_calls
+    if told.refusal:
+        message["refusal"] = told.refusal
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "scripted",
+        "choices": [{"index": 0, "message": message, "finish_reason": told.finish}],
+        **({"usage": told.usage} if told.usage else {}),
+    }
+
+
+def failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Answered:
+    raw = json.dumps({"error": {"message": message, "type": "error", "code": None}})
+    return Answered(status=status, raw=raw, headers=headers or {})
+
+
+def tool_call(name: str, **arguments: Any) -> dict[str, Any]:
+    told = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": f"call_{name}", "type": "function", "function": told}
+
+
+def prompt_of(body: Mapping[str, Any]) -> str:
+    """The first user message."""
+    return next(str(m["content"]) for m in body["messages"] if m["role"] == "user")
+
+
+def blocks(prompt: str) -> tuple[list[tuple[str, str]], str]:
+    """(kind, text) of every data block, and the text outside of them."""
+    inside: list[tuple[str, str]] = []
+    outside: list[str] = []
+    kind, lines = "", []
+    for line in prompt.split("\n"):
+        if begin := _BEGIN.match(line):
+            assert not kind, "a block opens inside a block"
+            kind, lines = begin[2], []
+        elif _END.match(line):
+            inside.append((kind, "\n".join(lines)))
+            kind = ""
+        else:
+            (lines if kind else outside).append(line)
+    assert not kind, "a block is never closed"
+    return inside, "\n".join(outside)
+
+
+def block(prompt: str, kind: str) -> str:
+    return next(text for name, text in blocks(prompt)[0] if name == kind)
+
+
+def moved(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The parent with the move's parameter raised by its factor as far as its limit, rounded down
+    to the fact it depends on: everything is read from the prompt."""
+    prompt = prompt_of(body)
+    header, _, source = block(prompt, "source").partition("\n")
+    name = header.removeprefix("file: ")
+    move = block(prompt, "move")
+    role = re.search(r"role=(\w+)", move)
+    factor = re.search(r"factor=(\d+)", move)
+    limit = re.search(r"^limit: ([\d.]+)", move, re.M)
+    simd = re.search(r"^simd_width = (\d+)", block(prompt, "facts"), re.M)
+    assert role and factor and limit and simd
+    constant = re.search(rf"{role[1].upper()} = (\d+)", source)
+    assert constant
+    value = min(int(constant[1]) * int(factor[1]), int(float(limit[1])))
+    value -= value % int(simd[1])
+    changed = source.replace(constant[0], f"{role[1].upper()} = {value}")
+    return {
+        "plan": f"{role[1]} to {value}",
+        "used": [re.search(r"^id: (\S+)", move, re.M)[1], "mv_never_shown"],  # type: ignore[index]
+        "language": "cpp",
+        "files": {name: changed + "\n"},
+        "main": name,
+        "parameters": {role[1]: value},
+    }
+
+
+def good(body: Mapping[str, Any]) -> Answered:
+    return Answered(json.dumps(moved(body)))
