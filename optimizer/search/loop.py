@@ -68,6 +68,7 @@ class Search:
     _closed: set[int] = field(default_factory=set)
     _exhausted: set[tuple[str, int]] = field(default_factory=set)
     _known: dict[int, Knowledge] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
     _silent: int = 0
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class Search:
         number = len(self.tree)
         chance = random.Random(f"{self.goal.seed}:{number}")
         while True:
-            parent = self._policy.choose(self.tree, self._closed, chance)
+            parent = self._first(chance)
             if parent is None:
                 return "nothing is left to try"
             context = self._context(parent)
@@ -142,6 +143,7 @@ class Search:
                     proposal = synthesizer.propose(context)
                 except ProposalFailed as failed:
                     self._silent += 1
+                    self._failed.add(synthesizer.name)
                     self.listener.said(f"{synthesizer.name}: {failed}")
                     ended = self._stop()
                     if ended is None and self._silent >= SILENT_IN_A_ROW:
@@ -156,9 +158,28 @@ class Search:
             if all((s.name, parent) in self._exhausted for s in self.synthesizers):
                 self._closed.add(parent)
 
+    def _first(self, chance: random.Random) -> int | None:
+        """The reference while somebody has first tries left, then what the policy chooses."""
+        if any(self._tries_left(s) for s in self.synthesizers):
+            return REFERENCE
+        return self._policy.choose(self.tree, self._closed, chance)
+
+    def _tries_left(self, synthesizer: Synthesizer) -> bool:
+        if synthesizer.name in self._failed or (synthesizer.name, REFERENCE) in self._exhausted:
+            return False
+        made = [
+            node
+            for node in self.tree.children(REFERENCE)
+            if node.proposal is not None and node.proposal.synthesizer == synthesizer.name
+        ]
+        return len(made) < synthesizer.first_tries
+
     def _order(self, parent: int) -> list[Synthesizer]:
-        """Who is asked first: whoever has proposed least for what it brought."""
+        """Who is asked first: whoever has first tries left, then whoever has proposed least for what
+        it brought."""
         usable = [s for s in self.synthesizers if (s.name, parent) not in self._exhausted]
+        trying = [s for s in usable if parent == REFERENCE and self._tries_left(s)]
+        usable = trying or usable
 
         def turn(synthesizer: Synthesizer) -> float:
             made = [

@@ -17,9 +17,12 @@ class ProposalFailed(Exception):
 
 
 class Synthesizer(Protocol):
-    """Proposes changes of a node."""
+    """Proposes changes of a node. first_tries: candidates of its own from the reference that a run
+    tries before its policy chooses what to change, so that a first success of one proposer does not
+    keep the others from ever being heard."""
 
     name: str
+    first_tries: int
 
     def propose(self, context: Context) -> Proposal | None:
         """A candidate that changes `context.parent`, or None when nothing is left to try from it.

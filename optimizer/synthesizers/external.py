@@ -66,6 +66,7 @@ class ExternalSynthesizer:
     """Waits for the mailbox."""
 
     name = NAME
+    first_tries = 1
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class CompilerSynthesizer:
     """Over the shipped configurations and rules, or others."""
 
     name = NAME
+    first_tries = 1
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class LlmSynthesizer:
     """
 
     name = "llm"
+    first_tries = 1
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class RecipeSynthesizer:
     """Over a fixed set of recipes."""
 
     name = NAME
+    first_tries = 3
 
     def __init__(self, recipes: Sequence[Recipe], languages: Sequence[str]) -> None:
         """languages: those that can be built here; recipes in others are left out."""

@@ -89,6 +89,7 @@ class Steps:
     """Changes x by one, upwards first; None when both neighbours were tried."""
 
     name = "steps"
+    first_tries = 1
 
     def propose(self, context: Context) -> Proposal | None:
         parent = context.parent.proposal
@@ -104,6 +105,7 @@ class Nonsense:
     """Never brings anything."""
 
     name = "nonsense"
+    first_tries = 1
 
     def propose(self, context: Context) -> Proposal | None:
         raise ProposalFailed("it said nothing of use")
