@@ -175,7 +175,7 @@ class Search:
         return len(made) < synthesizer.first_tries
 
     def _order(self, parent: int) -> list[Synthesizer]:
-        """Who is asked first: whoever has first tries left, then whoever has proposed least for what
+        """Who is asked first: who has first tries left, then who has proposed least for what
         it brought."""
         usable = [s for s in self.synthesizers if (s.name, parent) not in self._exhausted]
         trying = [s for s in usable if parent == REFERENCE and self._tries_left(s)]
