@@ -41,6 +41,7 @@ module = importlib.import_module(sys.argv[2])
 inputs, state, args = torch.load(sys.argv[3])
 model = module.ModelNew(*args)
 model.load_state_dict(state)
+model.eval().requires_grad_(False)
 with torch.no_grad():
     told = model.dispatch(*inputs)
     torch.save(model(*inputs), sys.argv[4])

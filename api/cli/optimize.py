@@ -25,6 +25,9 @@ def optimize(
     candidates: Annotated[int, typer.Option(help="At most so many.")] = 30,
     minutes: Annotated[float | None, typer.Option(help="At most so long.")] = None,
     usd: Annotated[float | None, typer.Option(help="At most so much for models.")] = None,
+    models: Annotated[
+        str, typer.Option(help="Language models to ask too, as litellm names them: a=2,b.")
+    ] = "",
     knowledge: Annotated[str, typer.Option(help="on or off.")] = "on",
     policy: Annotated[str, typer.Option(help="best-first, mcts or evolutionary.")] = "best-first",
     memory: Annotated[
@@ -61,7 +64,7 @@ def optimize(
     )
     local = LocalTarget(read_settings(data_dir))
     try:
-        finished = _search(local, problem, goal, hardware, as_json)
+        finished = _search(local, problem, goal, hardware, models, as_json)
         told = _written(finished, output)
     finally:
         local.close()
@@ -77,7 +80,9 @@ def _on(word: str) -> bool:
     return word == "on"
 
 
-def _search(local: LocalTarget, problem: str, goal: Any, hardware: str, quiet: bool) -> Finished:
+def _search(
+    local: LocalTarget, problem: str, goal: Any, hardware: str, models: str, quiet: bool
+) -> Finished:
     from api.cli.progress import progress
     from api.optimization.runs import optimize as run
 
@@ -85,7 +90,7 @@ def _search(local: LocalTarget, problem: str, goal: Any, hardware: str, quiet: b
         note("loading the built-in knowledge into the data directory, once")
         local.load_knowledge()
     with progress(goal, quiet) as listener:
-        return run(local.services, Path(problem), goal, hardware, listener)
+        return run(local.services, Path(problem), goal, hardware, listener, models=models)
 
 
 def _written(finished: Finished, output: Path | None) -> dict[str, Any]:

@@ -61,12 +61,14 @@ def optimize(
     listener: Listener,
     *,
     proposers: Sequence[Synthesizer] | None = None,
+    models: str = "",
     resume: str | None = None,
     run_id: str | None = None,
 ) -> Finished:
     """Search until the goal's end and prove the winner. resume: id of a run to go on with.
 
-    proposers: instead of the built-in ones. run_id: of a new run, where somebody knows it already.
+    proposers: instead of the built-in ones. models: language models to ask beside them, as
+    `name=weight,name`. run_id: of a new run, where somebody knows it already.
     """
     problem = load_problem(problem_path)
     store = run_store(services)
@@ -89,7 +91,9 @@ def optimize(
         else:
             run = replace(_matching(store, resume, problem), state="running", ended="")
             Runs(services.catalog).clear_cancel(resume)
-        chosen = proposers if proposers is not None else builtin(services, goal, places)
+        chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
+        if models:
+            chosen.append(language_models(services, models, goal, listener))
         search = Search(
             run=run,
             store=store,
@@ -137,6 +141,7 @@ def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Sy
     """Recipes and torch's compiler: what needs no key."""
     wanted = [goal.language] if goal.language else list(places)
     proposers: list[Synthesizer] = []
+    services.skills.sync_builtin(services.settings.skills_dir)  # this version's recipes
     recipes = library_recipes(services)
     proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
     if "torch" in wanted:
@@ -144,6 +149,19 @@ def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Sy
 
         proposers.append(CompilerSynthesizer())
     return proposers
+
+
+def language_models(services: Services, models: str, goal: Goal, listener: Listener) -> Synthesizer:
+    """Raises Unavailable where litellm is not installed."""
+    from optimizer.synthesizers.llm import LlmSettings, LlmSynthesizer, models_from, price_known
+    from optimizer.synthesizers.llm.transcripts import FolderTranscripts
+
+    settings = LlmSettings(models_from(models))
+    for model in settings.models:
+        if goal.usd is not None and not price_known(model.name):
+            listener.said(f"{model.name} has no known price: --usd cannot count what it costs")
+    folder = services.settings.data_dir / "transcripts"
+    return LlmSynthesizer(settings, FolderTranscripts(folder))
 
 
 def _hardware_view(target: Any, places: dict[str, Place]) -> HardwareView:

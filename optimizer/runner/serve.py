@@ -276,6 +276,7 @@ def _own_folders(message: dict[str, Any]) -> list[Path]:
         cache = Path(message["cache"])
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
         os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(cache / "extensions")
         # Inductor keeps its precompiled headers in the folder of temporary files.
         os.environ["TMPDIR"] = tempfile.tempdir = str(cache)
         folders.append(cache)

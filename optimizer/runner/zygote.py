@@ -80,7 +80,8 @@ def _go_between(
         os.close(fd)
     os.write(status, struct.pack("=ii", runner, 0))
     _, code = os.waitpid(runner, 0)
-    os.write(status, struct.pack("=ii", runner, os.waitstatus_to_exitcode(code)))
+    with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
+        os.write(status, struct.pack("=ii", runner, os.waitstatus_to_exitcode(code)))
     os._exit(0)
 
 

@@ -1,0 +1,56 @@
+"""A candidate that needs torch's own extension builder: Python that builds C++ when it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer.bundle import Bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.problem.load import load_problem
+from optimizer.toolchains.base import Target
+from optimizer.toolchains.torch_python import TorchPython
+
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+
+def get_inputs():
+    return [torch.randn(32, 65)]
+"""
+CANDIDATE = '''
+import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = """
+#include <ATen/ATen.h>
+#include <torch/extension.h>
+at::Tensor rows(at::Tensor x) {
+  at::Tensor y = at::exp(x - x.amax(-1, true));
+  return y / y.sum(-1, true);
+}
+"""
+kernel = load_inline("rows_extension", SOURCE, functions=["rows"])
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return kernel.rows(x)
+'''
+
+
+def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path) -> None:
+    path = tmp_path / "rows.py"
+    path.write_text(PROBLEM, encoding="utf-8")
+    path.with_suffix(".toml").write_text(
+        'op = "softmax"\n[[cases]]\nname = "main"\ntimed = false\n', encoding="utf-8"
+    )
+    bundle = Bundle({"m.py": CANDIDATE}, "m.py", "torch", "ModelNew")
+    target = Target("x86-64", ("x86-64",), None, "cpu")
+    settings = EvaluationSettings(threads=1, load_seconds=240.0)
+    with Evaluator(load_problem(path), target, settings) as evaluator:
+        found = evaluator.evaluate(bundle, TorchPython())
+    assert found.correct, f"{found.message}\n{found.log}"
