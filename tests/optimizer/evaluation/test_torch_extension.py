@@ -1,4 +1,4 @@
-"""A candidate that needs torch's own extension builder: Python that builds C++ when it is loaded."""
+"""A candidate that needs torch's extension builder: Python that builds C++ when it is loaded."""
 
 from __future__ import annotations
 
