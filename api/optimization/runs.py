@@ -153,7 +153,9 @@ def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Sy
 
 def language_models(services: Services, models: str, goal: Goal, listener: Listener) -> Synthesizer:
     """Raises Unavailable where litellm is not installed."""
-    from optimizer.synthesizers.llm import LlmSettings, LlmSynthesizer, models_from, price_known
+    from optimizer.synthesizers.llm.litellm_asker import price_known
+    from optimizer.synthesizers.llm.settings import LlmSettings, models_from
+    from optimizer.synthesizers.llm.synthesizer import LlmSynthesizer
     from optimizer.synthesizers.llm.transcripts import FolderTranscripts
 
     settings = LlmSettings(models_from(models))
