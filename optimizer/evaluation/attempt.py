@@ -382,6 +382,8 @@ class Attempt:
     @property
     def _timing_policy(self) -> TimingPolicy:
         policy = self._settings.timing
+        if self.bench.device == "cpu":
+            policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.bench.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

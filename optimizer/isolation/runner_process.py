@@ -200,6 +200,11 @@ class RunnerProcess:
             os.kill(self._launched.pid, signal.SIGCONT)
             self._stopped = False
 
+    @property
+    def pid(self) -> int:
+        """Of the runner itself, as this process sees it."""
+        return self._launched.pid
+
     def waited_ns(self) -> int:
         """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
         tasks = Path(f"/proc/{self._launched.pid}/task").glob("*/schedstat")

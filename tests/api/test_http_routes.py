@@ -11,6 +11,10 @@ from tests.api.conftest import assert_error
 
 # A valid body for each route that takes one, so that only the id can be wrong.
 BODIES: dict[str, Any] = {
+    "/runs/{run_id}/candidates": {
+        "step": 1,
+        "candidate": {"files": {"k.cpp": ""}, "main": "k.cpp", "language": "cpp"},
+    },
     "/retrievals/{retrieval_id}/outcome": {"used": []},
     "/passages/{passage_id}": {"text": "A correction."},
     "/facts/{fact_id}": {"status": "accepted"},
@@ -31,6 +35,7 @@ def test_every_route_refuses_a_foreign_id(client: TestClient) -> None:
                     method,
                     path,
                     json=BODIES[template] if method == "patch" or template in BODIES else None,
+                    headers={"host": "127.0.0.1:8321"},
                 )
                 assert_error(answer, 404)
                 checked += 1

@@ -106,15 +106,15 @@ def tree(run_id: str, parts: Parts) -> dict[str, Any]:
 
 
 @router.get("/runs/{run_id}/candidates/{number}", summary="One candidate with its evaluation")
-def candidate(run_id: str, number: int, parts: Parts) -> dict[str, Any]:
+def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
     from api.optimization.runs import run_store
 
     store = run_store(parts)
     store.run(run_id)
     nodes = store.nodes(run_id)
-    if not 0 <= number < len(nodes):
+    if not (number.isascii() and number.isdigit() and int(number) < len(nodes)):
         raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(nodes) - 1}.")
-    told: dict[str, Any] = plain(nodes[number].as_json())
+    told: dict[str, Any] = plain(nodes[int(number)].as_json())
     return told
 
 

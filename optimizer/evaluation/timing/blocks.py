@@ -19,6 +19,7 @@ import torch
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.subject import Block, LoadedSubject, SubjectFailed
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
+from optimizer.isolation.processors import account, left_between
 from optimizer.isolation.runner_process import (
     RunnerDied,
     RunnerForged,
@@ -28,6 +29,7 @@ from optimizer.isolation.runner_process import (
 
 # How much of a block may be missing from the candidate's clocks before it is no delay of the
 # machine: shares of a block and of a call, and what waking a process and copying outputs take.
+CROWD = 0.5  # processors that other work may use
 MAX_CALIBRATION = 5  # blocks of each side
 SLOW_CALIBRATION_NS = 1_000_000_000
 TELLING_BLOCKS = 4  # with fewer, chance explains much
@@ -60,7 +62,8 @@ class TimingPolicy:
     """block_ms: aimed length of one block; pairs: at least and at most, in steps of two.
 
     narrow: the half-width (log units) within the two processes at which measuring stops early.
-    between: see `ratio_interval`; where it is not given, that of the device.
+    between: see `ratio_interval`; where it is not given, that of the device. threads: processors
+    that both sides need for themselves, 0 where that does not matter.
     quiet: the share of a span of calls that its threads may wait for a processor. calls: of every
     block, 0 for a random number that follows from block_ms; a known number can be counted to.
     """
@@ -70,6 +73,7 @@ class TimingPolicy:
     max_pairs: int = 24
     narrow: float = 0.02
     between: float | None = None
+    threads: int = 0
     quiet: float = 0.05
     seconds: float = 60.0
     max_calls: int = 2_000
@@ -125,6 +129,8 @@ def measure(
     _calibrate(baseline, candidate, chance, policy)
     pairs: list[tuple[Block, Block]] = []
     noisy = 0
+    processes = [side.runner.pid for side in (baseline, candidate)]
+    before = account(processes)
     for first, second in order_of(baseline, candidate, policy.max_pairs):
         pair = _pair(first, second, chance, policy)
         blocks = pair if first is baseline else (pair[1], pair[0])
@@ -137,13 +143,28 @@ def measure(
         pairs.append(blocks)
         if len(pairs) >= policy.min_pairs and _narrow_enough(pairs, policy):
             break
-    timing = _conclude(case, pairs, noisy, policy)
+    left = left_between(before, account(processes))
+    timing = _crowded(_conclude(case, pairs, noisy, policy), left, policy)
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
     flags = (*_integrity([b for b, _ in calm], [c for _, c in calm], on),)
     if timing.state == "measured" and len(calm) < TELLING_BLOCKS:
         reason = "timing must be repeated: the machine was too restless to vouch for the clocks"
         timing = CaseTiming(case, "repeat", calls=timing.calls, reason=reason)
     return Measured(timing, flags)
+
+
+def _crowded(timing: CaseTiming, left: float | None, policy: TimingPolicy) -> CaseTiming:
+    """No figure where other work used the processors that the two sides need."""
+    ignored = policy.quiet >= 1 or not policy.threads
+    if timing.state != "measured" or left is None or ignored:
+        return timing
+    if left >= policy.threads - CROWD:
+        return timing
+    reason = (
+        f"timing must be repeated: other work left {max(0.0, left):.1f} of the {policy.threads}"
+        " processors that it needs; stop it and evaluate again"
+    )
+    return CaseTiming(timing.case, "repeat", calls=timing.calls, reason=reason)
 
 
 def _calm(block: Block, policy: TimingPolicy) -> bool:
