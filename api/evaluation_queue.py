@@ -9,21 +9,19 @@ documents, and the service is not ready while one of them waits.
 from __future__ import annotations
 
 import json
-import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
+from api.child_process import ROOT, end_group, environment
 from api.http.errors import InternalError, error_json
 from api.http.plain import plain
 from api.services import Services
@@ -34,7 +32,6 @@ from kb.ids import new_id
 if TYPE_CHECKING:
     from optimizer.bundle import Bundle
 
-ROOT = Path(__file__).resolve().parent.parent
 KEPT = 200
 WAITING = 32  # more would wait for many minutes
 SECONDS = 1800.0  # for one evaluation, whose own deadlines do not cover the problem's code
@@ -133,7 +130,7 @@ class EvaluationQueue:
         with self._changing:
             self._stopped = True
             if self._child is not None:
-                _end(self._child)
+                end_group(self._child)
         self._waiting.put(None)
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
@@ -184,7 +181,7 @@ class EvaluationQueue:
             self._child = child = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=self._environment(),
+                env=environment(self._services.settings),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -201,22 +198,7 @@ class EvaluationQueue:
         finally:
             with self._changing:
                 self._child = None
-                _end(child)
-
-    def _environment(self) -> dict[str, str]:
-        """This service's settings, wherever they came from."""
-        told = self._services.settings.model_dump(exclude_none=True)
-        own = {f"KERNLORE_{name.upper()}": str(value) for name, value in told.items()}
-        own["KERNLORE_DATA_DIR"] = str(self._services.settings.data_dir.absolute())
-        return {**os.environ, **own}
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """With what it started; a candidate's own processes end when they lose it."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+                end_group(child)
 
 
 def _answer(out: str, err: str) -> Mapping[str, Any]:

@@ -91,7 +91,7 @@ class _Live:
 def status(tree: Tree, goal: Goal, seconds: float) -> str:
     """Best so far, verdict counts, candidates a minute, budget left."""
     tried = tree.nodes[1:]
-    counts = Counter(_verdict(node) for node in tried)
+    counts = Counter(node.verdict for node in tried)
     best = tree.best
     told = "none yet" if best is None or best.speedup is None else str(best.speedup)
     if best is not None and best.proposal is not None:
@@ -102,9 +102,3 @@ def status(tree: Tree, goal: Goal, seconds: float) -> str:
     if goal.minutes is not None:
         left += f", {max(0.0, goal.minutes - seconds / 60):.1f} min"
     return f"best {told} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
-
-
-def _verdict(node: Node) -> str:
-    if node.state != "evaluated" or node.evaluation is None:
-        return node.state
-    return node.evaluation.validity

@@ -50,7 +50,7 @@ def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> N
         **_summary(row),
         "goal": {name: value for name, value in row.goal.as_json().items() if value is not None},
         "candidates": len(tree) - 1,
-        "verdicts": dict(Counter(_verdict(node) for node in tree.nodes[1:])),
+        "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
         "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
         "best in the search": str(tree.best.speedup) if tree.best else "none",
         "seconds": row.seconds,
@@ -206,18 +206,12 @@ def _summary(run: RunRow) -> dict[str, Any]:
     }
 
 
-def _verdict(node: Node) -> str:
-    if node.state != "evaluated" or node.evaluation is None:
-        return node.state
-    return node.evaluation.validity
-
-
 def _node_row(node: Node) -> dict[str, Any]:
     proposal = node.proposal
     return {
         "number": node.number,
         "parent": node.parent,
-        "verdict": _verdict(node),
+        "verdict": node.verdict,
         "speedup": str(node.speedup) if node.speedup is not None else "",
         "signals": list(node.signals),
         "plan": proposal.plan if proposal is not None else "the reference",
@@ -239,7 +233,7 @@ def _drawn(tree: Tree, number: int, depth: int) -> list[str]:
 def _compared(run: RunRow, tree: Tree) -> dict[str, str]:
     best = tree.best
     to_best = str(best.number) if best is not None else ""
-    counts = Counter(_verdict(node) for node in tree.nodes[1:])
+    counts = Counter(node.verdict for node in tree.nodes[1:])
     return {
         "problem": run.problem,
         "hardware": run.hardware,

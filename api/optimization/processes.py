@@ -7,25 +7,22 @@ What is remembered here is only what runs now; runs and nodes are rows of the ca
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from api.child_process import ROOT, end_group, environment
 from api.optimization.runs import run_store
 from api.services import Services
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id
 from optimizer.synthesizers.external import Mailbox
 
-ROOT = Path(__file__).resolve().parents[2]
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 MAX_RUNNING = 2
 
@@ -87,7 +84,7 @@ class RunProcesses:
             process = subprocess.Popen(
                 [sys.executable, "-m", "api.optimization.worker", json.dumps(told)],
                 cwd=ROOT,
-                env=self._environment(),
+                env=environment(self._services.settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -133,8 +130,6 @@ class RunProcesses:
         with suppress(NotFound):
             run = store.run(run_id)
             if run.state == "running":
-                from dataclasses import replace
-
                 store.update(replace(run, state="cancelled", ended="it was cancelled"))
 
     def close(self) -> None:
@@ -144,21 +139,5 @@ class RunProcesses:
             self._end(child)
 
     def _end(self, child: _Child) -> None:
-        """The whole process group; runners and compilers end with the process that made them."""
-        if child.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + GRACE_SECONDS / 2
-            while child.process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            with suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGKILL)
-            child.process.wait()
+        end_group(child.process, GRACE_SECONDS / 2)
         child.log.close()
-
-    def _environment(self) -> dict[str, str]:
-        """This service's settings, wherever they came from."""
-        told = self._services.settings.model_dump(exclude_none=True)
-        own = {f"KERNLORE_{name.upper()}": str(value) for name, value in told.items()}
-        own["KERNLORE_DATA_DIR"] = str(self._services.settings.data_dir.absolute())
-        return {**os.environ, **own}

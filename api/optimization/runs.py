@@ -13,7 +13,7 @@ from api.optimization.knowledge import ServiceKnowledge, library_recipes
 from api.services import Services
 from kb.catalog.evaluations import Evaluations
 from kb.catalog.runs import Runs
-from kb.errors import InvalidRequest, Unavailable
+from kb.errors import Conflict, InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.journal.catalog import CatalogJournal
@@ -195,6 +195,11 @@ def _begin(
 
 def _matching(store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
     run = store.run(run_id)
+    if run.state == "finished":
+        raise Conflict(
+            f"{run_id} has ended: {run.ended}",
+            hint="Start a new run; it begins with the winners that are stored.",
+        )
     if run.problem_sha256 != problem.sha256:
         raise InvalidRequest(
             f"{problem.path} is not the problem of {run_id} any more",

@@ -98,18 +98,11 @@ def _told(interval: Interval | None) -> dict[str, Any] | None:
 # -- candidates
 
 
-def verdict_of(node: Node) -> str:
-    """One word for what became of a node."""
-    if node.state != "evaluated" or node.evaluation is None:
-        return node.state
-    return node.evaluation.validity
-
-
 def _verdicts(tree: Tree) -> dict[str, dict[str, int]]:
     """Of the candidates, without the reference. signals: the leading one of each."""
     nodes = tree.nodes[1:]
     return {
-        "outcomes": dict(Counter(verdict_of(node) for node in nodes).most_common()),
+        "outcomes": dict(Counter(node.verdict for node in nodes).most_common()),
         "signals": dict(Counter(node.signals[0] for node in nodes if node.signals).most_common()),
     }
 
@@ -130,7 +123,7 @@ def _candidates(tree: Tree) -> list[dict[str, Any]]:
 
 def _counts(nodes: Sequence[Node]) -> dict[str, Any]:
     """failures: by kind, whatever is not a correct kernel."""
-    failures = Counter(verdict_of(node) for node in nodes if not node.correct)
+    failures = Counter(node.verdict for node in nodes if not node.correct)
     best = best_of(nodes)
     return {
         "n": len(nodes),

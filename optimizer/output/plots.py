@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimizer.output.account import path_to, verdict_of
+from optimizer.output.account import path_to
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree
 
@@ -82,7 +82,7 @@ def _saved(drawing: Drawing, path: Path) -> Path:
 
 
 def _style(node: Node) -> tuple[str, str, str]:
-    return STYLES["reference" if node.parent is None else verdict_of(node)]
+    return STYLES["reference" if node.parent is None else node.verdict]
 
 
 def _legend(axes: Axes, nodes: Sequence[Node], lines: Sequence[Any] = ()) -> None:

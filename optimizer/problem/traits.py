@@ -63,9 +63,3 @@ class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for place, item in enumerate(value):
                 if isinstance(item, bool | int | float):
                     self.found[f"{name}[{place}]"] = item
-
-
-def shared(traits: Sequence[Mapping[str, Trait]]) -> dict[str, Trait]:
-    """What is the same in all cases."""
-    first, *rest = traits
-    return {n: v for n, v in first.items() if all(other.get(n) == v for other in rest)}

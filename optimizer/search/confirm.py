@@ -6,7 +6,7 @@ The best of many is partly the luckiest: its figure from the search is not the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from kb.errors import KernloreError
@@ -48,8 +48,6 @@ class Outcome:
     notes: tuple[str, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
-        from dataclasses import asdict
-
         return asdict(self)
 
 

@@ -19,8 +19,7 @@ MEMORIES: tuple[MemoryName, ...] = ("none", "parent", "siblings", "both", "ances
 class Goal:
     """language: of the candidates, None for any that has a toolchain here. target: speed-up whose
     lower bound ends the run. candidates, minutes, usd: budgets; None for no limit. stall:
-    candidates without a better one after which the run ends. workers: evaluations at once, where
-    times come from a simulator."""
+    candidates without a better one after which the run ends."""
 
     language: str | None = None
     target: float | None = None
@@ -32,7 +31,6 @@ class Goal:
     memory: MemoryName = "both"
     seed: int = 0
     stall: int | None = None
-    workers: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES or self.memory not in MEMORIES:
@@ -40,7 +38,7 @@ class Goal:
                 f"unknown policy {self.policy!r} or memory {self.memory!r}",
                 hint=f"Policies: {', '.join(POLICIES)}. Memories: {', '.join(MEMORIES)}.",
             )
-        for name in ("candidates", "minutes", "usd", "target", "stall", "workers"):
+        for name in ("candidates", "minutes", "usd", "target", "stall"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")

@@ -76,13 +76,12 @@ class Knowledge:
     skills: tuple[ShownSkill, ...] = ()
     facts: Mapping[str, Number] = field(default_factory=dict)
 
-    def shown(self, tokens: int) -> Shown:
+    def shown(self) -> Shown:
         return Shown(
             self.retrieval_id,
             tuple(excerpt.id for excerpt in self.excerpts),
             tuple(remedy.id for remedy in self.remedies),
             tuple(skill.name for skill in self.skills),
-            tokens,
         )
 
     def as_json(self) -> dict[str, Any]:

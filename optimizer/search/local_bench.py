@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kb.errors import InvalidRequest
 from kb.hardware.spec import SignatureSpec
@@ -41,7 +41,6 @@ class LocalBench:
     journal: Journal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
-    on_pool: Callable[[RunnerPool], None] | None = None
     _evaluators: dict[tuple[str, bool], Evaluator] = field(default_factory=dict)
     _pool: RunnerPool | None = None
 
@@ -64,7 +63,7 @@ class LocalBench:
         return next(iter(self.places.values())).target.device or "cpu"
 
     def reference(self) -> Evaluation:
-        """Profiled too, so that its verdict says what bounds it."""
+        """On its first timed case; its verdict says what bounds it."""
         case = self._timed()[0]
         source = open_case(self.problem, case).source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
@@ -115,12 +114,10 @@ class LocalBench:
                 level = level_for(self.settings.isolation, target.device)
                 runners = RunnerSettings(target.device, self.settings.threads, level)
                 self._pool = RunnerPool(runners)
-                if self.on_pool is not None:
-                    self.on_pool(self._pool)
             self._evaluators[language, fresh] = Evaluator(
                 self.problem,
                 target,
-                replace(self.settings, profile=False),
+                self.settings,
                 NoJournal() if fresh else self.journal,
                 pool=self._pool,
                 ceilings=self.ceilings,

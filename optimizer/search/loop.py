@@ -110,8 +110,11 @@ class Search:
         return reason_to_stop(self.goal, counted, self.seconds)
 
     def _warm_start(self) -> str | None:
-        """Stored winners first; those that are in the tree already were before a crash."""
+        """Stored winners first; those that are in the tree already were before a crash. Once the
+        search itself has begun there are none to come: its own winners are stored by then too."""
         done = sum(node.inherited for node in self.tree)
+        if len(self.tree) > done + 1:
+            return None
         for proposal in self.inherited[done:]:
             ended = self._stop()
             if ended is not None:
@@ -153,7 +156,7 @@ class Search:
                     continue
                 if proposal is not None:
                     self._silent = 0
-                    return proposal, context.knowledge.shown(context.max_tokens)
+                    return proposal, context.knowledge.shown()
                 self._exhausted.add((synthesizer.name, parent))
             if all((s.name, parent) in self._exhausted for s in self.synthesizers):
                 self._closed.add(parent)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from optimizer.bundle import Bundle, Origin
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 
 REFERENCE = 0  # number of the node that stands for the problem's own reference
 NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]
@@ -30,13 +30,12 @@ class Cost:
 @dataclass(frozen=True)
 class Shown:
     """What a proposal was made from: ids of excerpts, moves and skills, and the retrieval they came
-    with. tokens: length of the composed context."""
+    with."""
 
     retrieval_id: str = ""
     excerpts: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     skills: tuple[str, ...] = ()
-    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,13 @@ class Node:
         return found.low if found is not None and self.correct else 0.0
 
     @property
+    def verdict(self) -> str:
+        """What became of it in one word: the validity of what was evaluated, else its state."""
+        if self.state != "evaluated" or self.evaluation is None:
+            return self.state
+        return self.evaluation.validity
+
+    @property
     def signals(self) -> tuple[str, ...]:
         """Of its verdict, the leading one first."""
         verdict = self.evaluation.verdict if self.evaluation is not None else {}
@@ -120,14 +126,15 @@ class Node:
 
 def node_from_json(row: Mapping[str, Any]) -> Node:
     """The inverse of `Node.as_json`; fields of a newer version are ignored."""
-    from optimizer.evaluation.records import evaluation_from_json
-
     told = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
     if told.get("proposal") is not None:
         told["proposal"] = proposal_from_json(told["proposal"])
     if told.get("evaluation") is not None:
         told["evaluation"] = evaluation_from_json(told["evaluation"])
-    told["shown"] = Shown(**_tuples(told.get("shown") or {}))
+    shown = told.get("shown") or {}
+    told["shown"] = Shown(
+        **_tuples({n: shown[n] for n in Shown.__dataclass_fields__ if n in shown})
+    )
     return Node(**told)
 
 

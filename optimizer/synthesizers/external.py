@@ -132,7 +132,7 @@ def _proposal(context: Context, told: dict[str, Any], seconds: float) -> Proposa
         bundle = Bundle(**fields, parameters=told.get("parameters") or {}, origin="external")
     except (TypeError, KeyError, ValueError) as problem:
         raise ProposalFailed(f"what came is no candidate: {problem}") from problem
-    shown = context.knowledge.shown(0)
+    shown = context.knowledge.shown()
     known = {*shown.excerpts, *shown.moves, *shown.skills}
     found = Proposal(
         bundle,

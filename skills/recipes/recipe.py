@@ -8,7 +8,7 @@ nothing can be smuggled in through one. Knows neither problems nor toolchains.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -219,8 +219,3 @@ def literal(value: Value, *, python: bool) -> str:
     if isinstance(value, bool):
         return str(value) if python else str(value).lower()
     return value if isinstance(value, str) else repr(value)
-
-
-def domains_as_json(parameters: Sequence[Parameter]) -> dict[str, list[Value]]:
-    """What a reader is shown of the parameters' ranges."""
-    return {parameter.name: list(parameter.values) for parameter in parameters}

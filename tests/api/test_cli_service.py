@@ -163,7 +163,8 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
 ) -> None:
     folder = tmp_path / "manuals"
     folder.mkdir()
-    for n in range(12):
+    count = 80  # more than are read before the signal comes
+    for n in range(count):
         (folder / f"{n}.md").write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
     data = tmp_path / "data"
     if model_cache.exists():
@@ -180,7 +181,7 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
     )
     assert first.stdout is not None
     for line in first.stdout:
-        if line.startswith("created") and "9.md" in line:
+        if line.startswith("created") and "79.md" in line:
             break
     time.sleep(0.7)  # some are being read now
     first.send_signal(signal.SIGINT)
@@ -197,7 +198,7 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
     )
     assert second.returncode == 0, second.stderr
     files = json.loads(second.stdout)["files"]
-    assert len(files) == 12
+    assert len(files) == count
     assert kernlore("doctor", data=data).code == 0
     listed = kernlore("documents", "list", "--json", data=data).json
-    assert [document["job_state"] for document in listed] == ["ready"] * 12
+    assert [document["job_state"] for document in listed] == ["ready"] * count

@@ -202,7 +202,7 @@ def winner_run(bundle: Bundle) -> tuple[RunRow, Tree, Outcome]:
             "evaluated",
             last,
             evaluation(bundle, 2.1),
-            Shown("ret_1", ("ps_1",), ("mv_1", "mv_2"), ("rows-once",), 900),
+            Shown("ret_1", ("ps_1",), ("mv_1", "mv_2"), ("rows-once",)),
             at=3.0,
         ),
         Node(3, 1, "evaluated", wrong, evaluation(broken, None, validity="not_compiled"), at=4.0),
