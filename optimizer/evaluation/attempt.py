@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -268,7 +268,7 @@ class Attempt:
             try:
                 found = check_case(self.bench.case(case), subject, self.seeds, self._settings)
             finally:
-                subject.close()
+                self._close(subject)
             self.checks += found.checks
             self.flags += found.flags
             if found.message:
@@ -340,15 +340,15 @@ class Attempt:
             self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
 
     def _time(self, ours: RunnerProcess, theirs: RunnerProcess, loader: Loader, case: Case) -> None:
-        subject = self._load(ours, loader, case)
+        subject, coming = self._load_both(ours, theirs, loader, case)
         self._settle()
         try:
-            measured = self._against(ours, theirs, subject, case)
+            measured = self._against(ours, coming, subject, case)
         except BaselineFailed as failed:
             reason = f"timing must be repeated: the reference's process failed ({failed})"
             measured = Measured(CaseTiming(case.name, "repeat", reason=reason))
         finally:
-            subject.close()
+            self._close(subject)
         found = [*measured.flags, *self.bench.impossible(case, measured.timing)]
         rejected = [flag for flag in found if flag.severity == "reject"]
         self.flags += found
@@ -358,12 +358,27 @@ class Attempt:
         elif rejected:
             self._end("rejected", rejected[0].message)
 
+    def _load_both(
+        self, ours: RunnerProcess, theirs: RunnerProcess, loader: Loader, case: Case
+    ) -> tuple[LoadedSubject, Future[Side]]:
+        """The candidate, and beside it the reference; nothing is timed yet."""
+        self.bench.case(case).sample(self.seeds[0])  # made once, before two threads want it
+        with ThreadPoolExecutor(1) as beside:
+            coming = beside.submit(self.bench.baseline, case, theirs, self.seeds[0])
+            try:
+                subject = self._load(ours, loader, case)
+            except BaseException:
+                if coming.exception() is None:
+                    coming.result().subject.close()
+                raise
+        return subject, coming
+
     def _against(
-        self, ours: RunnerProcess, theirs: RunnerProcess, subject: LoadedSubject, case: Case
+        self, ours: RunnerProcess, coming: Future[Side], subject: LoadedSubject, case: Case
     ) -> Measured:
         """Raises BaselineFailed, or what the candidate's process raises."""
         try:
-            baseline = self.bench.baseline(case, theirs, self.seeds[0])
+            baseline = coming.result()
         except RUNNER_FAILED as failed:
             raise BaselineFailed(str(failed)) from failed
         try:
@@ -377,7 +392,11 @@ class Attempt:
                 self._settings.on,
             )
         finally:
-            baseline.subject.close()
+            self._close(baseline.subject)
+
+    def _close(self, subject: LoadedSubject) -> None:
+        self.seconds["calls"] = self.seconds.get("calls", 0.0) + subject.called_ns / 1e9
+        subject.close()
 
     @property
     def _timing_policy(self) -> TimingPolicy:

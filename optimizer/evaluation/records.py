@@ -121,7 +121,8 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One candidate on one problem and device."""
+    """One candidate on one problem and device. seconds: by stage, and `calls`: what of them the two
+    sides spent in calls that were clocked."""
 
     key: str
     problem: str

@@ -1,8 +1,9 @@
 """A candidate of a command toolchain: its program is run once for each case and seed through files;
 its time is what the chip or simulator reports.
 
-There is no reference on such a chip, so there is no speed-up either: candidates are compared with
-one another. Time from a simulator is marked so and never mixed with wall time.
+There is no reference on such a chip, so there is no speed-up either: a search compares candidates
+with one another (`optimizer.search.simulated_bench`). Time from a simulator is marked so and never
+mixed with wall time.
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ def run_simulated(
     return Simulated(
         tuple(checks), "correct", _timing(prepared.name, told), dict(told.metrics), log=told.log
     )
+
+
+def cost_of(timing: CaseTiming) -> float | None:
+    """What candidates are compared by: cycles, or time where a simulator gives no cycles."""
+    return timing.cycles or timing.candidate_us
 
 
 def _timing(case: str, told: CommandRun) -> CaseTiming:

@@ -134,6 +134,7 @@ class LoadedSubject:
         self._without = without
         self._left: Sequence[torch.Tensor] | None = None
         self._first_seconds = 0.0
+        self.called_ns = 0  # in calls that were clocked, whatever became of them
         signature = case.signature
         outputs = signature.of("output")
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
@@ -208,7 +209,7 @@ class LoadedSubject:
     def call(self, seconds: float) -> list[torch.Tensor]:
         """The outputs of one call. They lie in shared memory until the next call."""
         self._poison()
-        self._ask({"op": "call"}, self._patience(seconds))
+        self.called_ns += self._ask({"op": "call"}, self._patience(seconds))["wall_ns"]
         return self.outputs
 
     def _patience(self, seconds: float) -> float:
@@ -251,6 +252,7 @@ class LoadedSubject:
         delayed = own_wait_ns() - delayed
         busy = self._runner.busy_ns() - busy
         self.mirror.replay(seed, calls)
+        self.called_ns += sum(reply["walls_ns"])
         return Block(
             times=tuple(reply["times_ns"]),
             walls=tuple(reply["walls_ns"]),

@@ -24,16 +24,31 @@ class RunnerPool:
         forks = fork and sys.platform.startswith("linux")
         self._zygote = Zygote(settings.threads, settings.level, settings.device) if forks else None
         self._enders = ThreadPoolExecutor(SPARE, thread_name_prefix="end-runner")
+        # One thread that lives as long as the pool: runners end with the thread that started them.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="start-runner")
+        self._starting: Future[None] | None = None
 
     def prepare(self) -> None:
-        """Start what is missing; returns at once, but for the first one."""
+        """Start what is missing, beside whatever comes next."""
+        self._settle()
+        self._starting = self._starter.submit(self._start_missing)
+
+    def _start_missing(self) -> None:
         while len(self._waiting) < self._spare:
             self._waiting.append(RunnerProcess(self._settings, self._zygote))
 
+    def _settle(self) -> None:
+        """Until nothing is being started; raises what that raised."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.result()
+
     def take(self) -> RunnerProcess:
         """A runner that is ready."""
+        self._settle()
         if not self._waiting:
             self.prepare()
+            self._settle()
         runner = self._waiting.popleft()
         runner.wait_ready()
         return runner
@@ -44,6 +59,7 @@ class RunnerPool:
         return self._enders.submit(runner.end)
 
     def close(self) -> None:
+        self._starter.shutdown()  # after what is being started, which is ended with the others
         while self._waiting:
             self.end(self._waiting.popleft())
         self._enders.shutdown()

@@ -25,6 +25,7 @@ QUANTILE = 0.999
 # nothing about the size of the terms that they were summed from.
 MIN_SLICE = 32
 SAMPLED_ROWS = 64
+CACHED_ELEMENTS = 1 << 19
 KEPT_UNITS = 1 << 24  # elements
 # Inputs rounded to 8 bits of significand, once each: what `relaxed` allows beside the sum's error.
 RELAXED_EPS = 2.0**-7
@@ -227,9 +228,14 @@ def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
 
 def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
     """Where either is not finite there is no distance: `compare` has looked at those before."""
-    distance = output.to(golden.device, torch.float64, copy=True)
-    distance = distance.sub_(golden).abs_().div_(unit)
-    return _Errors(distance.flatten().float().nan_to_num_(nan=0.0, posinf=0.0))
+    pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
+    # On a CPU in pieces that stay in its caches: the arrays are passed over once, not five times.
+    piece = CACHED_ELEMENTS if golden.device.type == "cpu" else max(1, golden.numel())
+    values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
+    for to, ours, wanted, size in zip(*(t.split(piece) for t in (values, *pairs)), strict=True):
+        distance = ours.to(torch.float64, copy=True).sub_(wanted).abs_().div_(size)
+        to.copy_(distance.nan_to_num_(nan=0.0, posinf=0.0))
+    return _Errors(values)
 
 
 def _all_finite(values: torch.Tensor) -> bool:
