@@ -13,7 +13,7 @@ from functools import cached_property
 
 import structlog
 
-from ingestion.builtin import load_builtin, load_hardware
+from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
 from ingestion.tags import SignalWords, Tagger
@@ -33,6 +33,8 @@ from retrieval.search.vectors import VectorIndex
 from retrieval.service import Retriever
 from skills.library import SkillLibrary
 
+DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part
+
 log = structlog.get_logger(__name__)
 
 
@@ -46,7 +48,19 @@ class Services:
         self.jobs = Jobs(self.catalog)
         self.documents = Documents(self.catalog)
         self.registry = HardwareRegistry(self.catalog)
-        self.dense_ready = True  # the service turns it off until its model is loaded
+
+    @cached_property
+    def dense_ready(self) -> bool:
+        """Whether vectors take part in answers: where few passages have one, those would win by
+        having it. Decided once; the service decides anew as its start goes on.
+        """
+        embedded, passages = self.vectors()
+        return embedded >= DENSE_SHARE * passages
+
+    def vectors(self) -> tuple[int, int]:
+        """(embedded, all) passages."""
+        with self.catalog.read() as connection:
+            return embeddings.counts(connection, self.embedder.fingerprint)
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -109,12 +123,14 @@ class Services:
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
-    def load_builtin(self) -> None:
+    def load_builtin(self) -> BuiltinReport:
+        """Documents are handed in, and read by whoever works on the queue."""
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents
         )
         skills = self.skills.sync_builtin(self.settings.skills_dir)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
+        return report
 
     def close(self) -> None:
         if "retriever" in self.__dict__:
@@ -162,8 +178,7 @@ class Background:
 
     def readiness(self) -> Readiness:
         services = self._services
-        with services.catalog.read() as connection:
-            embedded, passages = embeddings.counts(connection, services.embedder.fingerprint)
+        embedded, passages = services.vectors()
         jobs = services.jobs.counts()
         loaded = self._loaded.is_set()
         busy = jobs.get("queued", 0) + jobs.get("running", 0)

@@ -211,8 +211,7 @@ def main() -> None:
         kept = given.folder / "rows.jsonl"
         done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
         local = LocalTarget(read_settings(given.folder / "data"))
-        if not local.services.documents.find():
-            local.load_knowledge()
+        local.load_knowledge(say)
         goal = Goal(candidates=given.candidates, minutes=given.minutes, policy=given.policy)
         for name in given.problem or shipped_problems():
             if any(row["problem"] == name for row in done):

@@ -28,7 +28,9 @@ from ingestion.moves import moves_of
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import read_document
+from ingestion.recipes import propose_recipes
 from ingestion.scopes import SectionScopes
+from ingestion.sections import split_sections
 from ingestion.tags import Tagger
 from kb.blobs import Blobs
 from kb.catalog import embeddings, versions
@@ -37,6 +39,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.moves import replace_document_moves
+from kb.catalog.proposed_recipes import replace_document_recipes
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError
@@ -110,6 +113,11 @@ class Worker:
             self._expire()
             while not stop.is_set() and self._read_queued(1):
                 pass
+
+    def hand_back(self) -> None:
+        """Queue again what was read here and has no vectors yet: another process makes them."""
+        self._parts.jobs.release(self._owner)
+        self._waiting.clear()
 
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
@@ -198,6 +206,9 @@ class Worker:
             return
         title = None if job.payload.get("title_given") else parsed.title
         moves = moves_of(parsed.front_matter)
+        recipes, left_out = propose_recipes(
+            split_sections(parsed.elements), self._own_languages(hardware)
+        )
         content = versions.VersionContent(
             read.content.sections, read.content.passages, read.content.report, title
         )
@@ -211,7 +222,14 @@ class Worker:
                 withdraw_proposals(connection, version.document_id)
                 proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
                 replace_document_moves(connection, version.document_id, moves, hardware)
-        report = {**content.report, "facts_proposed": proposed, "passages": passages}
+                replace_document_recipes(connection, version_id, recipes, hardware)
+        report = {
+            **content.report,
+            "facts_proposed": proposed,
+            "recipes_proposed": len(recipes),
+            "samples_left_out": [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in left_out],
+            "passages": passages,
+        }
         state = "ready" if read.complete else "partial"
         parts.jobs.heartbeat(
             job.id,
@@ -220,6 +238,17 @@ class Worker:
             {"stage": "embedding", "state": state, **_counts(report)},
         )
         self._waiting[job.id] = parts.jobs.get(job.id)
+
+    def _own_languages(self, hardware: list[str]) -> set[str]:
+        """Languages that command templates of exactly these chips compile: there, a whole sample is
+        a whole candidate."""
+        known = self._parts.registry.all()
+        return {
+            language
+            for place in hardware
+            for language, chain in (known[place].toolchains if place in known else {}).items()
+            if not chain.builtin
+        }
 
     def _fact(
         self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
@@ -384,5 +413,7 @@ def _counts(report: dict[str, Any]) -> dict[str, Any]:
         **kept,
         "pages_failed": failed[:20],
         "facts_proposed": report["facts_proposed"],
+        "recipes_proposed": report["recipes_proposed"],
+        "samples_left_out": report["samples_left_out"][:20],
         "warnings": report["warnings"][:20],
     }

@@ -18,6 +18,7 @@ from retrieval.service import Retriever
 
 _OUTCOME = re.compile(r"/retrievals/([^/]+)/outcome")
 _LISTS = ("categories", "skill_states")
+_TOLD = ("correct", "speedup", "baseline_speedup", "note")
 
 
 class InProcess:
@@ -47,7 +48,7 @@ class InProcess:
             return 200, {"signals": [asdict(signal) for signal in load_signals()]}
         outcome = _OUTCOME.fullmatch(path)
         if method == "POST" and outcome:
-            told = {key: body.get(key) for key in ("correct", "speedup", "note")}
+            told = {key: body.get(key) for key in _TOLD}
             outcome_id = self._retriever.report_outcome(
                 outcome[1], used=body.get("used") or (), **told
             )

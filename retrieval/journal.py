@@ -1,22 +1,37 @@
 """The retrieval log: written in batches off the request's path, complete before an outcome is
 reported against it.
+
+With each retrieval the skills that it showed and withheld are stored, with each outcome those that
+were used and whether that helped.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
 from kb import clock
+from kb.catalog import skills
 from kb.catalog.engine import Catalog
+from kb.catalog.skills import NewUse, Role
 from kb.catalog.tables.retrieval import outcomes, retrievals
+from kb.catalog.tables.search import evaluations, nodes
 from kb.errors import InvalidRequest, NotFound
-from kb.ids import new_id
+from kb.ids import derived_id, new_id
+from kb.problem_terms import canonical_dtype, canonical_op, op_family
 
 BATCH = 200
 FLUSH_SECONDS = 1.0
+# A change counts as a gain above this: 80 comparisons of a kernel with itself, on a shared CPU,
+# came out between 0.98 and 1.03 (benchmarks/results/evaluation_cpu.md).
+NOISE = 0.02
+REFERENCE = 0  # number of a run's node that is the problem's own reference
 
 
 class Journal:
@@ -45,7 +60,7 @@ class Journal:
                 rows.append(self._queue.get())
             for start in range(0, len(rows), BATCH):
                 with self._catalog.write() as connection:
-                    connection.execute(retrievals.insert(), rows[start : start + BATCH])
+                    _write(connection, rows[start : start + BATCH])
 
     def report(
         self,
@@ -54,14 +69,20 @@ class Journal:
         used: Sequence[str],
         correct: bool | None,
         speedup: float | None,
+        baseline_speedup: float | None = None,
         note: str | None = None,
     ) -> str:
         """Add an outcome to a retrieval; `used` must be ids that its answer showed. Returns the
         outcome's id.
+
+        baseline_speedup: of what was there before, over the same reference as `speedup`. Left out,
+        it is that of the retrieval's own node where a run of this catalog asked, and else 1:
+        `speedup` is over what was there before.
         """
         self.flush()
-        if speedup is not None and not 0 < speedup < 1e6:
-            raise InvalidRequest("speedup must be positive", hint="2.0 means twice as fast.")
+        for figure in (speedup, baseline_speedup):
+            if figure is not None and not 0 < figure < 1e6:
+                raise InvalidRequest("speedup must be positive", hint="2.0 means twice as fast.")
         with self._catalog.write() as connection:
             row = connection.execute(
                 retrievals.select().where(retrievals.c.id == retrieval_id)
@@ -71,14 +92,9 @@ class Journal:
                     f"no retrieval {retrieval_id!r}",
                     hint="Use the retrieval_id of a /retrieve answer.",
                 )
-            shown = {*row.excerpt_ids, *row.skill_ids, *row.move_ids}
-            foreign = sorted(set(used) - shown)
-            if foreign:
-                raise InvalidRequest(
-                    f"{foreign[0]} was not part of that answer",
-                    hint="`used` takes ids of excerpts, moves or skill names of the same answer.",
-                    details={"foreign": foreign},
-                )
+            _check_used(row, used)
+            before = baseline_speedup or _baseline(connection, row)
+            effect = _effect(correct, speedup, before)
             outcome_id = new_id("out")
             connection.execute(
                 outcomes.insert().values(
@@ -87,9 +103,15 @@ class Journal:
                     used=list(used),
                     correct=correct,
                     speedup=speedup,
+                    baseline_speedup=before,
+                    gain=effect.gain,
+                    helped=effect.helped,
                     note=note,
                     created_at=clock.now(),
                 )
+            )
+            skills.record_uses(
+                connection, list(_used(row, used, effect, outcome_id)), row.access_scope
             )
         return outcome_id
 
@@ -102,3 +124,91 @@ class Journal:
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_SECONDS):
             self.flush()
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """helped: 1, 0 or None; gain: time before over time after."""
+
+    helped: int | None
+    gain: float | None
+
+
+def _write(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    connection.execute(retrievals.insert(), [dict(row) for row in rows])
+    by_scope: dict[str, list[NewUse]] = {}
+    for row in rows:
+        by_scope.setdefault(row["access_scope"], []).extend(_shown(row))
+    for access_scope, uses in by_scope.items():
+        skills.record_uses(connection, uses, access_scope)
+
+
+def _shown(row: Mapping[str, Any]) -> Iterator[NewUse]:
+    situation = situation_of(row["request"], row["hardware_id"])
+    listed: tuple[tuple[Role, Sequence[str]], ...] = (
+        ("shown", row["skill_ids"]),
+        ("withheld", row["skills_withheld"]),
+    )
+    for role, names in listed:
+        for name in names:
+            yield NewUse(row["id"], name, role, situation=situation)
+
+
+def _used(
+    row: sa.Row[Any], used: Sequence[str], effect: _Effect, outcome_id: str
+) -> Iterator[NewUse]:
+    situation = situation_of(row.request, row.hardware_id)
+    for name in row.skill_ids:
+        if name in used:
+            yield NewUse(row.id, name, "used", effect.helped, effect.gain, situation, outcome_id)
+
+
+def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, str | float]:
+    """What a request was about, in canonical words: what a skill's scope can be narrowed by."""
+    op, dtype = request.get("op"), request.get("dtype")
+    told: dict[str, Any] = {
+        **(request.get("problem") or {}),
+        "op": canonical_op(op) if op else None,
+        "op_family": op_family(op) if op else None,
+        "dtype": canonical_dtype(dtype) if dtype else None,
+        "language": request.get("language"),
+        "hardware": hardware,
+    }
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _check_used(row: sa.Row[Any], used: Sequence[str]) -> None:
+    foreign = sorted(set(used) - {*row.excerpt_ids, *row.skill_ids, *row.move_ids})
+    if foreign:
+        raise InvalidRequest(
+            f"{foreign[0]} was not part of that answer",
+            hint="`used` takes ids of excerpts, moves or skill names of the same answer.",
+            details={"foreign": foreign},
+        )
+
+
+def _baseline(connection: Connection, row: sa.Row[Any]) -> float | None:
+    """The speed-up of the node that the answer was for; None where that has none."""
+    number = row.node_id or ""
+    if not row.run_id or not number.isdecimal():
+        return 1.0
+    node = connection.execute(
+        sa.select(nodes.c.number, evaluations.c.validity, evaluations.c.speedup)
+        .outerjoin(evaluations, evaluations.c.id == nodes.c.evaluation_id)
+        .where(nodes.c.id == derived_id("nod", row.run_id, number))
+    ).one_or_none()
+    if node is None or node.number == REFERENCE:
+        return 1.0
+    return node.speedup if node.validity == "correct" else None
+
+
+def _effect(correct: bool | None, speedup: float | None, before: float | None) -> _Effect:
+    """A wrong kernel did not help; a right one did when it gained more than the noise."""
+    gain = speedup / before if speedup is not None and before else None
+    if correct is False:
+        return _Effect(0, gain)
+    if gain is None:
+        return _Effect(None, None)
+    if gain <= 1 + NOISE:
+        return _Effect(0, gain)
+    return _Effect(1 if correct else None, gain)

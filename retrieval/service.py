@@ -25,10 +25,10 @@ from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.ids import new_id
 from kb.problem_terms import problem_terms
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.answer import Answer, Excerpt, RetrieveRequest
+from retrieval.answer import Answer, Excerpt, MoveAnswer, RetrieveRequest
 from retrieval.compose.context import pack
 from retrieval.compose.remedies import fitting_moves
-from retrieval.compose.skill_choice import choose_skills
+from retrieval.compose.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.verdict import Diagnoser, Verdict
@@ -66,12 +66,15 @@ class Retriever:
         embedder: Embedder,
         index: Callable[[], VectorIndex],
         dense_ready: Callable[[], bool] = lambda: True,
+        withheld_share: float = WITHHELD_SHARE,
     ) -> None:
+        """withheld_share: of the skills of a run's request, 0 to 1 (see compose.skill_choice)."""
         self._catalog = catalog
         self._registry = registry
         self._embedder = embedder
         self._index = index
         self._dense_ready = dense_ready
+        self._withheld_share = withheld_share
         self._signals = load_signals()
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
@@ -82,12 +85,7 @@ class Retriever:
         started = time.perf_counter()
         _check(request)
         scope = self._scope(request)
-        verdict = self._diagnoser.conclude(
-            request,
-            {key: fact.value for key, fact in scope.facts.items()},
-            scope.lineage,
-            self._signatures(scope.lineage),
-        )
+        verdict = self._conclude(request, scope)
         plan = make_plan(
             query=request.query,
             log=request.log,
@@ -100,19 +98,7 @@ class Retriever:
             ranked = self._rank(connection, plan, scope.filter)
             excerpts = make_excerpts(connection, ranked, scope.filter, request.k)
             by_category = self._by_category(connection, plan, scope.filter, ranked)
-            moves = fitting_moves(
-                move_candidates(connection, verdict.signals, scope.filter)
-                if verdict.signals
-                else [],
-                verdict.signals,
-                verdict.metrics,
-                scope.facts,
-                request.problem_values,
-                scope.lineage,
-            )
-            skills = choose_skills(
-                connection, request, verdict.signals, scope.filter, verdict.metrics, scope.facts
-            )
+            moves, skills = self._acting(connection, request, verdict, scope)
             state = revision(connection)
         hardware = _hardware(scope)
         context = pack(
@@ -120,7 +106,7 @@ class Retriever:
             hardware=hardware,
             by_category=by_category,
             moves=moves,
-            skills=skills,
+            skills=skills.answers,
             budget=request.max_tokens,
         )
         answer = Answer(
@@ -128,14 +114,39 @@ class Retriever:
             diagnosis=verdict.diagnosis,
             hardware=hardware,
             excerpts=tuple(excerpts),
-            skills=skills,
+            skills=skills.answers,
             moves=moves,
             context=context.text,
             context_tokens=context.tokens,
+            skills_withheld=skills.withheld,
             hints=self._hints(verdict),
         )
         shown = [e.id for e in excerpts] + [i for i in context.excerpts]
         self._record(request, answer, verdict, list(dict.fromkeys(shown)), state, started)
+        return answer
+
+    def remedies(self, request: RetrieveRequest) -> Answer:
+        """Moves and skills alone: no document is searched, which is most of what `retrieve` takes.
+        Logged as it is.
+        """
+        started = time.perf_counter()
+        _check(request)
+        scope = self._scope(request)
+        verdict = self._conclude(request, scope)
+        with self._catalog.read() as connection:
+            moves, skills = self._acting(connection, request, verdict, scope)
+            state = revision(connection)
+        answer = Answer(
+            retrieval_id=new_id("ret"),
+            diagnosis=verdict.diagnosis,
+            hardware=_hardware(scope),
+            excerpts=(),
+            skills=skills.answers,
+            moves=moves,
+            context="",
+            skills_withheld=skills.withheld,
+        )
+        self._record(request, answer, verdict, [], state, started)
         return answer
 
     def report_outcome(
@@ -145,11 +156,17 @@ class Retriever:
         used: Sequence[str] = (),
         correct: bool | None = None,
         speedup: float | None = None,
+        baseline_speedup: float | None = None,
         note: str | None = None,
     ) -> str:
-        """What became of an answer; returns the outcome's id."""
+        """What became of an answer; returns the outcome's id. See `Journal.report`."""
         return self._journal.report(
-            retrieval_id, used=used, correct=correct, speedup=speedup, note=note
+            retrieval_id,
+            used=used,
+            correct=correct,
+            speedup=speedup,
+            baseline_speedup=baseline_speedup,
+            note=note,
         )
 
     def warm(self) -> None:
@@ -177,6 +194,14 @@ class Retriever:
         admitted_any = (ANY,) if run_time else None
         scope = ScopeFilter(admitted_any, categories, request.language, request.access_scope)
         return _Scope(None, (), scope, {})
+
+    def _conclude(self, request: RetrieveRequest, scope: _Scope) -> Verdict:
+        return self._diagnoser.conclude(
+            request,
+            {key: fact.value for key, fact in scope.facts.items()},
+            scope.lineage,
+            self._signatures(scope.lineage),
+        )
 
     def _signatures(self, lineage: Sequence[str]) -> list[SignatureSpec]:
         specs = self._registry.all()
@@ -216,9 +241,32 @@ class Retriever:
         words_only = (
             ""
             if self._dense_ready()
-            else "The service is still starting: this answer was found by words alone."
+            else "Not every passage has its vector yet: this answer was found by words alone."
         )
         return tuple(hint for hint in (verdict.diagnosis.hint, words_only) if hint)
+
+    def _acting(
+        self, connection: Connection, request: RetrieveRequest, verdict: Verdict, scope: _Scope
+    ) -> tuple[tuple[MoveAnswer, ...], Choice]:
+        """What to do about the verdict."""
+        moves = fitting_moves(
+            move_candidates(connection, verdict.signals, scope.filter) if verdict.signals else [],
+            verdict.signals,
+            verdict.metrics,
+            scope.facts,
+            request.problem_values,
+            scope.lineage,
+        )
+        skills = choose_skills(
+            connection,
+            request,
+            verdict.signals,
+            scope.filter,
+            verdict.metrics,
+            scope.facts,
+            self._withheld_share,
+        )
+        return moves, skills
 
     # -- log
 

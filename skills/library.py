@@ -7,44 +7,34 @@ whatever is imported is a candidate without evidence. Ranking and drafting are d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Connection
 
-from ingestion.moves import moves_of
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import (
     EvidenceRow,
+    Link,
     Outcome,
     SkillDraft,
     SkillEvent,
-    SkillRow,
+    SkillHead,
     SkillScopes,
     State,
     Tier,
 )
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
-from kb.predicates import compile_predicate
 from kb.scope import ALL_ACCESS
-from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
-from skills.schema import (
-    MOVES_JSON,
-    RECIPE_JSON,
-    STRUCTURED,
-    SkillFile,
-    advice,
-    evidence_line,
-    skill_file,
-    sources_of,
-)
-from skills.skillfile import content_sha256, read_skill, skill_folders, write_skill
+from skills.curator.observe import Finding, observe
+from skills.intake import draft_of
+from skills.schema import MOVES_JSON, RECIPE_JSON, SkillFile, skill_file
+from skills.skillfile import read_skill, skill_folders, write_skill
 
 BUILTIN_ACTOR = "builtin"
 
@@ -98,6 +88,7 @@ class SkillDetail:
     origin: str
     events: tuple[SkillEvent, ...]
     evidence: tuple[EvidenceRow, ...]
+    links: tuple[Link, ...]
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -121,7 +112,7 @@ class SkillLibrary:
         hardware: str | None = None,
         signal: str | None = None,
         access_scope: str = ALL_ACCESS,
-    ) -> list[SkillSummary]:
+    ) -> Sequence[SkillSummary]:
         """Skills by name. `hardware`: those that hold for it, so also of its lineage and of any."""
         odd = sorted({*(states or ())} - {*store.STATES})
         if odd or (tier is not None and tier not in store.TIERS):
@@ -132,7 +123,7 @@ class SkillLibrary:
         scopes = None if hardware is None else self._scopes(hardware)
         wanted = None if signal is None else load_signals().get(signal).id
         with self._catalog.read() as connection:
-            rows = store.listed(
+            rows = store.heads(
                 connection,
                 states=states,
                 tier=tier,
@@ -140,9 +131,22 @@ class SkillLibrary:
                 signal=wanted,
                 access_scope=access_scope,
             )
-            ids = [row.id for row in rows]
-            evidence = store.evidence_for(connection, ids, access_scope)
-        return [_summary(row, evidence.get(row.id, [])) for row in rows]
+            return _summaries(connection, rows, access_scope)
+
+    def search(
+        self,
+        text: str,
+        *,
+        states: Sequence[str] | None = None,
+        limit: int = 50,
+        access_scope: str = ALL_ACCESS,
+    ) -> Sequence[SkillSummary]:
+        """Skills that hold the most of the words in name, description, operators or signals."""
+        with self._catalog.read() as connection:
+            rows = store.search(
+                connection, text, states=states, limit=limit, access_scope=access_scope
+            )
+            return _summaries(connection, rows, access_scope)
 
     def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
         """One skill; NotFound names the nearest."""
@@ -150,6 +154,7 @@ class SkillLibrary:
             row = store.get(connection, name, access_scope)
             evidence = store.evidence_of(connection, row.id, access_scope)
             events = store.events(connection, row.id, access_scope)
+            links = store.links_of(connection, name, access_scope)
         exported = skill_file(row, evidence)
         return SkillDetail(
             summary=_summary(row, evidence),
@@ -164,6 +169,7 @@ class SkillLibrary:
             origin=row.origin,
             events=tuple(events),
             evidence=tuple(evidence),
+            links=tuple(links),
         )
 
     # -- in and out
@@ -174,7 +180,8 @@ class SkillLibrary:
         A state that somebody else set stays.
         """
         drafts = [
-            self._draft(read_skill(path), "curated", "shipped") for path in skill_folders(folder)
+            draft_of(read_skill(path), "curated", "shipped", self._registry)
+            for path in skill_folders(folder)
         ]
         changed = 0
         with self._catalog.write() as connection:
@@ -198,7 +205,7 @@ class SkillLibrary:
     ) -> Imported:
         """Take over a skill folder as a candidate, without its evidence and scripts."""
         skill = read_skill(folder)
-        draft = self._draft(skill, tier, "import")
+        draft = draft_of(skill, tier, "import", self._registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         kept = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - kept))
@@ -255,45 +262,16 @@ class SkillLibrary:
                 connection, name, state, actor=actor, reason=reason, access_scope=access_scope
             )
 
+    def observed(
+        self, names: Iterable[str], *, access_scope: str = ALL_ACCESS
+    ) -> Mapping[str, Finding]:
+        """An outcome came in for these skills: those that lose are narrowed or retired."""
+        return observe(self._catalog, names, access_scope=access_scope)
+
     # -- parts
 
     def _scopes(self, hardware: str) -> tuple[str, ...]:
         return self._registry.scopes(self._registry.resolve(hardware))
-
-    def _draft(
-        self, skill: SkillFile, tier: Tier, origin: Literal["shipped", "import"]
-    ) -> SkillDraft:
-        """The skill as a row, its ids checked against what is registered here."""
-        signals = load_signals()
-        scopes = skill.scopes
-        hardware = {self._registry.resolve(name) for name in scopes.hardware}
-        for signal in scopes.signals:
-            signals.get(signal)
-        _check_predicate(skill)
-        draft = SkillDraft(
-            name=skill.name,
-            tier=tier,
-            transformation=skill.transformation,
-            description=skill.description,
-            body=skill.body,
-            scopes=replace(scopes, hardware=tuple(sorted(hardware))),
-            content_sha256="",
-            origin=origin,
-            polarity=skill.metadata.get("kb.polarity", "use"),
-            predicate=skill.predicate,
-            moves=_moves(skill),
-            recipe=_recipe(skill),
-            sources=sources_of(skill.body),
-            metadata={
-                "allowed_tools": skill.allowed_tools,
-                "other": {k: v for k, v in skill.metadata.items() if not k.startswith("kb.")},
-                "files": _texts(skill),
-            },
-            license=skill.license,
-            compatibility=skill.compatibility,
-            version=int(skill.metadata.get("kb.version", "1")),
-        )
-        return replace(draft, content_sha256=content_sha256(advice(draft)))
 
     @staticmethod
     def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
@@ -319,7 +297,15 @@ class SkillLibrary:
         return len(gone)
 
 
-def _summary(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillSummary:
+def _summaries(
+    connection: Connection, rows: Sequence[SkillHead], access_scope: str
+) -> list[SkillSummary]:
+    ids = [row.id for row in rows]
+    evidence = store.evidence_for(connection, ids, access_scope, details=False)
+    return [_summary(row, evidence.get(row.id, [])) for row in rows]
+
+
+def _summary(row: SkillHead, evidence: Sequence[EvidenceRow]) -> SkillSummary:
     return SkillSummary(
         name=row.name,
         description=row.description,
@@ -328,7 +314,7 @@ def _summary(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillSummary:
         polarity=row.polarity,
         version=row.version,
         scopes=row.scopes,
-        evidence=evidence_line(evidence),
+        evidence=store.evidence_line(evidence),
         updated_at=row.updated_at,
     )
 
@@ -343,60 +329,3 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
     }
     given = {key: value for key, value in fields.items() if value is not None}
     return {**given, "metadata": dict(skill.metadata)}
-
-
-def _check_predicate(skill: SkillFile) -> None:
-    if skill.predicate is None:
-        return
-    names, signals, metrics = (
-        compile_predicate(skill.predicate).names(),
-        load_signals(),
-        load_metrics(),
-    )
-    for signal in names.signals:
-        signals.get(signal)
-    unknown = [name for name in names.metrics if name not in metrics]
-    if unknown:
-        raise InvalidKnowledge(
-            f"the predicate of {skill.name} reads unknown metrics: {', '.join(unknown)}",
-            hint="Use the names of the metric registry.",
-        )
-
-
-def _moves(skill: SkillFile) -> list[Mapping[str, Any]]:
-    moves = _structured(skill, MOVES_JSON, list) or []
-    moves_of({"moves": moves})
-    return moves
-
-
-def _recipe(skill: SkillFile) -> Mapping[str, Any] | None:
-    recipe: Mapping[str, Any] | None = _structured(skill, RECIPE_JSON, dict)
-    return recipe
-
-
-def _structured(skill: SkillFile, name: str, kind: type) -> Any:
-    if name not in skill.files:
-        return None
-    try:
-        found = json.loads(skill.files[name])
-    except ValueError as error:
-        raise InvalidKnowledge(
-            f"{name} of {skill.name} is not JSON: {error}", hint="Correct it at that place."
-        ) from error
-    if not isinstance(found, kind):
-        raise InvalidKnowledge(
-            f"{name} of {skill.name} is no JSON {kind.__name__}", hint="Export a skill to see one."
-        )
-    return found
-
-
-def _texts(skill: SkillFile) -> dict[str, str]:
-    """The reference texts that are kept; scripts and binaries are not."""
-    kept = {}
-    for name, data in sorted(skill.files.items()):
-        if name.startswith("references/") and name not in STRUCTURED:
-            try:
-                kept[name] = data.decode("utf-8")
-            except UnicodeDecodeError:
-                continue  # reported among what was dropped
-    return kept

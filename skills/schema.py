@@ -21,6 +21,7 @@ from kb.catalog.skills import (
     SkillDraft,
     SkillRow,
     SkillScopes,
+    evidence_line,
 )
 from kb.errors import InvalidPredicate, nearest
 from kb.hardware.checks import Problems
@@ -57,7 +58,6 @@ KEYS = (
     "kb.toolchain",
     "kb.content-sha256",
 )
-NOT_MEASURED = "not measured here"
 EVIDENCE_JSON = "references/evidence.json"
 MOVES_JSON = "references/moves.json"
 RECIPE_JSON = "references/recipe.json"
@@ -208,19 +208,6 @@ def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
     if row.toolchain_id:
         metadata["kb.toolchain"] = row.toolchain_id
     return replace(said, metadata=metadata, files=files)
-
-
-def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
-    """The figures of a skill's evidence on one line; the bound is the lowest one measured."""
-    if not evidence:
-        return NOT_MEASURED
-    parts = [f"n={sum(row.n for row in evidence)}"]
-    bounds = [row.speedup_low for row in evidence if row.speedup_low is not None]
-    if bounds:
-        parts.append(f"speedup_lcb={min(bounds):.2f}")
-    parts.append(f"shapes={len({row.case_id for row in evidence if row.case_id})}")
-    parts.append(f"runs={len({row.evaluation_id for row in evidence if row.evaluation_id})}")
-    return ";".join(parts)
 
 
 def advice(skill: SkillDraft | SkillRow) -> SkillFile:

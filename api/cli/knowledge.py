@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,9 @@ from api.cli.target import Target, open_target, read_settings
 from kb.errors import NotFound
 
 if TYPE_CHECKING:
+    from api.cli.local import LocalTarget
     from ingestion.linter import Vocabulary
+    from kb.catalog.proposed_recipes import RecipeStatus
 
 app = typer.Typer(help="Walk through what is known.")
 
@@ -58,6 +60,59 @@ def _lines(node: Json, level: int) -> Iterator[str]:
         yield f"{indent}  {text['id']}  {shortened(text['text'], 160)}"
     if node.get("hint"):
         yield f"{indent}hint: {node['hint']}"
+
+
+@app.command("recipes")
+def recipes(
+    hardware: Annotated[str, typer.Option(help="Of this chip and those above it.")] = "",
+    accept: Annotated[str | None, typer.Option(metavar="ID", help="Accept one.")] = None,
+    reject: Annotated[str | None, typer.Option(metavar="ID", help="Never use it.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recipes proposed from the code samples of uploaded manuals."""
+    from api.cli.local import LocalTarget
+
+    local = LocalTarget(read_settings(data_dir))
+    try:
+        found = _decided(local, hardware, {"accepted": accept, "rejected": reject})
+    finally:
+        local.close()
+    show(found, as_json, _recipe_lines)
+
+
+def _decided(
+    local: LocalTarget, hardware: str, decisions: Mapping[RecipeStatus, str | None]
+) -> list[Json]:
+    from api.http.routes import knowledge
+    from kb.catalog import proposed_recipes
+    from kb.scope import ALL_ACCESS
+
+    services = local.services
+    for status, recipe_id in decisions.items():
+        if recipe_id is not None:
+            with services.catalog.write() as connection:
+                proposed_recipes.decide(connection, recipe_id, status)
+    return list(knowledge.recipes(services, ALL_ACCESS, hardware)["recipes"])
+
+
+def _recipe_lines(found: list[Json]) -> str:
+    """Each with where it stands, its domains and what binds them."""
+    lines = []
+    for recipe in found:
+        lines.append(
+            f"{recipe['id']}  {recipe['status']}  {recipe['language']} on"
+            f" {', '.join(recipe['hardware'])}: {recipe['name']}"
+        )
+        lines.append(f"  {recipe['document_title']}: {' > '.join(recipe['section'][1:])}")
+        for parameter in recipe["body"]["parameters"]:
+            values = ", ".join(map(str, parameter["values"]))
+            lines.append(
+                f"  {parameter['name']} ({parameter['role']}, {parameter['about']}): {values}"
+            )
+        for constraint in recipe["body"]["constraints"]:
+            lines.append(f"  {constraint['predicate']}  [{constraint['why']}]")
+    return "\n".join(lines)
 
 
 @app.command("lint")

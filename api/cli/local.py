@@ -11,8 +11,7 @@ Imports are where they are used: a command pays for what it needs.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from api.cli.target import About, Json
 from api.http.plain import plain
 from kb.errors import InvalidRequest, PayloadTooLarge, StoreError, Unavailable, nearest
 from kb.scope import ALL_ACCESS, CATEGORIES, Category
+from kb.service_lock import running_service
 from kb.settings import Settings
 
 if TYPE_CHECKING:
@@ -133,13 +133,30 @@ class LocalTarget:
             yield {**self._submit(upload), "name": upload.source_key}
         self.services.load_builtin()
 
-    def load_knowledge(self) -> None:
-        """The built-in documents, read and searchable by words when this returns."""
-        jobs = [sent["job_id"] for sent in self.upload_builtin() if sent.get("job_id")]
-        with self.reading():
-            for job_id in jobs:
-                while self.job(job_id)["state"] in ("queued", "running"):
-                    time.sleep(POLL_SECONDS)
+    def load_knowledge(self, say: Callable[[str], None]) -> None:
+        """The built-in documents of this version, with their facts and moves, found by words when
+        this returns. Vectors are left to a service or to `ingest`: they take minutes, and made
+        beside a search they would disturb its measurements.
+        """
+        services = self.services
+        if running_service(self.settings.data_dir) is None:  # which sees to them itself
+            changed = services.load_builtin().changed
+            unread = services.documents.unread("builtin", ("staged",))
+            if changed or unread:
+                say(f"reading {max(changed, unread)} built-in documents into the data directory")
+                with services.parser_pool() as parsers:
+                    worker = services.worker(parsers)
+                    worker.read_all(threading.Event())
+                    worker.hand_back()
+        unread = services.documents.unread("builtin")
+        if unread:
+            say(f"{unread} built-in documents are not read: `kernlore ingest --builtin` says why")
+        if not services.dense_ready:
+            embedded, passages = services.vectors()
+            say(
+                f"{embedded} of {passages} passages have a vector: knowledge is found by words and"
+                " tags alone until `kernlore ingest --builtin` or `kernlore serve` made the rest"
+            )
 
     def _submit(self, upload: Any) -> Json:
         submitted: Json = plain(self.services.uploads.submit(upload))

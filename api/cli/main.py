@@ -30,6 +30,7 @@ from api.cli import (
     runs,
     serve,
     skills,
+    trajectories,
 )
 from api.cli.output import report_error
 from kb.errors import InvalidRequest, KernloreError, Unavailable
@@ -55,6 +56,7 @@ app.add_typer(hardware.app, name="hardware")
 app.add_typer(skills.app, name="skills")
 app.add_typer(problem.app, name="problem")
 app.add_typer(runs.app, name="runs")
+app.add_typer(trajectories.app, name="trajectories")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(config.app, name="config")
 

@@ -21,7 +21,7 @@ def optimize(
     problem: Annotated[str, typer.Argument(help="A problem file, folder or shipped name.")],
     hardware: Annotated[str, typer.Option(help="Hardware id, or auto for what is here.")] = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
-    target: Annotated[float | None, typer.Option(help="Stop at this speed-up.")] = None,
+    target: Annotated[str | None, typer.Option(help="Stop at this speed-up: 1.5x or 1.5.")] = None,
     candidates: Annotated[int, typer.Option(help="At most so many.")] = 30,
     minutes: Annotated[float | None, typer.Option(help="At most so long.")] = None,
     usd: Annotated[float | None, typer.Option(help="At most so much for models.")] = None,
@@ -51,11 +51,11 @@ def optimize(
     goal = goal_from_json(
         {
             "language": language,
-            "target": target,
+            "target": _speedup(target),
             "candidates": candidates,
             "minutes": minutes,
             "usd": usd,
-            "knowledge": _on(knowledge),
+            "knowledge": switched_on(knowledge),
             "policy": policy,
             "memory": memory,
             "seed": seed,
@@ -72,7 +72,21 @@ def optimize(
     return 0
 
 
-def _on(word: str) -> bool:
+def _speedup(text: str | None) -> float | None:
+    from kb.errors import InvalidRequest
+
+    if text is None:
+        return None
+    try:
+        return float(text.removesuffix("x"))
+    except ValueError as error:
+        raise InvalidRequest(
+            f"--target is {text!r}", hint="Give a speed-up over the reference, like 1.5x."
+        ) from error
+
+
+def switched_on(word: str) -> bool:
+    """What `--knowledge` says. Raises InvalidRequest."""
     from kb.errors import InvalidRequest
 
     if word not in ("on", "off"):
@@ -83,39 +97,70 @@ def _on(word: str) -> bool:
 def _search(
     local: LocalTarget, problem: str, goal: Any, hardware: str, models: str, quiet: bool
 ) -> Finished:
+    from optimizer.problem.load import load_problem
+
+    load_problem(Path(problem))  # what is misspelled is said before anything is read or imported
+    if hardware != "auto":
+        local.services.registry.resolve(hardware)
     from api.cli.progress import progress
     from api.optimization.runs import optimize as run
 
-    if goal.knowledge and not local.services.documents.find():
-        note("loading the built-in knowledge into the data directory, once")
-        local.load_knowledge()
+    if goal.knowledge:
+        local.load_knowledge(note)
     with progress(goal, quiet) as listener:
         return run(local.services, Path(problem), goal, hardware, listener, models=models)
 
 
 def _written(finished: Finished, output: Path | None) -> dict[str, Any]:
-    """The module and the report on disk, and what the terminal says of them."""
+    """The module and the report on disk, and what the terminal says of them.
+
+    speedup: over the reference in the final measurement, 1.0 where the reference stays. correct:
+    of what the module calls, the winner or the reference. models: what they were paid.
+    """
+    outcome, tree = finished.outcome, finished.tree
+    from api.cli.runs import model_costs
     from optimizer.output.module import write_module
     from optimizer.output.report import write_report
+    from optimizer.search.records import REFERENCE
 
+    simulated = outcome.clock == "simulator"  # then the gain is no speed-up over the reference
     folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
     module = write_module(finished.tree, finished.outcome, finished.problem, folder)
     report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
     return {
         "run": finished.run.id,
         "ended": finished.run.ended,
-        "outcome": finished.outcome.as_json(),
+        "speedup": None if simulated else outcome.gain.value if outcome.gain is not None else 1.0,
+        "correct": tree[outcome.node if outcome.node is not None else REFERENCE].correct,
+        "models": model_costs(tree),
+        "outcome": outcome.as_json(),
         "module": str(module),
         "report": str(report),
-        "import": f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
+        "import": _through_tools(module, finished.run.hardware)
+        if simulated
+        else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
     }
+
+
+def _through_tools(module: Path, hardware: str) -> str:
+    """What is to be said of a kernel that only the chip's own tools run."""
+    kernel = next(iter(sorted(module.glob("kernel.*"))), None)
+    if kernel is None:
+        return "there is no kernel in it"
+    return f"{kernel} runs through the command templates of {hardware}, not from torch"
 
 
 def _rendered(told: Any) -> str:
     """Three lines: the gain, the file, how to use it."""
-    gain = told["outcome"]["gain"]
+    gain, over = told["outcome"]["gain"], told["outcome"]["over"]
     if gain is None:
-        first = f"no gain ({told['ended']}): the reference stays"
+        stays = f"{over} stays" if told["correct"] else "there is no right kernel"
+        first = f"no gain ({told['ended']}): {stays}"
+    elif told["outcome"]["clock"] == "simulator":
+        first = (
+            f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
+            f" ({told['ended']})"
+        )
     else:
         first = (
             f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over the reference"

@@ -18,9 +18,9 @@ PLAIN_EVERY = 5.0  # seconds between plain lines that bring nothing new
 
 @contextmanager
 def progress(goal: Goal, quiet: bool) -> Iterator[Listener]:
-    """quiet: say nothing at all, where the answer is JSON for a program."""
+    """quiet: remarks alone, where the answer is JSON for a program."""
     if quiet:
-        yield _Silent()
+        yield _Remarks()
     elif sys.stderr.isatty():
         with _Live(goal) as live:
             yield live
@@ -33,12 +33,13 @@ def plain_lines(goal: Goal) -> Listener:
     return _Plain(goal)
 
 
-class _Silent:
-    def node(self, node: Node, tree: Tree) -> None:
-        """Nothing is shown."""
+class _Remarks:
+    """No progress; what somebody has to know, as that a price is unknown, all the same."""
+
+    def node(self, node: Node, tree: Tree) -> None: ...
 
     def said(self, message: str) -> None:
-        """Nothing is shown."""
+        print(message, file=sys.stderr, flush=True)
 
 
 class _Plain:

@@ -31,7 +31,7 @@ def group() -> None:
 def list_runs(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The newest first."""
     with _opened(data_dir) as local:
-        from api.optimization.runs import run_store
+        from api.optimization.stored import run_store
 
         rows = [_summary(run) for run in run_store(local.services).latest()]
     headers = ("run", "problem", "hardware", "state", "gain", "ended")
@@ -42,7 +42,7 @@ def list_runs(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Goal, result, verdict counts and what each origin brought."""
     with _opened(data_dir) as local:
-        from api.optimization.runs import run_store
+        from api.optimization.stored import run_store
 
         store = run_store(local.services)
         row, tree = _loaded(store, run)
@@ -52,6 +52,7 @@ def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> N
         "candidates": len(tree) - 1,
         "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
         "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
+        "models": model_costs(tree),
         "best in the search": str(tree.best.speedup) if tree.best else "none",
         "seconds": row.seconds,
         **{f"{name} version": version for name, version in row.environment.items()},
@@ -63,7 +64,7 @@ def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> N
 def tree_of(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Every candidate under the one that it changes."""
     with _opened(data_dir) as local:
-        from api.optimization.runs import run_store
+        from api.optimization.stored import run_store
 
         _, tree = _loaded(run_store(local.services), run)
     rows = [_node_row(node) for node in tree]
@@ -74,7 +75,7 @@ def tree_of(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> No
 def compare(one: RunId, other: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Two runs beside each other."""
     with _opened(data_dir) as local:
-        from api.optimization.runs import run_store
+        from api.optimization.stored import run_store
 
         store = run_store(local.services)
         found = {run: _loaded(store, run) for run in (one, other)}
@@ -88,16 +89,31 @@ def compare(one: RunId, other: RunId, data_dir: DataDir = None, as_json: AsJson 
 
 
 @app.command("resume")
-def resume(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def resume(
+    run: RunId,
+    models: Annotated[
+        str, typer.Option(help="Language models to ask too, as litellm names them: a=2,b.")
+    ] = "",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Go on with a run that was killed or cancelled, from its last candidate."""
     with _opened(data_dir) as local:
-        from api.cli.progress import progress
-        from api.optimization.runs import optimize, run_store
+        from api.optimization.stored import run_store
 
         row = run_store(local.services).run(run)
+        from api.cli.progress import progress
+        from api.optimization.runs import optimize
+
         with progress(row.goal, as_json) as listener:
             finished = optimize(
-                local.services, Path(row.problem), row.goal, row.hardware, listener, resume=run
+                local.services,
+                Path(row.problem),
+                row.goal,
+                row.hardware,
+                listener,
+                models=models,
+                resume=run,
             )
     show(_summary(finished.run), as_json, pairs)
 
@@ -106,7 +122,7 @@ def resume(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> Non
 def cancel(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a run after the candidate that it is measuring."""
     with _opened(data_dir) as local:
-        from api.optimization.runs import run_store
+        from api.optimization.stored import run_store
 
         run_store(local.services).cancel(run)
     show({"run": run, "cancel": "requested"}, as_json, pairs)
@@ -140,15 +156,20 @@ def pack(
     as_json: AsJson = False,
 ) -> None:
     """A search for a machine that has only torch and triton."""
+    from api.cli.optimize import switched_on
     from optimizer.search.goal import Goal
 
-    goal = Goal(candidates=candidates, minutes=minutes, seed=seed, knowledge=knowledge == "on")
+    goal = Goal(candidates=candidates, minutes=minutes, seed=seed, knowledge=switched_on(knowledge))
     with _opened(data_dir) as local:
+        from optimizer.problem.load import load_problem
+
+        for name in problems:  # what is misspelled is said before anything is read
+            load_problem(Path(name))
+        local.services.registry.resolve(hardware)
+        if goal.knowledge:
+            local.load_knowledge(note)
         from api.optimization.portable import pack_session
 
-        if goal.knowledge and not local.services.documents.find():
-            note("loading the built-in knowledge into the data directory, once")
-            local.load_knowledge()
         written = pack_session(
             local.services, [Path(name) for name in problems], hardware, goal, output
         )
@@ -198,12 +219,34 @@ def _summary(run: RunRow) -> dict[str, Any]:
     told = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
     return {
         "run": run.id,
-        "problem": Path(run.problem).parent.name if "/" in run.problem else run.problem,
+        "problem": _problem_name(Path(run.problem)),
         "hardware": run.hardware,
         "state": run.state,
         "gain": told or run.result.get("reason", ""),
         "ended": run.ended,
     }
+
+
+def _problem_name(path: Path) -> str:
+    """As a problem without a name of its own is called: by its folder or its file."""
+    return path.parent.name if path.name == "problem.py" else path.stem
+
+
+def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:
+    """By model: its candidates, tokens, and US dollars (None where a price is not known). What
+    failed attempts took is in the next candidate's row."""
+    found: dict[str, dict[str, Any]] = {}
+    for proposal in (node.proposal for node in tree if node.proposal is not None):
+        if proposal.model is None:
+            continue
+        none_yet = {"candidates": 0, "tokens_in": 0, "tokens_out": 0, "usd": 0.0}
+        row, cost = found.setdefault(proposal.model, none_yet), proposal.cost
+        row["candidates"] += 1
+        row["tokens_in"] += cost.tokens_in
+        row["tokens_out"] += cost.tokens_out
+        unknown = row["usd"] is None or cost.usd is None
+        row["usd"] = None if unknown else row["usd"] + cost.usd
+    return found
 
 
 def _node_row(node: Node) -> dict[str, Any]:
@@ -214,10 +257,17 @@ def _node_row(node: Node) -> dict[str, Any]:
         "verdict": node.verdict,
         "speedup": str(node.speedup) if node.speedup is not None else "",
         "signals": list(node.signals),
-        "plan": proposal.plan if proposal is not None else "the reference",
+        "plan": proposal.plan if proposal is not None else _root(node),
         "synthesizer": proposal.synthesizer if proposal is not None else "",
         "attributed": list(proposal.attributed) if proposal is not None else [],
     }
+
+
+def _root(node: Node) -> str:
+    """A chip that is simulated has no reference: its root is what the others are compared with."""
+    found = node.evaluation
+    simulated = found is not None and found.timing == "simulator"
+    return "what the others are compared with" if simulated else "the reference"
 
 
 def _drawn(tree: Tree, number: int, depth: int) -> list[str]:

@@ -30,6 +30,7 @@ from api.http.routes import (
     retrieve,
     runs,
     skills,
+    trajectories,
 )
 from api.services import Background, open_services
 from kb.settings import Settings
@@ -67,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         skills,
         evaluations,
         runs,
+        trajectories,
     ):
         app.include_router(module.router)
     _add_docs(app)

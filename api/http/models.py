@@ -91,6 +91,10 @@ class OutcomeBody(Body):
     )
     correct: bool | None = Field(None, description="Whether the kernel's results were right.")
     speedup: Finite | None = Field(None, description="2.0 means twice as fast.")
+    baseline_speedup: Finite | None = Field(
+        None,
+        description="That of what was there before, where both are over a third; else left out.",
+    )
     note: Annotated[str, Field(max_length=4000)] | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from api.optimization.runs import run_store
+from api.optimization.stored import run_store
 from api.services import Services
 from kb.errors import Conflict
 from optimizer.evaluation.records import Interval
@@ -50,4 +50,5 @@ def outcome_of(result: Any) -> Outcome:
         Interval(**result["inherited"]) if result["inherited"] else None,
         figures,
         tuple(result["notes"]),
+        **{name: result[name] for name in ("over", "clock") if name in result},
     )

@@ -17,32 +17,25 @@ USABLE = ("active",)
 
 
 class ServiceKnowledge:
-    """Asks the retriever of this process."""
+    """Asks the retriever of this process. A skill keeps the text that it was first shown with, so
+    that one run sees one version of it.
+    """
 
     def __init__(self, services: Any) -> None:
         """services: api.services.Services."""
         self._services = services
+        self._texts: dict[str, str] = {}  # of skills by name
 
     def consult(self, query: Query) -> Knowledge:
         """Nothing where the verdict has no signal and the log is empty: there is no question."""
-        signal = query.signals[0] if query.signals else None
-        if signal is None and not query.log:
+        if not query.signals and not query.log:
             return Knowledge()
-        answer = self._services.retriever.retrieve(
-            RetrieveRequest(
-                signal=signal,
-                log=query.log or None,
-                metrics=query.metrics or None,
-                hardware=query.hardware,
-                op=query.op,
-                language=query.language,
-                dtype=query.dtype,
-                k=EXCERPTS,
-                max_tokens=query.max_tokens,
-                run_id=query.run_id,
-                node_id=str(query.node),
-            )
-        )
+        answer = self._services.retriever.retrieve(_request(query))
+        return self._knowledge(answer, query.hardware)
+
+    def remedies(self, query: Query) -> Knowledge:
+        """Moves, skills and facts without excerpts: a tenth of the time."""
+        answer = self._services.retriever.remedies(_request(query))
         return self._knowledge(answer, query.hardware)
 
     def _knowledge(self, answer: Answer, hardware: str) -> Knowledge:
@@ -57,7 +50,7 @@ class ServiceKnowledge:
                 ShownSkill(
                     skill.name,
                     skill.summary,
-                    self._services.skills.show(skill.name).body,
+                    self._text(skill.name),
                     float(skill.score.get("total", 0.0)),
                 )
                 for skill in answer.skills
@@ -65,16 +58,39 @@ class ServiceKnowledge:
             facts=dict(self._services.registry.values(hardware)),
         )
 
+    def _text(self, skill: str) -> str:
+        if skill not in self._texts:
+            self._texts[skill] = self._services.skills.show(skill).body
+        return self._texts[skill]
+
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """What came of an answer; only ids that it showed count."""
         shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
         found = node.speedup
+        kept = [name for name in used if name in shown]
         self._services.retriever.report_outcome(
             retrieval_id,
-            used=[name for name in used if name in shown],
+            used=kept,
             correct=node.correct if node.evaluation is not None else None,
             speedup=found.value if found is not None and found.value > 0 else None,
         )
+        self._services.skills.observed(kept)
+
+
+def _request(query: Query) -> RetrieveRequest:
+    return RetrieveRequest(
+        signal=query.signals[0] if query.signals else None,
+        log=query.log or None,
+        metrics=query.metrics or None,
+        hardware=query.hardware,
+        op=query.op or None,
+        language=query.language,
+        dtype=query.dtype,
+        k=EXCERPTS,
+        max_tokens=query.max_tokens,
+        run_id=query.run_id or None,
+        node_id=str(query.node),
+    )
 
 
 def _remedy(move: MoveAnswer) -> Remedy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +12,21 @@ from typing import Any
 
 from api.evaluation import choose_target
 from api.optimization.knowledge import ServiceKnowledge, library_recipes
-from api.optimization.runs import LANGUAGES, run_store
+from api.optimization.runs import LANGUAGES
+from api.optimization.stored import run_store
 from api.services import Services
 from kb.catalog.evaluations import Evaluations
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.ids import new_id
 from optimizer.evaluation.journal.catalog import CatalogJournal
 from optimizer.portable.pack import write_session
-from optimizer.portable.snapshot import take_snapshot
+from optimizer.portable.snapshot import Snapshot, take_snapshot
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Problem
 from optimizer.problem.tensors import open_case
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
+from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
 from retrieval.diagnose.signals import load_signals
 from skills.recipes.recipe import Recipe
@@ -36,6 +39,11 @@ def pack_session(
 ) -> Path:
     """A session for this hardware, whether or not it is here."""
     problems = [load_problem(path) for path in paths]
+    twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
+    if twice:
+        raise InvalidRequest(
+            f"two problems are called {twice[0]}", hint="Give one a `name` in its problem.toml."
+        )
     identity = services.registry.resolve(hardware)
     target, languages = _target(services, identity)
     if not languages:
@@ -43,9 +51,9 @@ def pack_session(
             f"no built-in toolchain runs kernels on {hardware}",
             hint="Sessions are for hardware that torch, Triton or a C++ compiler can use.",
         )
-    knowledge = {}
+    knowledge = Snapshot()
     if goal.knowledge:
-        knowledge = {p.name: _snapshot(services, p, identity, goal) for p in problems}
+        knowledge = _snapshot(services, [p.op for p in problems], identity, goal)
     recipes = [recipe for recipe in library_recipes(services) if recipe.language in languages]
     return write_session(
         output,
@@ -82,10 +90,11 @@ def _target(services: Services, hardware: str) -> tuple[dict[str, Any], dict[str
     }, languages
 
 
-def _snapshot(services: Services, problem: Problem, hardware: str, goal: Goal) -> dict[str, Any]:
-    template = Query((), {}, "", hardware, problem.op, goal.language, None, "", 0, 2_000)
+def _snapshot(services: Services, operators: Sequence[str], hardware: str, goal: Goal) -> Snapshot:
+    template = Query((), {}, "", hardware, "", goal.language, None, "", 0, 2_000)
     signals = [signal.id for signal in load_signals()]
-    return take_snapshot(ServiceKnowledge(services).consult, signals, template)
+    source = ServiceKnowledge(services)
+    return take_snapshot(source.consult, source.remedies, signals, operators, template)
 
 
 def _recipe(services: Services, recipe: Recipe) -> dict[str, Any]:
@@ -100,8 +109,13 @@ def import_results(services: Services, results: Path) -> list[RunRow]:
     if results.is_dir():
         return _import(services, FileStore(results))
     with tempfile.TemporaryDirectory(prefix="kernlore-import-") as folder:
-        with zipfile.ZipFile(results) as packed:
-            packed.extractall(folder)
+        try:
+            with zipfile.ZipFile(results) as packed:
+                packed.extractall(folder)
+        except zipfile.BadZipFile as error:
+            raise InvalidRequest(
+                f"{results} is no zip file", hint="Give results.zip of a portable session."
+            ) from error
         return _import(services, FileStore(Path(folder)))
 
 
@@ -138,8 +152,20 @@ def _import(services: Services, source: FileStore) -> list[RunRow]:
         for node in nodes:
             store.add(run.id, node)
         store.update(run)
+        _report(ServiceKnowledge(services), nodes)
         imported.append(run)
     return imported
+
+
+def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
+    """What came of the answers that the session was packed with, where they were given here."""
+    for node in nodes:
+        if node.proposal is None or node.state == "duplicate" or not node.shown.retrieval_id:
+            continue
+        try:
+            knowledge.report(node.shown.retrieval_id, node.proposal.attributed, node)
+        except NotFound:
+            return  # packed over another data directory, which gave the answers
 
 
 def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from api.child_process import ROOT, end_group, environment
-from api.optimization.runs import run_store
+from api.optimization.stored import run_store
 from api.services import Services
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id

@@ -10,6 +10,8 @@ from typing import Any
 
 from api.evaluation import choose_target, known_ceilings, known_signatures
 from api.optimization.knowledge import ServiceKnowledge, library_recipes
+from api.optimization.samples import compared_with, manual_samples
+from api.optimization.stored import run_store
 from api.services import Services
 from kb.catalog.evaluations import Evaluations
 from kb.catalog.runs import Runs
@@ -18,19 +20,22 @@ from kb.ids import new_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.journal.catalog import CatalogJournal
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.targets import AUTO
+from optimizer.local.bench import LocalBench, Place
+from optimizer.local.catalog_store import CatalogStore
+from optimizer.local.problem_view import problem_view
+from optimizer.local.simulated_bench import SimulatedBench, simulated
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Problem
-from optimizer.search.catalog_store import CatalogStore
 from optimizer.search.confirm import Outcome, confirm
 from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
-from optimizer.search.local_bench import LocalBench, Place
 from optimizer.search.loop import Listener, Search
 from optimizer.search.records import REFERENCE, Proposal
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
-from optimizer.search.views import problem_view
 from optimizer.synthesizers.base import Synthesizer
+from optimizer.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.toolchains.registry import usable_toolchain
 
@@ -47,10 +52,6 @@ class Finished:
     tree: Tree
     outcome: Outcome
     problem: Problem
-
-
-def run_store(services: Services) -> CatalogStore:
-    return CatalogStore(Runs(services.catalog), Evaluations(services.catalog), services.blobs)
 
 
 def optimize(
@@ -74,24 +75,19 @@ def optimize(
     store = run_store(services)
     places = places_for(services, hardware, goal.language)
     target = next(iter(places.values())).target
-    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
-    settings = EvaluationSettings()
-    with LocalBench(
-        problem,
-        places,
-        settings,
-        journal,
-        ceilings=known_ceilings(services, target, settings.threads),
-        signatures=known_signatures(services, target.lineage),
-    ) as bench:
+    chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
+    with _bench(services, problem, places) as bench:
         view = problem_view(problem, bench.device)
+        over = "the reference"
+        if isinstance(bench, SimulatedBench):
+            hardware_view = _hardware_view(target, places)
+            over = compared_with(bench, chosen, view, hardware_view, store, resume)
         if resume is None:
             bench.reference()  # makes the problem's row, which the run's row points to
             run = _begin(store, problem, target.hardware, goal, places, run_id)
         else:
             run = replace(_matching(store, resume, problem), state="running", ended="")
             Runs(services.catalog).clear_cancel(resume)
-        chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
         if models:
             chosen.append(language_models(services, models, goal, listener))
         search = Search(
@@ -107,18 +103,36 @@ def optimize(
         )
         ended = search.go()
         cancelled = ended.state == "cancelled"
-        outcome = NOT_PROVEN if cancelled else confirm(search.tree, bench)
+        outcome = NOT_PROVEN if cancelled else confirm(search.tree, bench, over)
+    if isinstance(bench, SimulatedBench):
+        outcome = replace(outcome, over=over, clock="simulator")
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
     return Finished(ended, search.tree, outcome, problem)
 
 
+def _bench(
+    services: Services, problem: Problem, places: dict[str, Place]
+) -> LocalBench | SimulatedBench:
+    """What measures in these places."""
+    target = next(iter(places.values())).target
+    settings = EvaluationSettings()
+    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
+    signatures = known_signatures(services, target.lineage)
+    if all(simulated(place.toolchain) for place in places.values()):
+        return SimulatedBench(problem, places, settings, journal, signatures)
+    ceilings = known_ceilings(services, target, settings.threads)
+    return LocalBench(problem, places, settings, journal, ceilings, signatures)
+
+
 def places_for(services: Services, hardware: str, language: str | None) -> dict[str, Place]:
     """Every language that can be built and run here, or the one that was asked for with torch, in
-    which the reference is written. Raises Unavailable with what is missing."""
+    which the reference is written. Simulated ones stand alone: their times compare with no other.
+    Raises Unavailable with what is missing."""
     found: dict[str, Place] = {}
     reasons = []
-    for name in LANGUAGES if language is None else dict.fromkeys((language, "torch")):
+    known = (*LANGUAGES, *_own_languages(services, hardware))
+    for name in dict.fromkeys(known if language is None else (language, "torch")):
         try:
             chosen = choose_target(services, hardware, name)
             toolchain = usable_toolchain(name, chosen.target, chosen.builtin)
@@ -127,14 +141,29 @@ def places_for(services: Services, hardware: str, language: str | None) -> dict[
                 raise
             reasons.append(f"{name}: {problem.message}")
             continue
-        if chosen.target.device is not None:
+        if chosen.target.device is not None or simulated(toolchain):
             found[name] = Place(chosen.target, toolchain)
+    apart = {name: place for name, place in found.items() if simulated(place.toolchain)}
+    if language in apart or len(apart) == len(found):
+        found = apart
+    else:
+        found = {name: place for name, place in found.items() if name not in apart}
     if not found:
         raise Unavailable(
             f"nothing can be run on {hardware} here ({'; '.join(reasons)})",
             hint="Search on a machine that has it, or pack a portable session.",
         )
     return found
+
+
+def _own_languages(services: Services, hardware: str) -> list[str]:
+    """Those that the description of a named chip says how to compile."""
+    if hardware == AUTO:
+        return []
+    registry = services.registry
+    specs = registry.all()
+    lineage = registry.lineage(registry.resolve(hardware))
+    return [name for place in lineage if place in specs for name in specs[place].toolchains]
 
 
 def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
@@ -144,6 +173,9 @@ def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Sy
     services.skills.sync_builtin(services.settings.skills_dir)  # this version's recipes
     recipes = library_recipes(services)
     proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
+    samples = manual_samples(services, places) if goal.knowledge else []
+    if samples:
+        proposers.append(SampleSynthesizer(samples))
     if "torch" in wanted:
         from optimizer.synthesizers.compiler.synthesizer import CompilerSynthesizer
 

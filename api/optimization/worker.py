@@ -11,7 +11,8 @@ from types import FrameType
 from api.cli.local import LocalTarget
 from api.cli.progress import plain_lines
 from api.cli.target import read_settings, send_logs_to_stderr
-from api.optimization.runs import builtin, optimize, places_for, run_store
+from api.optimization.runs import builtin, optimize, places_for
+from api.optimization.stored import run_store
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
 from optimizer.synthesizers.base import Synthesizer

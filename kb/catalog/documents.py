@@ -4,7 +4,7 @@ passages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,30 @@ class Documents:
         query = query.order_by(t.documents.c.category, t.documents.c.title, t.documents.c.id)
         with self._catalog.read() as connection:
             return _complete(connection, list(connection.execute(query)))
+
+    def unread(
+        self, origin: str, states: Sequence[str] = ("staged", "failed"), access_scope: str = "all"
+    ) -> int:
+        """How many documents of this origin have a newest version in one of these states."""
+        newer = t.document_versions.alias()
+        newest = (
+            sa.select(sa.func.max(newer.c.number))
+            .where(newer.c.document_id == t.document_versions.c.document_id)
+            .scalar_subquery()
+        )
+        query = (
+            sa.select(sa.func.count())
+            .select_from(t.document_versions)
+            .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+            .where(
+                t.documents.c.origin == origin,
+                t.documents.c.access_scope == access_scope,
+                t.document_versions.c.state.in_(states),
+                t.document_versions.c.number == newest,
+            )
+        )
+        with self._catalog.read() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def get(self, document_id: str, *, access_scope: str = "all") -> Document:
         with self._catalog.read() as connection:

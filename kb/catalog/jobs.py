@@ -187,6 +187,21 @@ class Jobs:
                 hint="Its lease ran out; the work of this attempt is discarded.",
             )
 
+    def release(self, owner: str) -> int:
+        """Queue again what this worker holds, as if it had not begun; returns how many."""
+        with self._catalog.write() as connection:
+            changed = connection.execute(
+                jobs.update()
+                .where(jobs.c.state == "running", jobs.c.lease_owner == owner)
+                .values(
+                    state="queued",
+                    attempts=jobs.c.attempts - 1,
+                    lease_owner=None,
+                    lease_expires_at=None,
+                )
+            )
+            return changed.rowcount
+
     def expire(self) -> list[JobId]:
         """Fail every running job whose lease ran out; returns their ids."""
         error = {

@@ -26,13 +26,32 @@ SECONDS_EACH = 0.1  # of repeats of one figure
 MIN_REPEATS, MAX_REPEATS = 4, 400
 MIB = 1 << 20
 FORK_REGIONS = 2_000
-FORK = """
+FMA_LOOPS = 200_000
+CHAINS, VECTOR_BYTES = 12, 64  # independent ones, so that latency does not show
+# Calls from Python; vectors wider than the chip's are split by the compiler.
+PROBES = """
+#include <omp.h>
 extern "C" void regions(int count) {
   for (int n = 0; n < count; n++) {
 #pragma omp parallel
     { asm volatile("" ::: "memory"); }
   }
 }
+template <typename T> static inline void fma_chains(long loops, T *out) {
+  typedef T vec __attribute__((vector_size(BYTES)));
+#pragma omp parallel
+  {
+    vec sum[CHAINS], scale, step;
+    for (unsigned lane = 0; lane < BYTES / sizeof(T); lane++) scale[lane] = 0.5, step[lane] = 1;
+    for (int c = 0; c < CHAINS; c++) sum[c] = step + (T)c;
+    for (long n = 0; n < loops; n++)
+      for (int c = 0; c < CHAINS; c++) sum[c] = sum[c] * scale + step;
+    for (int c = 1; c < CHAINS; c++) sum[0] += sum[c];
+    out[omp_get_thread_num()] = sum[0][0];
+  }
+}
+extern "C" void fma_float32(long loops, float *out) { fma_chains<float>(loops, out); }
+extern "C" void fma_float64(long loops, double *out) { fma_chains<double>(loops, out); }
 """
 Figure = dict[str, float]
 Timer = Callable[[Callable[[], Any]], float]
@@ -111,18 +130,39 @@ def cost(times: list[float], calls: int) -> Figure:
     return {"value": best, "spread": statistics.median(each) / best - 1, "n": len(each)}
 
 
-def fork_cost() -> Figure | None:
-    """One empty OpenMP region, threads kept between regions; None where there is no g++."""
+def compiled_probes(threads: int) -> dict[str, Any]:
+    """The cost of an empty OpenMP region (threads kept between regions), and the rate of
+    independent multiply-adds by dtype; empty where there is no g++."""
     with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "fork.cpp"), Path(folder, "fork.so")
-        source.write_text(FORK)
-        command = ["g++", "-O2", "-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
+        source, library = Path(folder, "probes.cpp"), Path(folder, "probes.so")
+        source.write_text(PROBES)
+        flags = ["-O3", "-march=native", "-shared", "-fPIC", "-fopenmp"]
+        flags += [f"-DCHAINS={CHAINS}", f"-DBYTES={VECTOR_BYTES}"]
+        command = ["g++", *flags, "-o", str(library), str(source)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=30)
         except (OSError, subprocess.SubprocessError):
-            return None
-        regions = ctypes.CDLL(str(library)).regions
-        return cost(repeated(lambda: regions(FORK_REGIONS), wall), FORK_REGIONS)
+            return {}
+        loaded = ctypes.CDLL(str(library))
+        forks = repeated(lambda: loaded.regions(FORK_REGIONS), wall)
+        return {
+            "launch": cost(forks, FORK_REGIONS),
+            "float32": multiply_adds(loaded.fma_float32, 4, threads),
+            "float64": multiply_adds(loaded.fma_float64, 8, threads),
+        }
+
+
+def multiply_adds(call: Any, item_bytes: int, threads: int) -> Figure:
+    """Operations a second of all threads: two for each multiply-add."""
+    call.argtypes = [ctypes.c_long, ctypes.c_void_p]
+    out = ctypes.create_string_buffer(item_bytes * threads)
+    work = 2.0 * FMA_LOOPS * CHAINS * (VECTOR_BYTES // item_bytes) * threads
+    return rate(work, repeated(lambda: call(FMA_LOOPS, out), wall))
+
+
+def higher(library: Figure, loop: Figure | None) -> Figure:
+    """What was reached by either: a library need not use the widest vectors of a chip."""
+    return library if loop is None or library["value"] >= loop["value"] else loop
 
 
 def waited_seconds() -> float:
@@ -138,19 +178,20 @@ def waited_seconds() -> float:
     return total
 
 
-def on_cpu(largest: int) -> dict[str, Any]:
+def on_cpu(largest: int, threads: int) -> dict[str, Any]:
     # An array above 32 MiB is never kept by glibc's allocator: 72 MiB are two arrays of 36.
     steps = (MIB, 8 * MIB, 32 * MIB, 72 * MIB, 192 * MIB)
     sizes = [size for size in steps if size < largest] + [largest]
     tiny = torch.zeros(1)
+    probes = compiled_probes(threads)
     return {
         **bandwidths("cpu", sizes, wall),
         "matmul": {
-            "float32": matmul("cpu", "float32", 1536, wall),
-            "float64": matmul("cpu", "float64", 1024, wall),
+            "float32": higher(matmul("cpu", "float32", 1536, wall), probes.get("float32")),
+            "float64": higher(matmul("cpu", "float64", 1024, wall), probes.get("float64")),
             "bfloat16": matmul("cpu", "bfloat16", 1536, wall),
         },
-        "launch": fork_cost(),
+        "launch": probes.get("launch"),
         "dispatch": cost(repeated(lambda: [tiny.add_(1) for _ in range(1000)], wall), 1000),
     }
 
@@ -182,7 +223,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(threads)
     began, waited = time.perf_counter(), waited_seconds()
     with torch.no_grad():
-        found = on_cpu(largest) if device == "cpu" else on_gpu(largest)
+        found = on_cpu(largest, threads) if device == "cpu" else on_gpu(largest)
     seconds = time.perf_counter() - began
     waited = (waited_seconds() - waited) / (seconds * threads)
     print(json.dumps({**found, "seconds": seconds, "waited": waited}))

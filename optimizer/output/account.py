@@ -65,12 +65,14 @@ def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict
 
 
 def _result(tree: Tree, outcome: Outcome) -> dict[str, Any]:
-    """Gain over the reference, and how much of it the run started with."""
+    """The gain and what it is over, and how much of it the run started with."""
     inherited = outcome.inherited
     return {
         "winner": outcome.node,
         "reason": outcome.reason,
         "gain": _told(outcome.gain),
+        "over": outcome.over,
+        "clock": outcome.clock,
         "inherited": _told(inherited),
         "new": _told(_new(tree, outcome)),
         "search_figure": _told(tree[outcome.node].speedup) if outcome.node is not None else None,

@@ -71,14 +71,14 @@ def _lead(told: Mapping[str, Any]) -> str:
     if result["gain"] is None:
         return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
     return (
-        f"**{figure(result['gain'])}** over the reference by node {result['winner']}, measured"
+        f"**{figure(result['gain'])}** over {result['over']} by node {result['winner']}, measured"
         " again in fresh processes on values that the search never saw."
     )
 
 
 def _result(result: Mapping[str, Any]) -> str:
     rows = [
-        ("gain over the reference", figure(result["gain"])),
+        (f"gain over {result['over']}", figure(result["gain"])),
         ("inherited from earlier runs", figure(result["inherited"])),
         ("new in this run", figure(result["new"])),
     ]
@@ -86,6 +86,11 @@ def _result(result: Mapping[str, Any]) -> str:
         "Speed-ups are times of the reference over those of the kernel, with 95 % intervals over"
         " n pairs of blocks."
     )
+    if result["clock"] == "simulator":
+        note = (
+            f"Ratios of simulated times (`simulator`): those of {result['over']} over those of the"
+            " kernel, one run each. No wall time is in them."
+        )
     return f"{_table(('result', 'speed-up'), rows)}\n\n{note}"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.portable.session import SESSION
+from optimizer.portable.snapshot import Snapshot
+from optimizer.problem.load import SHIPPED
 from optimizer.problem.spec import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,20 +46,21 @@ def write_session(
     goal: Mapping[str, Any],
     target: Mapping[str, Any],
     problems: Sequence[Problem],
-    knowledge: Mapping[str, Mapping[str, Any]],
+    knowledge: Snapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
     """target: {hardware, lineage, device, arch: by language, languages: to toolchain, facts}.
 
-    knowledge: snapshot by problem name. recipes: {name, recipe, files} each.
+    recipes: {name, recipe, files} each.
     """
     told = {
         "id": session_id,
         "goal": dict(goal),
         "target": dict(target),
         "recipes": list(recipes),
+        "knowledge": knowledge.as_json(),
         "problems": [
-            {"name": p.name, "path": f"problems/{p.name}", "knowledge": knowledge.get(p.name, {})}
+            {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
             for p in problems
         ],
     }
@@ -69,6 +72,12 @@ def write_session(
         for problem in problems:
             _add_problem(packed, problem)
     return path
+
+
+def _known_as(problem: Problem) -> str:
+    """What finds it again where the results are imported: a shipped name or the file's place."""
+    shipped = problem.path.is_relative_to(SHIPPED)
+    return problem.path.parent.name if shipped else str(problem.path)
 
 
 def _sources() -> list[Path]:

@@ -21,17 +21,17 @@ from kb.hardware.checks import Problems
 from optimizer.collectors.ceilings import Ceilings, measure_ceilings
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.isolation.levels import level_for
+from optimizer.local.bench import LocalBench, Place
+from optimizer.local.problem_view import problem_view
 from optimizer.portable.snapshot import SnapshotKnowledge
 from optimizer.problem.load import load_problem
 from optimizer.search.confirm import confirm
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal, goal_from_json
-from optimizer.search.local_bench import LocalBench, Place
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
-from optimizer.search.views import problem_view
 from optimizer.synthesizers.base import Synthesizer
 from optimizer.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
@@ -124,7 +124,7 @@ def _search(
     level_for(settings.isolation, target.device or "cpu")  # refuse before anything is measured
     run = RunRow(
         id=f"{told['id']}_{problem.name}",
-        problem=entry["name"],
+        problem=entry["known_as"],
         problem_sha256=problem.sha256,
         hardware=target.hardware,
         goal=goal,
@@ -143,7 +143,7 @@ def _search(
             store=store,
             bench=bench,
             synthesizers=_synthesizers(told, goal, places),
-            knowledge=SnapshotKnowledge(entry["knowledge"], facts),
+            knowledge=SnapshotKnowledge(told["knowledge"], problem.op, facts),
             problem=view,
             hardware=HardwareView(
                 target.hardware, target.lineage, target.device, tuple(places), facts

@@ -1,41 +1,77 @@
 """Knowledge for a machine without the knowledge base: answers fetched ahead, one for each signal.
 
-Moves are decided anew with what is measured there. Standard library only.
+Excerpts answer the signal on that hardware, whatever the operator, so they are fetched once; moves
+and skills are fetched for each operator. Moves are decided anew with what is measured there.
+Standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kb.predicates import Bindings, compile_predicate
+from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
 from optimizer.search.records import Node
 
 KEPT_EXCERPTS = 3
-ANY = ""  # key of the answer for a verdict without signals
+Ask = Callable[[Query], Knowledge]
+
+
+@dataclass
+class Snapshot:
+    """What a session takes along. excerpts: rows by signal. answers: by operator, then by signal,
+    without excerpts and facts, their skills by name only. texts: of each skill."""
+
+    excerpts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def take_snapshot(
-    consult: Callable[[Query], Knowledge], signals: Sequence[str], template: Query
-) -> dict[str, Any]:
-    """Answers as JSON by signal. template: the query without its signal."""
-    found = {}
+    consult: Ask, remedies: Ask, signals: Sequence[str], operators: Sequence[str], template: Query
+) -> Snapshot:
+    """consult: excerpts too; remedies: moves and skills alone. template: the query without signal
+    and operator."""
+    taken = Snapshot()
     for signal in signals:
-        answer = consult(replace(template, signals=(signal,)))
-        kept = replace(answer, excerpts=answer.excerpts[:KEPT_EXCERPTS])
-        if kept.remedies or kept.excerpts or kept.skills:
-            found[signal] = kept.as_json()
-    return found
+        found = consult(replace(template, signals=(signal,), op="")).excerpts[:KEPT_EXCERPTS]
+        if found:
+            taken.excerpts[signal] = [asdict(excerpt) for excerpt in found]
+    for op in dict.fromkeys(operators):
+        asked = ((s, remedies(replace(template, signals=(s,), op=op))) for s in signals)
+        taken.answers[op] = {signal: _kept(answer, taken.texts) for signal, answer in asked}
+    return taken
+
+
+def _kept(answer: Knowledge, texts: dict[str, str]) -> dict[str, Any]:
+    """The answer's row without what is stored elsewhere in the session."""
+    texts.update({skill.name: skill.text for skill in answer.skills})
+    bare = tuple(replace(skill, text="") for skill in answer.skills)
+    return replace(answer, excerpts=(), facts={}, skills=bare).as_json()
 
 
 class SnapshotKnowledge:
-    """A `KnowledgeSource` over a snapshot."""
+    """A `KnowledgeSource` over the JSON of a snapshot; an empty one knows the facts alone."""
 
-    def __init__(self, snapshot: Mapping[str, Any], facts: Mapping[str, float | str]) -> None:
-        self._answers = {signal: knowledge_from_json(row) for signal, row in snapshot.items()}
+    def __init__(
+        self, snapshot: Mapping[str, Any], op: str, facts: Mapping[str, float | str]
+    ) -> None:
         self._facts = dict(facts)
+        answers = snapshot.get("answers", {}).get(op, {})
+        self._answers = {
+            signal: self._whole(snapshot, signal, answers[signal]) for signal in answers
+        }
+
+    def _whole(self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]) -> Knowledge:
+        found = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
+        skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in found.skills)
+        return replace(found, skills=skills, facts=self._facts)
 
     def consult(self, query: Query) -> Knowledge:
         """The answer for the leading signal that there is one for, its moves decided with the
@@ -48,7 +84,11 @@ class SnapshotKnowledge:
             signals=set(query.signals),
             metrics={n: v for n, v in query.metrics.items() if isinstance(v, int | float)},
             facts=self._facts,
-            problem={"op": query.op, "dtype": query.dtype, "language": query.language},
+            problem={
+                "op": canonical_op(query.op) if query.op else None,
+                "dtype": canonical_dtype(query.dtype) if query.dtype else None,
+                "language": query.language,
+            },
         )
         decided = (_decided(remedy, bindings) for remedy in found.remedies)
         return replace(found, remedies=tuple(r for r in decided if r.applies is not False))

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
 from optimizer.problem.spec import Distribution
@@ -24,16 +23,30 @@ _SPREAD_SEED = 0x5EED
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Every generator that a problem file may draw from starts at `seed`, and is put back."""
-    ours, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    ours = random.getstate()
+    with torch.random.fork_rng(devices=[]), _numpy_seeded(seed):
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)
         try:
             yield
         finally:
             random.setstate(ours)
-            np.random.set_state(numpys)
+
+
+@contextmanager
+def _numpy_seeded(seed: int) -> Iterator[None]:
+    """Numpy's global generator, where there is numpy: torch does without it."""
+    try:
+        from numpy import random as numpys
+    except ModuleNotFoundError:
+        yield
+        return
+    before = numpys.get_state()
+    numpys.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        numpys.set_state(before)
 
 
 def distributed(

@@ -38,7 +38,8 @@ class Figure:
 class Outcome:
     """What a run came to. node: of the winner, None where nothing beats the reference for certain;
     then `gain` is None and `reason` says so. inherited: gain of the best stored winner that the run
-    started from. notes: what could not be measured."""
+    started from. notes: what could not be measured. over: what the gain is over. clock: `wall`, or
+    `simulator` where the figures are ratios of simulated times."""
 
     node: int | None
     gain: Interval | None
@@ -46,13 +47,16 @@ class Outcome:
     inherited: Interval | None = None
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    over: str = "the reference"
+    clock: str = "wall"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def confirm(tree: Tree, bench: Confirming) -> Outcome:
-    """The finalists measured anew; the one that is certainly fastest."""
+def confirm(tree: Tree, bench: Confirming, over: str = "the reference") -> Outcome:
+    """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
+    with."""
     notes: list[str] = []
     best: Outcome | None = None
     for node in finalists(tree):
@@ -65,7 +69,7 @@ def confirm(tree: Tree, bench: Confirming) -> Outcome:
         default=None,
     )
     if best is None or _low(best) <= 1.0:
-        said = "no gain: no candidate is certainly faster than the reference"
+        said = f"no gain: no candidate is certainly faster than {over}"
         figures = best.figures if best is not None else ()
         return Outcome(None, None, said, inherited, figures, tuple(notes))
     return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))

@@ -1,6 +1,7 @@
 """What of the tree a proposal gets to see beside its parent: five memory operators.
 
-none; the parent's own step; its siblings; both; or the ancestors up to the first good one.
+none; the parent's own step; its siblings; both; or the ancestors up to the first good one. What is
+in flight has no result to show.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from optimizer.search.goal import MemoryName
-from optimizer.search.records import Node
+from optimizer.search.records import IN_FLIGHT, Node
 from optimizer.search.tree import Tree
 
 MAX_SEEN = 6
@@ -31,7 +32,7 @@ def _parent(tree: Tree, parent: int) -> list[Node]:
 
 def _siblings(tree: Tree, parent: int) -> list[Node]:
     """What was tried from this parent already: the best first, then the latest failures."""
-    tried = tree.children(parent)
+    tried = [node for node in tree.children(parent) if node.state != IN_FLIGHT]
     good = sorted((n for n in tried if n.merit > 0), key=lambda n: -n.merit)
     failed = [n for n in reversed(tried) if n.merit == 0]
     half = MAX_SEEN // 2

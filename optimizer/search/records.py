@@ -13,7 +13,8 @@ from optimizer.bundle import Bundle, Origin
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 
 REFERENCE = 0  # number of the node that stands for the problem's own reference
-NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]
+NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]  # of a row
+IN_FLIGHT: Literal["in_flight"] = "in_flight"  # of a node that is no row yet
 Value = int | float | str | bool
 
 
@@ -72,12 +73,17 @@ class Node:
     evolutionary policy. inherited: it was a stored winner of an earlier run.
 
     state `duplicate`: the same bundle is node `same_as`; `unmeasured`: correct, and the machine
-    never quiet enough; `failed`: the infrastructure's fault, nothing is known about the kernel.
+    never quiet enough; `failed`: the infrastructure's fault, nothing is known about the kernel;
+    `in_flight`: being evaluated, never stored.
+
+    batch: first and last number of the nodes that were in flight together. exhausted: (proposer,
+    parent) pairs that turned out to have nothing left while this node was proposed; silent:
+    proposers of which an attempt failed then. With these a continued run knows what it knew.
     """
 
     number: int
     parent: int | None
-    state: NodeState
+    state: NodeState | Literal["in_flight"]
     proposal: Proposal | None
     evaluation: Evaluation | None
     shown: Shown = field(default_factory=Shown)
@@ -87,6 +93,9 @@ class Node:
     attempts: int = 1
     problem: str = ""  # what the infrastructure said where it failed
     at: float = 0.0  # seconds since the run began
+    batch: tuple[int, int] | None = None
+    exhausted: tuple[tuple[str, int], ...] = ()
+    silent: tuple[str, ...] = ()
 
     @property
     def correct(self) -> bool:
@@ -135,6 +144,9 @@ def node_from_json(row: Mapping[str, Any]) -> Node:
     told["shown"] = Shown(
         **_tuples({n: shown[n] for n in Shown.__dataclass_fields__ if n in shown})
     )
+    told["exhausted"] = tuple((name, number) for name, number in told.get("exhausted") or ())
+    told["silent"] = tuple(told.get("silent") or ())
+    told["batch"] = tuple(told["batch"]) if told.get("batch") else None
     return Node(**told)
 
 

@@ -100,7 +100,8 @@ class Step:
 @dataclass(frozen=True)
 class Subject:
     """The problem that a trajectory is about. family: op family; cases: names by kind (searched,
-    held_out). dims: names of the main case's sizes."""
+    held_out). sizes: of each case, by the name of a dimension or of a quantity of
+    `kb/problem_terms.toml`; empty where nobody told them."""
 
     name: str
     sha256: str
@@ -109,6 +110,7 @@ class Subject:
     dtype: str | None
     cases: Mapping[str, tuple[str, ...]]
     source: str = ""
+    sizes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,56 @@ class Trajectory:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def trajectory_from_json(row: Mapping[str, Any]) -> Trajectory:
+    """The inverse of `Trajectory.as_json`. Raises KeyError or TypeError for anything else."""
+    told = row["subject"]
+    cases = {kind: tuple(names) for kind, names in told["cases"].items()}
+    return Trajectory(
+        **{
+            **row,
+            "subject": Subject(**{**told, "cases": cases}),
+            "lineage": tuple(row["lineage"]),
+            "steps": tuple(_step(step) for step in row["steps"]),
+        }
+    )
+
+
+def _step(row: Mapping[str, Any]) -> Step:
+    lists = {name: tuple(row[name]) for name in ("claimed", "attributed", "told")}
+    shown = {kind: tuple(ids) for kind, ids in row["shown"].items()}
+    sides = {name: _side(row[name]) for name in ("parent", "child")}
+    return Step(**{**row, **lists, **sides, "shown": shown})
+
+
+def _side(row: Mapping[str, Any]) -> Side:
+    kernel, measured = row["kernel"], row["measured"]
+    return Side(
+        row["number"],
+        None if kernel is None else Kernel(**kernel),
+        None if measured is None else _measured(measured),
+    )
+
+
+def _measured(row: Mapping[str, Any]) -> Measured:
+    passed, of = row["checks"]
+    return Measured(
+        **{
+            **row,
+            "checks": (passed, of),
+            "signals": tuple(row["signals"]),
+            "flags": tuple(row["flags"]),
+            "speedup": _ratio(row["speedup"]),
+            "cases": tuple(
+                CaseFigure(**{**case, "speedup": _ratio(case["speedup"])}) for case in row["cases"]
+            ),
+        }
+    )
+
+
+def _ratio(row: Mapping[str, Any] | None) -> Ratio | None:
+    return None if row is None else Ratio(**row)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Access, Parts
 from api.http.plain import plain
+from kb.catalog import proposed_recipes
 from retrieval.diagnose.signals import load_signals
 
 router = APIRouter(tags=["knowledge"])
@@ -31,3 +32,18 @@ def knowledge(
     from retrieval.browse.tree import knowledge_node
 
     return JSONResponse(knowledge_node(parts.catalog, parts.registry, path, access).as_json())
+
+
+@router.get("/knowledge/recipes", summary="Recipes proposed from the samples of manuals")
+def recipes(
+    parts: Parts,
+    access: Access,
+    hardware: Annotated[str, Query(description="Of this chip and those above it.")] = "",
+) -> dict[str, Any]:
+    """Only a search on the manual's own hardware uses them; none is a skill."""
+    lineage = None
+    if hardware:
+        lineage = parts.registry.lineage(parts.registry.resolve(hardware))
+    with parts.catalog.read() as connection:
+        found = proposed_recipes.listed(connection, lineage, access_scope=access)
+    return {"recipes": [plain(recipe) for recipe in found]}

@@ -181,6 +181,12 @@ def report_outcome(
 ) -> dict[str, str]:
     """`used` takes ids that this answer showed; every later ranking of skills rests on it."""
     outcome = parts.retriever.report_outcome(
-        retrieval_id, used=body.used, correct=body.correct, speedup=body.speedup, note=body.note
+        retrieval_id,
+        used=body.used,
+        correct=body.correct,
+        speedup=body.speedup,
+        baseline_speedup=body.baseline_speedup,
+        note=body.note,
     )
+    parts.skills.observed(body.used)
     return {"retrieval_id": retrieval_id, "outcome_id": outcome}

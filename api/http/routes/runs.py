@@ -42,7 +42,7 @@ Processes = Annotated[RunProcesses, Depends(_processes)]
 
 @router.get("/runs", summary="Every run, the newest first")
 def list_runs(parts: Parts) -> dict[str, Any]:
-    from api.optimization.runs import run_store
+    from api.optimization.stored import run_store
 
     return {"runs": [row.as_json() for row in run_store(parts).latest()]}
 
@@ -79,7 +79,7 @@ def start(
 
 @router.get("/runs/{run_id}", summary="Goal, state and result of a run")
 def show(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
-    from api.optimization.runs import run_store
+    from api.optimization.stored import run_store
 
     try:
         row = run_store(parts).run(run_id).as_json()
@@ -95,7 +95,7 @@ def show(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/tree", summary="Every candidate of a run")
 def tree(run_id: str, parts: Parts) -> dict[str, Any]:
-    from api.optimization.runs import run_store
+    from api.optimization.stored import run_store
     from optimizer.synthesizers.external import shown_node
 
     store = run_store(parts)
@@ -107,7 +107,7 @@ def tree(run_id: str, parts: Parts) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/candidates/{number}", summary="One candidate with its evaluation")
 def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
-    from api.optimization.runs import run_store
+    from api.optimization.stored import run_store
 
     store = run_store(parts)
     store.run(run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Float, Integer, String, Table
+from sqlalchemy import Boolean, Column, Float, Index, Integer, String, Table
 
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
@@ -24,6 +24,7 @@ retrievals = Table(
     Column("catalog_revision", Integer, nullable=False),
     when(),
     scope(),
+    Index(None, "created_at"),
 )
 
 outcomes = Table(
@@ -34,6 +35,9 @@ outcomes = Table(
     json("used", default="[]"),
     Column("correct", Boolean, nullable=True),
     Column("speedup", Float, nullable=True),
+    Column("baseline_speedup", Float, nullable=True),  # of what was there before, same reference
+    Column("gain", Float, nullable=True),  # speedup over baseline_speedup
+    Column("helped", Integer, nullable=True),  # 1, 0 or unknown
     Column("note", String, nullable=True),
     when(),
 )

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
@@ -39,11 +40,17 @@ skills = Table(
     Column("structured_key", String, nullable=False, index=True),
     Column("origin", String, nullable=False),  # shipped | import | run | person
     Column("origin_run_id", String, nullable=True),
-    Column("toolchain_id", String, nullable=True),
+    Column("toolchain_id", String, nullable=True),  # of its newest evidence
+    # Of the present text within the present scope: uses with a known effect, and those that helped.
+    Column("trials", Integer, nullable=False, server_default=text("0")),
+    Column("wins", Integer, nullable=False, server_default=text("0")),
+    when("last_used_at", nullable=True),
+    when("written_at", nullable=True),  # the present text; narrowing writes none
     when(),
     when("updated_at"),
     scope(),
     UniqueConstraint("access_scope", "name"),
+    Index(None, "state"),
 )
 
 skill_scopes = Table(
@@ -80,17 +87,24 @@ skill_links = Table(
     Column("kind", String, nullable=False),  # conflicts_with | merged_into | derived_from
     when(),
     PrimaryKeyConstraint("skill_id", "other_id", "kind"),
+    Index(None, "other_id"),
 )
 
 skill_uses = Table(
     "skill_uses",
     metadata,
-    ref("retrieval_id", "retrievals.id", index=False),
-    ref("skill_id", "skills.id"),
+    id_column(),
+    ref("retrieval_id", "retrievals.id"),
+    # One answer can have several outcomes: the optimizer tries more than one child of a node.
+    Column("outcome_id", String, nullable=True),
+    ref("skill_id", "skills.id", index=False),
+    Column("version", Integer, nullable=False),  # of the skill at that time
     Column("role", String, nullable=False),  # shown | used | withheld
     Column("helped", Integer, nullable=True),  # 1, 0 or unknown
+    Column("gain", Float, nullable=True),  # time before over time after
+    json("situation"),  # op, op_family, dtype, language, hardware, quantities of the problem
     when(),
-    PrimaryKeyConstraint("retrieval_id", "skill_id", "role"),
+    Index(None, "skill_id", "role", "created_at"),
 )
 
 evidence = Table(

@@ -232,7 +232,9 @@ def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _
     # On a CPU in pieces that stay in its caches: the arrays are passed over once, not five times.
     piece = CACHED_ELEMENTS if golden.device.type == "cpu" else max(1, golden.numel())
     values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
-    for to, ours, wanted, size in zip(*(t.split(piece) for t in (values, *pairs)), strict=True):
+    for to, ours, wanted, size in zip(
+        *(torch.split(t, piece) for t in (values, *pairs)), strict=True
+    ):
         distance = ours.to(torch.float64, copy=True).sub_(wanted).abs_().div_(size)
         to.copy_(distance.nan_to_num_(nan=0.0, posinf=0.0))
     return _Errors(values)

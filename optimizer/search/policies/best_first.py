@@ -1,7 +1,8 @@
 """Best first: the node with the highest certain speed-up, unless its children have stopped paying.
 
 Each child that was no better than its parent lowers what the parent is worth by a tenth, so a
-search leaves a summit that it cannot climb further.
+search leaves a summit that it cannot climb further. One in flight counts as such: candidates that
+are evaluated side by side spread over parents.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The value of a node is the best merit below it, on a logarithmic scale from the reference to the
 best of the run; the bonus is that of UCB1 (Auer and others, 2002; Kocsis and Szepesvari, 2006).
 A node is widened while it has fewer children than the square root of its visits (progressive
-widening, Coulom 2007), because the number of possible changes is not bounded.
+widening, Coulom 2007), because the number of possible changes is not bounded. A node in flight is a
+visit that brought nothing so far (a virtual loss, Chaslot and others, 2008).
 """
 
 from __future__ import annotations

@@ -18,7 +18,14 @@ from optimizer.abi import HEADER_NAME
 from optimizer.bundle import MANIFEST, Bundle, Parameter, default_entry
 from optimizer.search.context import Context
 from optimizer.synthesizers.llm import languages
-from optimizer.synthesizers.llm.answer import BadAnswer, lone_block, object_in
+from optimizer.synthesizers.llm.answer import (
+    BadAnswer,
+    lone_block,
+    lone_code,
+    named_files,
+    object_in,
+    why_no_object,
+)
 
 FIELDS = frozenset({"plan", "used", "language", "entry", "files", "main", "parameters"})
 MAX_FILES = 8
@@ -45,7 +52,8 @@ def answer_from(text: str, context: Context, shown: Collection[str]) -> Answer:
         raise BadAnswer("the answer is empty")
     if len(text) > MAX_ANSWER:
         raise BadAnswer(f"the answer is longer than {MAX_ANSWER:,} characters")
-    told = object_in(text) or _from_block(text, context)
+    told = object_in(text)
+    told = _from_block(text, context) if told is None else _with_files(told, text, context)
     unknown = sorted(set(told) - FIELDS)
     if unknown:
         raise BadAnswer(f"unknown fields: {', '.join(map(repr, unknown))[:200]}")
@@ -59,13 +67,29 @@ def answer_from(text: str, context: Context, shown: Collection[str]) -> Answer:
 def _from_block(text: str, context: Context) -> dict[str, Any]:
     block = lone_block(text, context.hardware.languages)
     if block is None:
-        raise BadAnswer(
-            "there is no complete JSON object with `files` in it; it may be cut off or malformed"
-        )
+        why = why_no_object(text) or "it is missing, cut off or malformed"
+        raise BadAnswer(f"there is no complete JSON object: {why}")
     language, code = block
     main = languages.default_main(language, context)
     plan = text.split("```")[0].strip()
     return {"plan": plan, "language": language, "files": {main: code}, "main": main}
+
+
+def _with_files(told: dict[str, Any], text: str, context: Context) -> dict[str, Any]:
+    """The object with the files that stand in code blocks, where it has none of its own."""
+    given = told.get("files")
+    if given and isinstance(given, dict):
+        return told
+    files = named_files(text)
+    if "files" in told and not files:
+        return told
+    if not files and (code := lone_code(text)) is not None:
+        language = told.get("language")
+        name = told.get("main") or languages.default_main(str(language), context)
+        files = {str(name): code}
+    if not files:
+        raise BadAnswer("no file was found: put each in a code block under a line `File: NAME`")
+    return {**told, "files": files}
 
 
 def _bundle(told: Mapping[str, Any], context: Context) -> Bundle:

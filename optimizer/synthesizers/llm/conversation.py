@@ -28,10 +28,11 @@ class Conversation:
         asker: Asker,
         record: Transcript,
         tools: Tools | None,
+        fence: Fence,
     ) -> None:
         self._context, self._settings = context, settings
         self._asker, self._record = asker, record
-        self._fence = Fence()
+        self._fence = fence
         self._bench = ToolBench(tools, self._fence) if tools is not None else None
         self._rounds = 0
         self._shrunk = False

@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
 from optimizer.bundle import SUFFIXES
@@ -12,6 +13,7 @@ from optimizer.search.context import Context
 
 C_LIKE = ("cpp", "cuda")
 PYTHON_LIKE = ("torch", "triton")
+_PLAIN = re.compile(r"\w[\w-]{0,40}\.\w{1,8}", re.ASCII)
 HEADER_SUFFIXES = (".h", ".hpp", ".cuh")
 
 
@@ -36,10 +38,13 @@ def main_suffixes(language: str, context: Context) -> tuple[str, ...]:
 
 
 def default_main(language: str, context: Context) -> str:
-    """The name of a file that came without one."""
+    """The name of a file that came without one. The parent's, where it is a plain name: it stands
+    outside the fence, and a bundle from elsewhere may call its files anything."""
     proposal = context.parent.proposal
     if proposal is not None and proposal.bundle.language == language:
-        return proposal.bundle.main
+        main = proposal.bundle.main
+        if _PLAIN.fullmatch(main):
+            return main
     return "kernel" + (main_suffixes(language, context) or (".txt",))[0]
 
 

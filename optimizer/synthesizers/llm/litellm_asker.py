@@ -22,7 +22,6 @@ from optimizer.synthesizers.llm.replies import (
     ToolCall,
 )
 from optimizer.synthesizers.llm.settings import LlmSettings
-from optimizer.synthesizers.llm.templates import data
 
 GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned
 MAX_TOLD = 400  # characters of a provider's message
@@ -42,8 +41,7 @@ def load() -> Any:
     except ModuleNotFoundError as problem:
         raise Unavailable(
             "litellm is not installed, so no language model can be asked",
-            hint="Install the extra: pip install 'kernlore[llm]'; or leave `llm` out of"
-            " --synthesizers.",
+            hint="Install the extra: pip install 'kernlore[llm]'; or leave --models out.",
         ) from problem
     litellm.suppress_debug_info = True  # it prints to standard output, where JSON belongs
     return litellm
@@ -92,7 +90,7 @@ class LitellmAsker:
 
     def _once(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
         litellm = load()
-        request = self._request(litellm, messages, tools)
+        request = self._request(messages, tools)
         seconds = self._settings.timeout_s
         try:
             answer = within(seconds + GRACE_S, lambda: litellm.completion(**request))
@@ -105,9 +103,7 @@ class LitellmAsker:
             # the key, so it is not chained.
             raise self._sorted(problem) from None
 
-    def _request(
-        self, litellm: Any, messages: Sequence[Message], tools: Sequence[Any]
-    ) -> dict[str, Any]:
+    def _request(self, messages: Sequence[Message], tools: Sequence[Any]) -> dict[str, Any]:
         chosen = self._settings
         request: dict[str, Any] = {
             "model": self._model,
@@ -125,9 +121,6 @@ class LitellmAsker:
             request["tools"] = list(tools)
             # Else this version imports the mcp package for every request with tools.
             request["_skip_mcp_handler"] = True
-        elif litellm.supports_response_schema(self._model):
-            schema = {"name": "candidate", "schema": data("answer.json"), "strict": False}
-            request["response_format"] = {"type": "json_schema", "json_schema": schema}
         return {name: value for name, value in request.items() if value is not None}
 
     def _reply(self, litellm: Any, answer: Any) -> Reply:

@@ -1,25 +1,42 @@
-"""The parts of a prompt in words: problem, hardware, kernels and what was measured about them.
+"""The parts of a prompt that the problem and the machine decide: what is asked, what is allowed,
+how it is judged, what a candidate is handed.
 
 Every text that did not come from a template goes through the fence.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from optimizer.abi import HEADER
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
-from optimizer.search.records import REFERENCE, Node
+from optimizer.bundle import Bundle
+from optimizer.search.context import CaseView, Context, ProblemView
+from optimizer.search.records import Node
 from optimizer.synthesizers.llm.fence import Fence
 from optimizer.synthesizers.llm.languages import C_LIKE, PYTHON_LIKE, wanted
-from optimizer.synthesizers.llm.templates import rendered
+from optimizer.synthesizers.llm.templates import data, rendered
+from optimizer.toolchains import cpp, cuda
 
-MAX_METRICS = 60
-MAX_EVIDENCE = 400  # characters of one piece
-MAX_PLAN = 600
-MAX_MESSAGE = 2_000
+# Of the evaluation, which is not imported here because it brings torch; a test holds them equal.
+JUDGED: Mapping[str, str] = {
+    "c_ref": "4",
+    "c_eps": "2",
+    "call_seconds": "30",
+    "load_seconds": "120",
+}
+MEMORY_GIB = 8  # of a candidate on a CPU, beyond what is mapped before it is loaded
+MAX_TRAITS = 16  # of one case
+# Traits of allocations and views, which say of a case only what its shapes and values say.
+_PLUMBING = re.compile(
+    r"(?:(?:new_)?(?:empty|zeros|ones|full)|set_|_?(?:unsafe_)?view|reshape|arange|expand|as_strided"
+    r"|repeat_interleave)(?:_like)?(?:#\d+)?\."
+)
+CPU_ALIGNMENT = 64  # bytes; what torch's CPU allocator gives
+# Flag variants that contradict a strict precision, or the machine that the run is for.
+NOT_OFFERED = ("march",)
+NOT_STRICT = ("fast_math",)
 
 
 def problem(told: ProblemView, fence: Fence) -> str:
@@ -30,7 +47,7 @@ def problem(told: ProblemView, fence: Fence) -> str:
             fence.around("problem", head),
             "The reference, whose results count:",
             fence.around("problem-source", told.source),
-            "Cases (tensors in the order of the interface):",
+            "Cases (tensors in the order of the interface, all contiguous):",
             fence.around("cases", cases),
         ]
     )
@@ -40,121 +57,108 @@ def _case(case: CaseView) -> str:
     lines = [f"case {case.name} ({'timed' if case.timed else 'correctness only'})"]
     for tensor in case.signature.tensors:
         lines.append(f"  {tensor.role} {tensor.name}: {tensor.dtype} {list(tensor.shape)}")
-    if case.traits:
-        lines.append(f"  traits: {_pairs(case.traits)}")
+    if told := {name: value for name, value in case.traits.items() if not _PLUMBING.match(name)}:
+        shown = dict(list(told.items())[:MAX_TRAITS])
+        lines.append(f"  arguments of the reference's operators: {pairs(shown)}")
     return "\n".join(lines)
 
 
 def policy(told: ProblemView, fence: Fence) -> str:
-    lines = [f"{name}: {value}" for name, value in told.policy.items()]
-    return fence.around("policy", "\n".join(lines)) if lines else "Nothing special is stated."
+    """In sentences; what has none is shown as it stands."""
+    sentences = data("policy.json")
+    lines, unknown = [], []
+    for name, value in told.policy.items():
+        sentence = sentences.get(name, {}).get(value)
+        if sentence is not None:
+            lines.append(f"- {sentence}")
+        else:
+            unknown.append(f"{name}: {value}")
+    if unknown:
+        lines.append(fence.around("policy", "\n".join(unknown)))
+    return "\n".join(lines) or "Nothing special is stated."
 
 
-def hardware(told: HardwareView, fence: Fence) -> str:
+def judging(context: Context) -> str:
+    on_cpu = context.hardware.device == "cpu"
+    memory = f" {MEMORY_GIB} GiB of memory beside the inputs and outputs." if on_cpu else ""
+    return rendered("judging.md", {**JUDGED, "memory": memory}).strip()
+
+
+def hardware(context: Context, fence: Fence) -> str:
+    told = context.hardware
     lines = [f"id: {told.id}", f"lineage: {' -> '.join(told.lineage)}"]
     if told.device:
         lines.append(f"device: {told.device}")
+    if compiler := _compiler(context):
+        lines.append(f"compiler: {compiler}")
     return fence.around("hardware", "\n".join(lines))
 
 
-def interface(context: Context) -> str:
+def _compiler(context: Context) -> str:
+    """As it reports itself where something was compiled in the wanted language already."""
+    made: list[Node] = [context.parent, *context.tried]
+    found = (node.evaluation for node in made if node.proposal is not None)
     language = wanted(context)
+    return next((e.toolchain for e in found if e is not None and e.language == language), "")
+
+
+def interface(context: Context) -> str:
+    """Of the wanted language, then of others that are taken too."""
+    language = wanted(context)
+    parts = [f"Write it in {language}.", _abi(language, context)]
+    shown = {_family(language)}
+    for other in context.hardware.languages:
+        if other != language:
+            parts.append(f'Taken too: {other} (`"language": "{other}"`).')
+            if _family(other) not in shown or other == "triton":
+                parts.append(_abi(other, context, again=_family(other) in shown))
+            shown.add(_family(other))
+    return "\n\n".join(parts)
+
+
+def _family(language: str) -> str:
+    families = {"python": PYTHON_LIKE, "c": C_LIKE}
+    return next((name for name, members in families.items() if language in members), language)
+
+
+def _abi(language: str, context: Context, again: bool = False) -> str:
+    """again: the family's part was shown already."""
     if language in C_LIKE:
-        return rendered("abi_c.md", {"header": HEADER.strip()})
-    return rendered("abi_python.md" if language in PYTHON_LIKE else "abi_other.md", {})
+        build = _cpp_build(context) if language == "cpp" else _cuda_build()
+        return rendered("abi_c.md", {"header": HEADER.strip(), "build": build}).strip()
+    if language not in PYTHON_LIKE:
+        return rendered("abi_other.md", {}).strip()
+    parts = [] if again else ["abi_python.md"]
+    if language == "triton":
+        parts.append("abi_triton.md")
+    return "\n".join(rendered(name, {}).strip() for name in parts)
 
 
-def parent(node: Node, fence: Fence) -> str:
-    if node.proposal is None:
-        return "The reference above: nothing was written yet. Write the first kernel."
-    bundle = node.proposal.bundle
-    told = [f"Node {node.number}: {bundle.language}, entry and files:"]
-    told.append(fence.around("entry", bundle.entry))
-    for name in sorted(bundle.files, key=lambda name: (name != bundle.main, name)):
-        told.append(fence.around("source", f"file: {name}\n{bundle.files[name]}"))
-    if bundle.parameters:
-        told.append(fence.around("parameters", _pairs(bundle.parameters)))
-    return "\n".join(told)
+def _cpp_build(context: Context) -> str:
+    plain = Bundle({"kernel.cpp": ""}, "kernel.cpp", "cpp", "kernlore_run", origin="llm")
+    strict = context.problem.policy.get("precision") != "relaxed"
+    hidden = NOT_OFFERED + (NOT_STRICT if strict else ())
+    variants = ", ".join(
+        f"{name} ({' | '.join(values)})"
+        for name, values in cpp.VARIANTS.items()
+        if name not in hidden
+    )
+    flags = " ".join([*cpp.BASE_FLAGS, *cpp.flags_of(plain), "-std=gnu++20"])
+    told = {"flags": flags, "seconds": f"{cpp.LIMITS.seconds:g}", "variants": variants}
+    return rendered("build_cpp.md", {**told, "alignment": str(CPU_ALIGNMENT)}).strip()
 
 
-def verdict(node: Node, fence: Fence, log_chars: int) -> str:
-    """What the harness found. log_chars: of the log's end; errors stand there."""
-    found = node.evaluation
-    if found is None:
-        return f"Nothing: {node.state}."
-    lines = [f"validity: {found.validity}, timing: {found.timing}, reached: {found.reached}"]
-    if found.speedup is not None and node.correct:
-        lines.append(f"speed-up over the reference: {found.speedup}")
-    if found.message:
-        lines.append(f"message: {_cut(found.message, MAX_MESSAGE)}")
-    lines += [_signal(signal) for signal in found.verdict.get("signals", ())]
-    lines += [
-        f"  {t.case}: {t.candidate_us} us, reference {t.baseline_us} us" for t in _timed(node)
-    ]
-    blocks = [fence.around("verdict", "\n".join(lines))]
-    if found.metrics:
-        blocks.append(fence.around("metrics", _metrics(found.metrics)))
-    if found.log and not found.correct:
-        blocks.append(fence.around("log", _tail(found.log, log_chars)))
-    return "\n".join(blocks)
-
-
-def _timed(node: Node) -> Iterable[Any]:
-    timings = node.evaluation.timings if node.evaluation is not None else ()
-    return (timing for timing in timings if timing.candidate_us is not None)
-
-
-def _signal(signal: Mapping[str, Any]) -> str:
-    confidence = signal.get("confidence")
-    sure = f" (confidence {confidence:.2g})" if isinstance(confidence, int | float) else ""
-    evidence = signal.get("evidence")
-    told = evidence if isinstance(evidence, str) else json.dumps(evidence, default=str)
-    return f"signal {signal['id']}{sure}: {_cut(told, MAX_EVIDENCE) if evidence else ''}".rstrip()
-
-
-def _metrics(metrics: Mapping[str, float | str]) -> str:
-    rows = sorted(metrics.items())[:MAX_METRICS]
-    return "\n".join(f"{name} = {number(value)}" for name, value in rows)
-
-
-def seen(nodes: Iterable[Node], fence: Fence) -> str:
-    """Earlier kernels: what was planned and what came of it."""
-    return "\n".join(fence.around("earlier", _outcome(node)) for node in nodes)
-
-
-def best(context: Context, fence: Fence) -> str:
-    node = context.best
-    if node is None or node.number in (REFERENCE, context.parent.number):
-        return ""
-    return "The best so far:\n" + fence.around("best", _outcome(node))
-
-
-def _outcome(node: Node) -> str:
-    lines = [f"node {node.number}, changed from node {node.parent}: {node.state}"]
-    if node.proposal is not None:
-        lines.append(f"plan: {_cut(node.proposal.plan, MAX_PLAN)}")
-        if node.proposal.bundle.parameters:
-            lines.append(f"parameters: {_pairs(node.proposal.bundle.parameters)}")
-    if node.speedup is not None and node.correct:
-        lines.append(f"speed-up over the reference: {node.speedup}")
-    if node.evaluation is not None and not node.correct:
-        lines.append(f"{node.evaluation.validity}: {_cut(node.evaluation.message, MAX_PLAN)}")
-    if node.signals:
-        lines.append(f"signals: {', '.join(node.signals)}")
-    return "\n".join(lines)
+def _cuda_build() -> str:
+    told = {"flags": " ".join(cuda.FLAGS), "seconds": f"{cuda.LIMITS.seconds:g}"}
+    return rendered("build_cuda.md", told).strip()
 
 
 def number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """Whole numbers in full: 1073741824, not 1.07374e+09."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:.6g}"
+    return str(value)
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
+def pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={number(value)}" for name, value in values.items())
-
-
-def _cut(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[:chars]} ... (cut)"
-
-
-def _tail(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"(cut) ... {text[-chars:]}"

@@ -12,6 +12,7 @@ from optimizer.search.context import Context
 from optimizer.search.records import Cost, Proposal
 from optimizer.synthesizers.base import ProposalFailed
 from optimizer.synthesizers.llm.conversation import Conversation
+from optimizer.synthesizers.llm.fence import Fence
 from optimizer.synthesizers.llm.litellm_asker import LitellmAsker, load
 from optimizer.synthesizers.llm.pace import RateLimit
 from optimizer.synthesizers.llm.redact import Redaction
@@ -64,13 +65,16 @@ class LlmSynthesizer:
         self._redact = Redaction(settings.api_key)
         self._replayed: Counter[int] = Counter()  # attempts by step
         self._owed = Cost()
+        # One for all prompts, so that providers can reuse what they computed of equal beginnings.
+        # Who wrote a document does not know it, and texts that hold it lose it.
+        self._fence = Fence()
 
     def propose(self, context: Context) -> Proposal:
         """Raises ProposalFailed, whatever a model or its provider does."""
         record, asker = self._opened(context)
         began = self._clock()
         try:
-            talk = Conversation(context, self._settings, asker, record, self._tools)
+            talk = Conversation(context, self._settings, asker, record, self._tools, self._fence)
             answer = talk.answer()
         except ProposalFailed as problem:
             record.outcome = f"failed: {self._redact.error(str(problem))}"

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-VERSION = "v1"
+VERSION = "v2"
 _FOLDER = Path(__file__).with_name("prompts")
 _PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
 
@@ -30,4 +30,8 @@ def data(name: str, version: str = VERSION) -> Any:
 def rendered(name: str, values: Mapping[str, str], version: str = VERSION) -> str:
     """The template with its places filled. Raises KeyError for a place without a value: a defect
     of the template."""
-    return _PLACE.sub(lambda place: values[place[1]], template(name, version)).strip() + "\n"
+    text = template(name, version)
+    for place in _PLACE.findall(text):
+        if not values[place]:  # an empty part leaves no empty lines behind
+            text = re.sub(rf"^\{{\{{{place}\}}\}}\n\n?", "", text, flags=re.M)
+    return _PLACE.sub(lambda place: values[place[1]], text).strip() + "\n"

@@ -24,6 +24,9 @@ C_TYPES = {
     "bool": "bool",
 }
 C_LIKE = ("cpp", "cuda")
+PYTHON = ("torch", "triton")
+SUFFIXES = {"cpp": "cpp", "cuda": "cu"}
+ENTRY = "kernlore_run"
 # A recipe's Python part is a function of tensors; this makes it the problem's Model.
 _PYTHON_HOST = '''
 
@@ -42,8 +45,8 @@ def instantiate(
     recipe: Recipe, values: Mapping[str, Value], binding: Binding, reference: str
 ) -> Bundle:
     """reference: source of the problem, whose Model holds the weights of a Python candidate."""
-    python = recipe.language not in C_LIKE
-    host = "" if python else _c_host(recipe)
+    python = recipe.language in PYTHON
+    host = _c_host(recipe) if recipe.language in C_LIKE else ""
     given = {**binding.traits, **values}
     text = filled(recipe.template, given, host, python=python)
     parameters = dict(values)
@@ -52,9 +55,9 @@ def instantiate(
         return Bundle(
             {"kernel.py": text}, "kernel.py", recipe.language, "ModelNew", parameters, "recipe"
         )
-    suffix = "cpp" if recipe.language == "cpp" else "cu"
-    name = f"kernel.{suffix}"
-    return Bundle({name: text}, name, recipe.language, "kernlore_run", parameters, "recipe")
+    # A language that only a chip's own tools know is its own suffix; they may want another.
+    name = f"kernel.{SUFFIXES.get(recipe.language, recipe.language)}"
+    return Bundle({name: text}, name, recipe.language, ENTRY, parameters, "recipe")
 
 
 def _c_host(recipe: Recipe) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,20 +71,35 @@ def hill(proposal: Proposal) -> float:
 
 @dataclass
 class TableBench:
-    """Answers from a function; counts what it was asked; fails where it is told to."""
+    """Answers from a function; counts what it was asked; fails where it is told to. delay: seconds
+    that an evaluation takes. most: that were under way at the same time."""
 
     value: Callable[[Proposal], float] = hill
     fail: Callable[[int], bool] = lambda call: False
     asked: list[str] = field(default_factory=list)
+    at_once: int = 1
+    delay: Callable[[], float] = lambda: 0.0
+    most: int = 0
+    _running: int = 0
+    _counting: threading.Lock = field(default_factory=threading.Lock)  # protects the three above
 
     def reference(self) -> Evaluation:
         return evaluation(None, None)
 
     def evaluate(self, bundle_of: Proposal) -> Evaluation:
-        self.asked.append(bundle_of.bundle.sha256)
-        if self.fail(len(self.asked)):
-            raise OSError("the device is gone")
-        return evaluation(bundle_of.bundle, self.value(bundle_of))
+        with self._counting:
+            self.asked.append(bundle_of.bundle.sha256)
+            call = len(self.asked)
+            self._running += 1
+            self.most = max(self.most, self._running)
+        try:
+            time.sleep(self.delay())
+            if self.fail(call):
+                raise OSError("the device is gone")
+            return evaluation(bundle_of.bundle, self.value(bundle_of))
+        finally:
+            with self._counting:
+                self._running -= 1
 
 
 class Steps:

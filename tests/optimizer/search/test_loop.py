@@ -144,3 +144,11 @@ def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
     slow = search(tmp_path, Goal(candidates=3), TableBench(value=lambda p: 0.7), name="slow")
     slow.go()
     assert finalists(slow.tree) == []
+
+
+def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: Path) -> None:
+    """Killed while the winner is measured again, it can still go on."""
+    ended = search(tmp_path, Goal(candidates=3)).go()
+    stored = FileStore(tmp_path).run("run_1")
+    assert ended.state == "finished" and stored.state == "running"
+    assert stored.ended == ended.ended == "3 candidates were tried"

@@ -13,12 +13,12 @@ from kb.hardware.checks import Problems
 from optimizer.abi import Signature, TensorSpec
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.local.bench import Place
+from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import load_problem
 from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy
-from optimizer.search.local_bench import Place
 from optimizer.search.records import Node, Proposal
-from optimizer.search.views import problem_view
 from optimizer.synthesizers.recipe.instantiate import instantiate
 from optimizer.synthesizers.recipe.match import Binding, Refusal, match, space
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer, moved, stepped

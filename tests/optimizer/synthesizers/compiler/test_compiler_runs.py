@@ -13,9 +13,9 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
+from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import load_problem
 from optimizer.search.records import Proposal
-from optimizer.search.views import problem_view
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.torch_python import TorchPython
 

@@ -8,11 +8,11 @@ import pytest
 
 from kb.moves_vocabulary import ROLES
 from kb.problem_terms import canonical_op, op_family
+from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import load_problem
 from optimizer.search.context import ProblemView
 from optimizer.search.knowledge import Remedy
 from optimizer.search.records import Node, Proposal, Value
-from optimizer.search.views import problem_view
 from optimizer.synthesizers.compiler.configurations import Installed, Space, installed, shipped
 from optimizer.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from retrieval.diagnose.signals import load_signals

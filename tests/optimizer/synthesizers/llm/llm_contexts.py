@@ -63,7 +63,7 @@ def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledg
             Remedy(
                 MOVE_ID,
                 "larger row tiles",
-                {"role": "tile_rows", "direction": "up", "to": None, "factor": 2},
+                {"role": "tile_rows", "direction": "increase", "to": None, "factor": 2},
                 limit,
                 "rows_in_l1",
                 "reuse grows with the tile",

@@ -112,7 +112,8 @@ def blocks(prompt: str) -> tuple[list[tuple[str, str]], str]:
     """(kind, text) of every data block, and the text outside of them."""
     inside: list[tuple[str, str]] = []
     outside: list[str] = []
-    kind, lines = "", []
+    kind = ""
+    lines: list[str] = []
     for line in prompt.split("\n"):
         if begin := _BEGIN.match(line):
             assert not kind, "a block opens inside a block"
@@ -137,25 +138,29 @@ def moved(body: Mapping[str, Any]) -> dict[str, Any]:
     header, _, source = block(prompt, "source").partition("\n")
     name = header.removeprefix("file: ")
     move = block(prompt, "move")
-    role = re.search(r"role=(\w+)", move)
-    factor = re.search(r"factor=(\d+)", move)
+    change = re.search(r"^change: increase (\w+), by a factor of (\d+)$", move, re.M)
     limit = re.search(r"^limit: ([\d.]+)", move, re.M)
     simd = re.search(r"^simd_width = (\d+)", block(prompt, "facts"), re.M)
-    assert role and factor and limit and simd
-    constant = re.search(rf"{role[1].upper()} = (\d+)", source)
+    assert change and limit and simd
+    role, factor = change[1], int(change[2])
+    constant = re.search(rf"{role.upper()} = (\d+)", source)
     assert constant
-    value = min(int(constant[1]) * int(factor[1]), int(float(limit[1])))
+    value = min(int(constant[1]) * factor, int(float(limit[1])))
     value -= value % int(simd[1])
-    changed = source.replace(constant[0], f"{role[1].upper()} = {value}")
+    changed = source.replace(constant[0], f"{role.upper()} = {value}")
     return {
-        "plan": f"{role[1]} to {value}",
+        "plan": f"{role} to {value}",
         "used": [re.search(r"^id: (\S+)", move, re.M)[1], "mv_never_shown"],  # type: ignore[index]
         "language": "cpp",
         "files": {name: changed + "\n"},
         "main": name,
-        "parameters": {role[1]: value},
+        "parameters": {role: value},
     }
 
 
 def good(body: Mapping[str, Any]) -> Answered:
-    return Answered(json.dumps(moved(body)))
+    """In the form that the prompt asks for."""
+    told = moved(body)
+    files = told.pop("files")
+    blocks = [f"File: {name}\n```\n{text}```\n" for name, text in files.items()]
+    return Answered("\n\n".join([json.dumps(told), *blocks]))

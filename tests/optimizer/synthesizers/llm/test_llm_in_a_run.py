@@ -27,7 +27,10 @@ LIMIT = 100
 
 
 class TileBench:
-    """Stands for the machine: the larger the tile in the source, the faster."""
+    """Stands for the machine: the larger the tile in the source, the faster. It takes one candidate
+    at a time."""
+
+    at_once = 1
 
     def reference(self) -> Evaluation:
         return evaluation(speedup=Interval(1.0, 1.0, 1.0, 20))

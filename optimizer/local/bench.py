@@ -1,7 +1,9 @@
-"""Measures on this machine: one evaluator for each language, runners shared by all."""
+"""Measures on this machine: one evaluator for each language and device, and runners of each device
+shared by all languages."""
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.isolation.levels import level_for
 from optimizer.isolation.pool import RunnerPool
 from optimizer.isolation.runner_process import RunnerSettings
+from optimizer.local.seats import Seat, seats_here
 from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
 from optimizer.search.records import Proposal
@@ -33,7 +36,8 @@ class Place:
 @dataclass
 class LocalBench:
     """A context: leaving it ends every process. places: by language; `torch` is always one of them
-    where the device is here, because the reference is written in it."""
+    where the device is here, because the reference is written in it. seats: devices that measure
+    side by side, by default all of the target's that are here."""
 
     problem: Problem
     places: Mapping[str, Place]
@@ -41,8 +45,15 @@ class LocalBench:
     journal: Journal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
-    _evaluators: dict[tuple[str, bool], Evaluator] = field(default_factory=dict)
-    _pool: RunnerPool | None = None
+    seats: Sequence[Seat] = ()
+    _evaluators: dict[tuple[str, bool, Seat], Evaluator] = field(default_factory=dict)
+    _pools: dict[Seat, RunnerPool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seats = self.seats or seats_here(self.device)
+        self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
+        for seat in self.seats:
+            self._free.put(seat)
 
     def __enter__(self) -> LocalBench:
         return self
@@ -51,12 +62,17 @@ class LocalBench:
         self.close()
 
     def close(self) -> None:
-        for evaluator in self._evaluators.values():
+        for evaluator in list(self._evaluators.values()):
             evaluator.close()
         self._evaluators.clear()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        for pool in list(self._pools.values()):
+            pool.close()
+        self._pools.clear()
+
+    @property
+    def at_once(self) -> int:
+        """One for each device: on one, what is timed side by side disturbs each other."""
+        return len(self.seats)
 
     @property
     def device(self) -> str:
@@ -105,22 +121,30 @@ class LocalBench:
             raise InvalidRequest(
                 f"nothing here builds {bundle.language!r}", hint=f"Propose one of {known}."
             )
-        return self._evaluator(bundle.language, fresh).evaluate(bundle, place.toolchain, cases)
+        seat = self._free.get()
+        try:
+            with seat.taken():
+                evaluator = self._evaluator(bundle.language, fresh, seat)
+                return evaluator.evaluate(bundle, place.toolchain, cases)
+        finally:
+            self._free.put(seat)
 
-    def _evaluator(self, language: str, fresh: bool) -> Evaluator:
-        if (language, fresh) not in self._evaluators:
+    def _evaluator(self, language: str, fresh: bool, seat: Seat) -> Evaluator:
+        key = (language, fresh, seat)
+        if key not in self._evaluators:
             target = self.places[language].target
-            if self._pool is None and target.device is not None:
+            if seat not in self._pools and target.device is not None:
                 level = level_for(self.settings.isolation, target.device)
                 runners = RunnerSettings(target.device, self.settings.threads, level)
-                self._pool = RunnerPool(runners)
-            self._evaluators[language, fresh] = Evaluator(
+                self._pools[seat] = seat.pool(runners)
+            self._evaluators[key] = Evaluator(
                 self.problem,
                 target,
                 self.settings,
                 NoJournal() if fresh else self.journal,
-                pool=self._pool,
+                pool=self._pools.get(seat),
                 ceilings=self.ceilings,
                 signatures=self.signatures,
             )
-        return self._evaluators[language, fresh]
+            self._evaluators[key].lock = seat.lock
+        return self._evaluators[key]

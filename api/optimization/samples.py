@@ -1,0 +1,70 @@
+"""Samples of uploaded manuals for a search: which there are, and what a simulated run compares
+with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from api.services import Services
+from kb.catalog import proposed_recipes
+from kb.catalog.proposed_recipes import StoredRecipe
+from optimizer.local.bench import Place
+from optimizer.local.simulated_bench import SimulatedBench, simulated
+from optimizer.search.context import HardwareView, ProblemView
+from optimizer.search.store import RunStore
+from optimizer.synthesizers.base import Synthesizer
+from optimizer.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
+
+FIRST_RIGHT = "the first right candidate"
+AS_IT_STANDS = "the manual's sample as it stands"
+CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
+
+
+def manual_samples(services: Services, places: Mapping[str, Place]) -> list[ManualSample]:
+    """Those of the chip's own manuals that nobody rejected, in languages whose toolchain is given
+    by command templates."""
+    languages = {name for name, place in places.items() if simulated(place.toolchain)}
+    if not languages:
+        return []
+    target = next(iter(places.values())).target
+    with services.catalog.read() as connection:
+        found = proposed_recipes.listed(
+            connection, target.lineage, statuses=("proposed", "accepted")
+        )
+    return [
+        ManualSample(
+            recipe.id,
+            recipe.name,
+            recipe.language,
+            _source(recipe),
+            recipe.body,
+        )
+        for recipe in found
+        if recipe.language in languages
+    ]
+
+
+def _source(recipe: StoredRecipe) -> str:
+    section = f'section "{recipe.section[-1]}" of ' if recipe.section else ""
+    return f"{section}{recipe.document_title}"
+
+
+def compared_with(
+    bench: SimulatedBench,
+    proposers: Iterable[Synthesizer],
+    problem: ProblemView,
+    hardware: HardwareView,
+    store: RunStore,
+    resume: str | None,
+) -> str:
+    """Tell the bench what its figures are over; the same in words."""
+    samples = next((p for p in proposers if isinstance(p, SampleSynthesizer)), None)
+    bench.first = samples.first(problem, hardware) if samples is not None else None
+    if resume is not None:
+        nodes = store.nodes(resume)
+        right = next((n.evaluation for n in nodes if n.correct and n.evaluation is not None), None)
+        if right is not None:
+            bench.compare_with(right)
+    if bench.first is None or not bench.reference().correct:
+        return FIRST_RIGHT
+    return AS_IT_STANDS if bench.first.plan.endswith("as it stands.") else CLOSE_TO_IT

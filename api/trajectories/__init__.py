@@ -1,0 +1,2 @@
+"""Trajectories of others taken in and evaluated here; every trajectory out, for the curator and for
+training."""

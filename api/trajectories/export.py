@@ -1,0 +1,282 @@
+"""Runs and told trajectories as training data.
+
+A problem's file is run to see its cases, in this process, as `kernlore evaluate` does: the command
+line exports, the service does not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from api.http.openapi import service_version
+from api.optimization.stored import run_store
+from api.services import Services
+from api.trajectories.accept import trajectory_store
+from api.trajectories.knowledge_again import KnowledgeAgain
+from api.trajectories.licences import LicenceBook
+from api.trajectories.prompts import Prompts
+from api.trajectories.reading import searched_problem
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.trajectories import StoredTrajectory
+from kb.errors import Conflict, InvalidRequest, KernloreError
+from optimizer.curation.told import Told, told_from_json, tree_of
+from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.settings import HARNESS
+from optimizer.local.problem_view import problem_view
+from optimizer.problem.load import load_problem
+from optimizer.problem.spec import Problem
+from optimizer.search.context import HardwareView
+from optimizer.search.goal import Goal
+from optimizer.search.propose import Task
+from optimizer.search.records import REFERENCE, Node
+from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.llm.redact import Redaction
+from optimizer.training.answers import answer_text
+from optimizer.training.samples import Reward, Sample, reward_of, state_of
+from optimizer.training.shapes import SHAPES, shaped
+from optimizer.training.trainable import trainable
+from optimizer.training.write import FORMATS, write_manifest, write_rows
+
+FORMAT = 1
+ALL = 100_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """only: ids of runs and told trajectories, empty for all. models: accepted ones."""
+
+    shape: str
+    format: str = "jsonl"
+    only: tuple[str, ...] = ()
+    trainable: bool = False
+    with_excerpts: bool = False
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trajectory as a tree with its problem. toml: text beside the problem's source. licence: as
+    it was stated by who told it."""
+
+    id: str
+    goal: Goal
+    hardware: str
+    languages: tuple[str, ...]
+    tree: Tree
+    problem: Problem
+    toml: str | None
+    told: bool
+    licence: str | None = None
+
+
+def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[str, Any]:
+    """The manifest, which accounts for every candidate. Raises Conflict where the folder has files,
+    and for one that was asked for by its id and cannot be exported."""
+    shape = next((name for name in SHAPES if name == asked.shape), None)
+    form = next((name for name in FORMATS if name == asked.format), None)
+    if shape is None or form is None:
+        raise InvalidRequest(
+            f"unknown shape {asked.shape!r} or format {asked.format!r}",
+            hint=f"Shapes: {', '.join(SHAPES)}. Formats: {', '.join(FORMATS)}.",
+        )
+    if folder.exists() and any(folder.iterdir()):  # said before minutes of work
+        raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
+    left_out = Counter[str]()
+    samples = list(_samples(services, asked, left_out))
+    candidates = len(samples) + left_out.total()
+    if asked.trainable:
+        kept = trainable(samples)
+        samples = list(kept.samples)
+        left_out.update(kept.left_out)
+    found = shaped(samples, shape)
+    left_out.update(found.left_out)
+    file = write_rows(found.rows, shape, form, folder)
+    return write_manifest(
+        {
+            "format": FORMAT,
+            "asked": asdict(asked),
+            "rows": len(found.rows),
+            "candidates": candidates,
+            "left_out": dict(left_out),
+            "trajectories": sorted({sample.trajectory for sample in samples}),
+            "columns": sorted(found.rows[0]) if found.rows else [],
+            "version": service_version(),
+            "harness": HARNESS,
+            "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+        file,
+    )
+
+
+def _samples(services: Services, asked: Asked, left_out: Counter[str]) -> Iterator[Sample]:
+    knowledge = KnowledgeAgain(services, asked.with_excerpts)
+    book = LicenceBook(services, asked.models)
+    for identity in _wanted(services, asked):
+        missing = Counter[str]()
+        try:
+            with tempfile.TemporaryDirectory(prefix="kernlore-problem-") as place:
+                source = _source(services, identity, Path(place))
+                found = list(_of(services, source, knowledge, book, missing))
+        except KernloreError as error:
+            if asked.only:
+                raise
+            # What was not asked for by its id may be missing, and is counted.
+            left_out[f"of {identity}: {error.message}"] += _steps(services, identity)
+            continue
+        left_out.update(missing)
+        yield from found
+
+
+def _wanted(services: Services, asked: Asked) -> list[str]:
+    if asked.only:
+        return list(dict.fromkeys(asked.only))
+    runs = [run.id for run in run_store(services).latest(ALL)]
+    told = [row.id for row in trajectory_store(services).latest(ALL)]
+    return [*reversed(runs), *reversed(told)]
+
+
+def _steps(services: Services, identity: str) -> int:
+    if identity.startswith("run_"):
+        return max(0, len(run_store(services).nodes(identity)) - 1)
+    return int(trajectory_store(services).find(identity).summary["steps"])
+
+
+def _source(services: Services, identity: str, place: Path) -> Source:
+    if identity.startswith("run_"):
+        return _of_run(services, run_store(services).run(identity))
+    return _of_told(services, trajectory_store(services).find(identity), place)
+
+
+def _of_run(services: Services, run: RunRow) -> Source:
+    problem = searched_problem(run)
+    languages = (run.goal.language,) if run.goal.language else tuple(run.environment)
+    tree = Tree(run_store(services).nodes(run.id))
+    return Source(
+        run.id, run.goal, run.hardware, languages, tree, problem, _toml_of(problem), told=False
+    )
+
+
+def _of_told(services: Services, row: StoredTrajectory, place: Path) -> Source:
+    store = trajectory_store(services)
+    told = told_from_json(store.told(row))
+    found = store.found(row)
+    if row.state != "ready" or found is None:
+        raise Conflict("it was not evaluated here", hint=f"Verify it first: `... verify {row.id}`.")
+    tree = _told_tree(services, told, found["evaluations"])
+    problem = _placed(told, place)
+    languages = tuple(dict.fromkeys(step.bundle.language for step in told.steps))
+    # Nobody says what it was shown, so the prompt is that of a search without knowledge.
+    goal = Goal(knowledge=False)
+    toml = told.problem.toml if told.problem.name is None else _toml_of(problem)
+    return Source(row.id, goal, told.hardware, languages, tree, problem, toml, True, told.licence)
+
+
+def _told_tree(services: Services, told: Told, keys: Mapping[str, str]) -> Tree:
+    """Evaluations are read anew from their rows."""
+    rows = Evaluations(services.catalog)
+
+    def evaluation(number: int) -> Evaluation | None:
+        stored = rows.find(keys.get(str(number), ""))
+        record = stored.record if stored is not None else None
+        return None if record is None else evaluation_from_json(record)
+
+    found = {
+        step.bundle.sha256: one
+        for step in told.steps
+        if (one := evaluation(step.number)) is not None
+    }
+    # A stranger's words are shown to no model: neither as an answer nor inside a later prompt.
+    steps = [replace(step, plan="", told=()) for step in told.steps]
+    return tree_of(steps, evaluation(REFERENCE), found, {})
+
+
+def _placed(told: Told, place: Path) -> Problem:
+    if told.problem.name is not None:
+        return load_problem(Path(told.problem.name))
+    file = place / "told.py"
+    file.write_text(told.problem.source, encoding="utf-8")
+    if told.problem.toml is not None:
+        file.with_suffix(".toml").write_text(told.problem.toml, encoding="utf-8")
+    return load_problem(file)
+
+
+def _toml_of(problem: Problem) -> str | None:
+    """Only what makes this very problem."""
+    from api.evaluation import problem_sent
+
+    for toml in (problem.path.with_suffix(".toml"), problem.path.parent / "problem.toml"):
+        text = toml.read_text(encoding="utf-8") if problem.declared and toml.is_file() else None
+        if text is not None and problem_sent(problem.source, text).sha256 == problem.sha256:
+            return text
+    return None
+
+
+def _of(
+    services: Services,
+    source: Source,
+    knowledge: KnowledgeAgain,
+    book: LicenceBook,
+    left_out: Counter[str],
+) -> Iterator[Sample]:
+    prompts = Prompts(services, _task(services, source), knowledge)
+    for node in source.tree.nodes[1:]:
+        reward = reward_of(source.tree, node)
+        if reward is None:
+            reason = "the same bundle as another" if node.same_as is not None else "not evaluated"
+            left_out[reason] += 1
+            continue
+        yield _sample(source, node, reward, prompts, book)
+
+
+def _sample(
+    source: Source, node: Node, reward: Reward, prompts: Prompts, book: LicenceBook
+) -> Sample:
+    proposal = node.proposal
+    assert proposal is not None  # only the reference has none
+    shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
+    used = [name for name in (*proposal.attributed, *proposal.claimed) if name in shown]
+    bundle, problem = proposal.bundle, source.problem
+    return Sample(
+        trajectory=source.id,
+        node=node.number,
+        parent=node.parent or REFERENCE,
+        told=source.told,
+        origin=proposal.origin,
+        synthesizer=proposal.synthesizer,
+        model=proposal.model,
+        problem=problem.name,
+        problem_sha256=problem.sha256,
+        problem_source=problem.source,
+        problem_toml=source.toml,
+        hardware=source.hardware,
+        language=bundle.language,
+        bundle_sha256=bundle.sha256,
+        prompt=prompts.of(source.tree, node),
+        state=state_of(source.tree, node),
+        completion=Redaction().known(
+            answer_text(bundle, proposal.plan, tuple(dict.fromkeys(used)))
+        ),
+        reward=reward,
+        licences=book.of(problem, proposal, source.licence),
+    )
+
+
+def _task(services: Services, source: Source) -> Task:
+    found = [node.evaluation.device for node in source.tree if node.evaluation is not None]
+    device = found[0] if found else "cpu"
+    registry = services.registry
+    hardware = HardwareView(
+        source.hardware,
+        tuple(registry.lineage(source.hardware)),
+        device,
+        source.languages,
+        dict(registry.values(source.hardware)),
+    )
+    return Task(source.id, source.goal, problem_view(source.problem, device), hardware)

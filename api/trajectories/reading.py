@@ -1,0 +1,88 @@
+"""Trajectories read back: what the curator distils, and what a list shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from api.optimization.knowledge import library_recipes
+from api.optimization.stored import run_store
+from api.services import Services
+from api.trajectories.accept import trajectory_store
+from kb.catalog.trajectories import StoredTrajectory
+from kb.errors import Conflict, InvalidRequest
+from optimizer.curation.build import main_case, roles_of, trajectory_of
+from optimizer.problem.load import load_problem
+from optimizer.problem.spec import Problem
+from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
+from skills.curator.records import Trajectory, trajectory_from_json
+
+
+def trajectory(services: Services, identity: str) -> Trajectory:
+    """Of a run's id, or of a told trajectory that is ready. Raises NotFound, and Conflict for one
+    that was not evaluated here: nothing in it is to be believed."""
+    if identity.startswith("run_"):
+        return _of_run(services, run_store(services).run(identity))
+    store = trajectory_store(services)
+    row = store.find(identity)
+    found = store.found(row)
+    if row.state != "ready" or found is None:
+        raise Conflict(
+            f"{row.id} is {row.state}: nothing of it was measured here",
+            hint="Wait until it is ready, or verify it where its hardware is.",
+        )
+    return trajectory_from_json(found["trajectory"])
+
+
+def distillable(services: Services, limit: int = 1000) -> list[str]:
+    """Ids of finished runs, then of told trajectories that are ready; each the oldest first."""
+    runs = [run.id for run in run_store(services).latest(limit) if run.state == "finished"]
+    told = [row.id for row in trajectory_store(services).latest(limit, ("ready",))]
+    return [*reversed(runs), *reversed(told)]
+
+
+def parameter_roles(services: Services) -> dict[str, dict[str, str]]:
+    """Of the active recipes, for the curator's contrast."""
+    return roles_of(library_recipes(services))
+
+
+def searched_problem(run: RunRow) -> Problem:
+    """The problem of a run; InvalidRequest where its file is another one by now."""
+    problem = load_problem(Path(run.problem))
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"{run.problem} is not the problem of {run.id} any more",
+            hint="Put the file back that was searched, or leave this run out.",
+        )
+    return problem
+
+
+def shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
+    """As the doors answer it."""
+    return {
+        "id": row.id,
+        "origin": row.origin,
+        "state": row.state,
+        "created_at": row.created_at,
+        **{name: value for name, value in row.summary.items() if name != "worker"},
+        "evaluated_here": row.state == "ready",
+        **more,
+    }
+
+
+def main_dtype(services: Services, problem: Problem) -> str | None:
+    """Of the problem's main case as it was evaluated, where the problem declares none."""
+    main = main_case(problem)
+    return main.dtype or trajectory_store(services).dtype_of(problem.sha256, main.name)
+
+
+def _of_run(services: Services, run: RunRow) -> Trajectory:
+    problem = searched_problem(run)
+    return trajectory_of(
+        run,
+        Tree(run_store(services).nodes(run.id)),
+        problem,
+        lineage=tuple(services.registry.lineage(run.hardware)),
+        dtype=main_dtype(services, problem),
+    )

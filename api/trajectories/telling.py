@@ -1,0 +1,111 @@
+"""From the body of `POST /trajectories` to what is told. Nothing of it runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from api.evaluation import problem_named, problem_sent
+from api.http.models import ProblemBody
+from api.trajectories.bodies import ToldStepBody, TrajectoryBody
+from kb.errors import InvalidRequest
+from optimizer.bundle import Bundle, default_entry
+from optimizer.curation.lines import ToldRun, read_lines
+from optimizer.curation.told import Told, ToldProblem, ToldStep, about_step, file_name
+from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.problem.spec import Problem
+
+
+def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told, Problem]:
+    """What is told, and its problem; nothing of it runs. resolve: a name of hardware to its id."""
+    if (body.steps is None) == (body.lines is None):
+        raise InvalidRequest(
+            "give `steps` or `lines`, one of them",
+            hint="`steps` tells of another optimizer, `lines` are those of an exported run.",
+        )
+    if body.lines is not None:
+        return _of_lines(body, read_lines(body.lines), resolve)
+    if body.problem is None or body.hardware is None:
+        raise InvalidRequest(
+            "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
+        )
+    steps = tuple(_step(number, step, body) for number, step in enumerate(body.steps or (), 1))
+    told = Told(
+        _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
+    )
+    return told, problem_of(told.problem)
+
+
+def problem_of(told: ToldProblem) -> Problem:
+    """Nothing of it runs. Raises NotFound or InvalidRequest."""
+    if told.name is not None:
+        return problem_named(told.name)
+    return problem_sent(told.source, told.toml)
+
+
+def _place(given: str | ProblemBody) -> ToldProblem:
+    if isinstance(given, str):
+        return ToldProblem(name=problem_named(given).path.parent.name)
+    return ToldProblem(None, given.source, given.toml)
+
+
+def _step(number: int, step: ToldStepBody, body: TrajectoryBody) -> ToldStep:
+    language = step.language or body.language
+    if language is None:
+        raise InvalidRequest(
+            f"step {number} has no language", hint="Name it in the step, or for all of them."
+        )
+    try:
+        files, main = _files(step, language)
+        entry = step.entry or default_entry(main)
+        bundle = Bundle(files, main, language, entry, step.parameters)
+    except InvalidRequest as error:
+        raise about_step(number, error) from None
+    claim = step.claimed_speedup
+    return ToldStep(
+        number,
+        step.parent,
+        bundle,
+        step.plan,
+        tuple(step.claimed),
+        tuple(step.told),
+        None if claim is None else float(claim),
+        tuple(step.cases),
+    )
+
+
+def _files(step: ToldStepBody, language: str) -> tuple[dict[str, str], str]:
+    if (step.source is None) == (step.files is None):
+        raise InvalidRequest(
+            "give `source` or `files`, one of them", hint="`files` go with `main`."
+        )
+    if step.source is not None:
+        name = step.main or file_name(language)
+        return {name: step.source}, name
+    files = step.files or {}
+    if step.main is None and len(files) != 1:
+        raise InvalidRequest("`main` is missing", hint="Name the file that is compiled.")
+    return files, step.main or next(iter(files))
+
+
+def _of_lines(
+    body: TrajectoryBody, run: ToldRun, resolve: Callable[[str], str]
+) -> tuple[Told, Problem]:
+    place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
+    problem = problem_of(place)
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"{problem.name} here is not the problem of {run.run[:80]}",
+            hint="Send `problem` with the source and toml that were searched.",
+        )
+    hardware = resolve(body.hardware or run.hardware)
+    return Told(place, hardware, run.steps, body.actor, body.licence), problem
+
+
+def _shipped(sha256: str) -> ToldProblem:
+    for name in shipped_problems():
+        if load_problem(SHIPPED / name).sha256 == sha256:
+            return ToldProblem(name=name)
+    raise InvalidRequest(
+        "the lines are about a problem that is not shipped",
+        hint="Send `problem` with its source and toml beside the lines.",
+    )

@@ -1,0 +1,395 @@
+"""One real run, killed with SIGKILL at random moments and resumed each time: what is lost, what is
+done twice, what is left behind, and whether its stored evaluations give the same tree again.
+
+The run's own process knows nothing of this: rows are read from its catalog, finished evaluations
+are counted by a trigger there, and orphans are handed to this process, which asks the kernel to be
+their reaper. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from api.cli.local import LocalTarget
+from api.cli.target import read_settings
+from api.optimization.runs import builtin, places_for, run_store
+from benchmarks.report import ended, say, table, write_result
+from kb.ids import new_id
+from optimizer.local.problem_view import problem_view
+from optimizer.problem.load import SHIPPED, load_problem
+from optimizer.search.context import HardwareView
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import NoKnowledge
+from optimizer.search.loop import Search
+from optimizer.search.records import Node
+from optimizer.search.replay import ReplayBench
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.tree import Tree
+
+TITLE = "A run that is killed again and again"
+PROBLEM, LANGUAGE, HARDWARE = "map_id", "cpp", "auto"
+PR_SET_CHILD_SUBREAPER = 36
+GONE_SECONDS = 5.0  # for everything that a killed run had started
+SESSION_SECONDS = 300.0
+COUNTED = """
+CREATE TABLE counted (key TEXT, timing TEXT);
+CREATE TRIGGER counting AFTER UPDATE OF state ON evaluations WHEN NEW.state = 'finished'
+BEGIN INSERT INTO counted VALUES (NEW.key, NEW.timing); END;
+"""
+Rows = list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """after: seconds since its process began. nodes: stored then. kept: those before are there with
+    the same records. running: processes that it had started; left: those that outlived it for
+    GONE_SECONDS; gone: seconds until the last one had ended. lock_free: of the device."""
+
+    after: float
+    nodes: int
+    kept: bool
+    running: int
+    left: int
+    gone: float
+    lock_free: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ten kills came to. twice: keys of evaluations that were finished again after they had a
+    measured result. orphaned: keys of finished evaluations without a node. same: whether the replay
+    gives the same tree; told: where not, the first difference."""
+
+    kills: tuple[Kill, ...]
+    candidates: int
+    states: Mapping[str, int]
+    ended: str
+    evaluations: int
+    twice: tuple[str, ...]
+    orphaned: tuple[str, ...]
+    same: bool
+    told: str = ""
+    seconds: float = 0.0
+    refused: tuple[str, ...] = field(default=())
+
+    @property
+    def good(self) -> bool:
+        clean = all(kill.kept and not kill.left and kill.lock_free for kill in self.kills)
+        return clean and self.same and not (self.twice or self.orphaned or self.refused)
+
+
+class KilledRun:
+    """folder: holds its catalog and its temporary files, which nothing else uses."""
+
+    def __init__(self, folder: Path, goal: Goal) -> None:
+        self.folder, self.goal = folder, goal
+        self.run_id = new_id("run")
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir(parents=True)
+        self.settings = read_settings(folder / "data")
+        local = LocalTarget(self.settings)
+        local.services  # noqa: B018  (makes the catalog, with the built-in hardware and skills)
+        local.close()
+        with self._catalog() as connection:
+            connection.executescript(COUNTED)
+
+    def _catalog(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.settings.data_dir / "catalog.sqlite", timeout=15)
+
+    def rows(self) -> Rows:
+        with self._catalog() as connection:
+            found = connection.execute(
+                "SELECT number, record FROM nodes WHERE run_id = ? ORDER BY number", (self.run_id,)
+            )
+            return [(number, record) for number, record in found]
+
+    def begun(self) -> bool:
+        with self._catalog() as connection:
+            found = connection.execute("SELECT 1 FROM runs WHERE id = ?", (self.run_id,))
+            return found.fetchone() is not None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Its first process, or one that goes on with it."""
+        told = {
+            "run": self.run_id,
+            "problem": str(problem_path()),
+            "hardware": HARDWARE,
+            "goal": self.goal.as_json(),
+            "proposers": ["builtin"],
+        }
+        first = ["-m", "api.optimization.worker", json.dumps(told)]
+        again = ["-m", "api.cli.main", "runs", "resume", self.run_id, "--json"]
+        environment = {
+            **os.environ,
+            "KERNLORE_DATA_DIR": str(self.settings.data_dir),
+            "TMPDIR": str(self.scratch),
+        }
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *(again if self.begun() else first)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, process: subprocess.Popen[bytes], after: float, before: Rows) -> Kill:
+        """SIGKILL to the run's own process only: what it started has to notice."""
+        running = descendants(process.pid)
+        process.kill()
+        process.wait()
+        rows = self.rows()
+        left, gone = orphans_gone()
+        return Kill(
+            round(after, 2),
+            len(rows),
+            rows[: len(before)] == before,
+            len(running),
+            left,
+            round(gone, 2),
+            self._lock_free(),
+        )
+
+    def _lock_free(self) -> bool:
+        for path in self.scratch.glob("kernlore-device-*.lock"):
+            with path.open("ab") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+        return True
+
+    def counted(self) -> list[tuple[str, str]]:
+        with self._catalog() as connection:
+            return list(connection.execute("SELECT key, timing FROM counted"))
+
+
+def problem_path() -> Path:
+    return load_problem(SHIPPED / PROBLEM).path
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below this one, as /proc has them."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            told = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        if told[0] != "Z":
+            parents.setdefault(int(told[1]), []).append(int(entry.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def orphans_gone() -> tuple[int, float]:
+    """How many processes that were handed to this one still live after GONE_SECONDS (they are
+    ended then), and when the last one was gone."""
+    began = time.monotonic()
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return 0, time.monotonic() - began
+        if time.monotonic() - began > GONE_SECONDS:
+            left = descendants(os.getpid())
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            return len(left), GONE_SECONDS
+        time.sleep(0.01)
+
+
+def killed_run(folder: Path, goal: Goal, kills: int, earliest: float, latest: float) -> Outcome:
+    """Kill it so many times, each a random moment after its process began, then let it end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    began = time.monotonic()
+    run = KilledRun(folder, goal)
+    chance = random.Random(f"{goal.seed}:kills")
+    done: list[Kill] = []
+    refused: list[str] = []
+    while len(done) < kills:
+        moment = chance.uniform(earliest, latest)
+        before = run.rows()
+        process = run.start()
+        try:
+            code = process.wait(moment)
+        except subprocess.TimeoutExpired:
+            done.append(run.kill(process, moment, before))
+            say(f"kill {len(done)} of {kills}: {done[-1]}")
+            continue
+        if code:
+            refused.append(_said(folder))
+        break  # it ended before it could be killed
+    if not refused and len(done) == kills:
+        code = run.start().wait(SESSION_SECONDS)
+        refused += [_said(folder)] if code else []
+    return _outcome(run, tuple(done), tuple(refused), time.monotonic() - began)
+
+
+def _said(folder: Path) -> str:
+    return (folder / "log").read_text(encoding="utf-8", errors="replace").strip()[-400:]
+
+
+def _outcome(
+    run: KilledRun, kills: tuple[Kill, ...], refused: tuple[str, ...], seconds: float
+) -> Outcome:
+    local = LocalTarget(run.settings)
+    try:
+        store = run_store(local.services)
+        row, tree = store.run(run.run_id), Tree(store.nodes(run.run_id))
+        replayed = _replayed(local.services, row, tree, run.folder / "replay")
+    finally:
+        local.close()
+    counted = run.counted()
+    measured = Counter(key for key, timing in counted if timing != "repeat")
+    known = {n.evaluation.key for n in tree if n.evaluation is not None}
+    told = _difference(tree, replayed)
+    return Outcome(
+        kills=kills,
+        candidates=len(tree) - 1,
+        states=dict(Counter(node.verdict for node in tree.nodes[1:])),
+        ended=f"{row.state}: {row.ended}",
+        evaluations=len(counted),
+        twice=tuple(key for key, count in measured.items() if count > 1),
+        orphaned=tuple(sorted({key for key, _ in counted} - known)),
+        same=not told,
+        told=told,
+        seconds=round(seconds, 1),
+        refused=refused,
+    )
+
+
+def _replayed(services: Any, row: RunRow, tree: Tree, folder: Path) -> Tree:
+    """A second run with the same goal, fed from the stored evaluations."""
+    problem = load_problem(Path(row.problem))
+    places = places_for(services, row.hardware, row.goal.language)
+    target = next(iter(places.values())).target
+    store = FileStore(folder)
+    again = RunRow("replay", row.problem, row.problem_sha256, row.hardware, row.goal)
+    store.begin(again)
+    hardware = HardwareView(
+        target.hardware, target.lineage, target.device, tuple(places), dict(target.facts)
+    )
+    search = Search(
+        again,
+        store,
+        ReplayBench(tree),
+        builtin(services, row.goal, places),
+        NoKnowledge(),
+        problem_view(problem, target.device or "cpu"),
+        hardware,
+        _Silent(),
+    )
+    search.go()
+    return search.tree
+
+
+class _Silent:
+    def node(self, node: Node, tree: Tree) -> None:
+        """Nobody listens."""
+
+    def said(self, message: str) -> None:
+        """Nobody listens."""
+
+
+def _difference(one: Tree, other: Tree) -> str:
+    """The first node that is not the same; empty where all are."""
+    for left, right in zip(_shape(one), _shape(other), strict=False):
+        if left != right:
+            return f"{left} became {right}"
+    return "" if len(one) == len(other) else f"{len(one)} nodes became {len(other)}"
+
+
+def _shape(tree: Tree) -> list[tuple[int, int | None, str, str]]:
+    return [
+        (n.number, n.parent, n.state, n.proposal.bundle.sha256 if n.proposal is not None else "")
+        for n in tree
+    ]
+
+
+def _parts(found: Outcome) -> list[str]:
+    kills = [
+        [
+            number,
+            f"{kill.after:.1f} s",
+            kill.nodes,
+            "yes" if kill.kept else "NO",
+            kill.running,
+            kill.left,
+            f"{kill.gone:.2f} s",
+            "yes" if kill.lock_free else "NO",
+        ]
+        for number, kill in enumerate(found.kills, 1)
+    ]
+    header = (
+        "kill",
+        "after its start",
+        "nodes stored",
+        "rows kept",
+        "processes it had",
+        "left",
+        "gone within",
+        "device free",
+    )
+    verdicts = ", ".join(f"{count} {name}" for name, count in found.states.items())
+    facts = [
+        ("candidates", f"{found.candidates} ({verdicts})"),
+        ("the run", found.ended),
+        ("evaluations that were finished", found.evaluations),
+        ("finished again after a measured result", len(found.twice)),
+        ("finished and in no node", len(found.orphaned)),
+        ("replay from the stored evaluations", "the same tree" if found.same else found.told),
+        ("would not start or resume", len(found.refused)),
+        ("seconds in all", f"{found.seconds:.0f}"),
+    ]
+    about = (
+        f"`{PROBLEM}` in {LANGUAGE} on this machine's CPU, without knowledge. Each time the run's "
+        "own process gets SIGKILL at a random moment (starting up, proposing, compiling, checking, "
+        "timing, writing); what it had started is not touched. Then the run is resumed."
+    )
+    return [about, table(header, kills), table(("", "found"), facts)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--candidates", type=int, default=12)
+    parser.add_argument("--earliest", type=float, default=1.0, help="seconds after a start")
+    parser.add_argument("--latest", type=float, default=9.5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_run.md"))
+    given = parser.parse_args(arguments)
+    goal = Goal(language=LANGUAGE, candidates=given.candidates, knowledge=False, seed=given.seed)
+    with tempfile.TemporaryDirectory(prefix="killed-run-") as folder:
+        found = killed_run(Path(folder), goal, given.kills, given.earliest, given.latest)
+    if given.json:
+        print(json.dumps({**asdict(found), "good": found.good}))
+    else:
+        write_result(given.output, TITLE, _parts(found))
+
+
+if __name__ == "__main__":
+    ended(main)

@@ -1,0 +1,161 @@
+"""Recipes proposed from the code samples of uploaded manuals, in the catalog's table `recipes`.
+
+Bodies are JSON that `ingestion.recipes` writes and the search reads; nothing here looks into one.
+They belong to their document: a new version replaces them, and what a person decided about a sample
+that is still the same stays decided. They are no skills: nothing exports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.tables import knowledge as t
+from kb.errors import NotFound
+from kb.ids import derived_id, sha256
+from kb.scope import ALL_ACCESS
+
+RecipeStatus = Literal["proposed", "accepted", "rejected"]
+ORIGIN = "sample"
+BEGINNING = 60  # characters that tell a sample from others
+
+
+class RecipeLike(Protocol):
+    """What a document proposes (ingestion.recipes.ProposedRecipe)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def language(self) -> str: ...
+    @property
+    def section(self) -> tuple[str, ...]: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def body(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class StoredRecipe:
+    """passage_id: of the code in its section. section: heading path."""
+
+    id: str
+    name: str
+    language: str
+    hardware: tuple[str, ...]
+    status: str
+    document_id: str
+    document_title: str
+    section: tuple[str, ...]
+    passage_id: str | None
+    body: Mapping[str, Any]
+
+
+def replace_document_recipes(
+    connection: Connection, version_id: str, recipes: Sequence[RecipeLike], hardware: Sequence[str]
+) -> int:
+    """What the document of this version proposes becomes these; returns how many."""
+    document = connection.execute(
+        sa.select(t.documents)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(t.document_versions.c.id == version_id)
+    ).one()
+    mine = sa.and_(t.recipes.c.document_id == document.id, t.recipes.c.origin == ORIGIN)
+    before = connection.execute(sa.select(t.recipes.c.id, t.recipes.c.status).where(mine)).all()
+    decided = {row.id: row.status for row in before}
+    connection.execute(t.recipes.delete().where(mine))
+    for recipe in recipes:
+        identity = derived_id("rcp", document.id, recipe.name, sha256(recipe.code))
+        connection.execute(
+            t.recipes.insert().values(
+                id=identity,
+                name=recipe.name,
+                language=recipe.language,
+                document_id=document.id,
+                passage_id=_passage(connection, version_id, recipe),
+                skill_id=None,
+                hardware=list(hardware),
+                body={**recipe.body, "section": list(recipe.section)},
+                status=decided.get(identity, "proposed"),
+                origin=ORIGIN,
+                created_at=clock.now(),
+                access_scope=document.access_scope,
+            )
+        )
+    return len(recipes)
+
+
+def _passage(connection: Connection, version_id: str, recipe: RecipeLike) -> str | None:
+    """The passage that the sample begins in: short ones share one with the text around them."""
+    rows = connection.execute(
+        sa.select(t.passages.c.id, t.passages.c.text, t.sections.c.path)
+        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+        .where(t.passages.c.version_id == version_id)
+        .order_by(t.passages.c.ordinal)
+    )
+    beginning = "".join(recipe.code.split())[:BEGINNING]
+    for row in rows:
+        if tuple(row.path) == recipe.section and beginning in "".join(row.text.split()):
+            return str(row.id)
+    return None
+
+
+def listed(
+    connection: Connection,
+    hardware: Sequence[str] | None = None,
+    statuses: Sequence[RecipeStatus] = ("proposed", "accepted", "rejected"),
+    access_scope: str = ALL_ACCESS,
+) -> list[StoredRecipe]:
+    """By document and name. hardware: ids of which one must be the recipe's; None for any."""
+    rows = connection.execute(
+        sa.select(t.recipes, t.documents.c.title)
+        .join(t.documents, t.documents.c.id == t.recipes.c.document_id)
+        .where(
+            t.recipes.c.origin == ORIGIN,
+            t.recipes.c.status.in_(statuses),
+            t.recipes.c.access_scope == access_scope,
+        )
+        .order_by(t.documents.c.title, t.recipes.c.name, t.recipes.c.id)
+    )
+    found = [_stored(row) for row in rows]
+    return [r for r in found if hardware is None or set(r.hardware) & set(hardware)]
+
+
+def decide(
+    connection: Connection, recipe_id: str, status: RecipeStatus, access_scope: str = ALL_ACCESS
+) -> None:
+    """A person's word on a proposal. Raises NotFound."""
+    changed = connection.execute(
+        t.recipes.update()
+        .where(
+            t.recipes.c.id == recipe_id,
+            t.recipes.c.origin == ORIGIN,
+            t.recipes.c.access_scope == access_scope,
+        )
+        .values(status=status)
+    )
+    if changed.rowcount != 1:
+        raise NotFound(
+            f"no proposed recipe {recipe_id[:80]!r}",
+            hint="`kernlore knowledge recipes` lists them with ids.",
+        )
+
+
+def _stored(row: sa.Row[Any]) -> StoredRecipe:
+    return StoredRecipe(
+        id=row.id,
+        name=row.name,
+        language=row.language,
+        hardware=tuple(row.hardware),
+        status=row.status,
+        document_id=row.document_id,
+        document_title=row.title,
+        section=tuple(row.body.get("section", ())),
+        passage_id=row.passage_id,
+        body=row.body,
+    )

@@ -1,0 +1,183 @@
+"""Measurements that back or contradict a skill. They are added, never changed or removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.engine import portions
+from kb.catalog.meta import bump_revision
+from kb.catalog.skills.reading import get
+from kb.catalog.skills.rows import EVIDENCE_KINDS, EvidenceKind, EvidenceRow, SkillRow, one_of
+from kb.catalog.skills.writing import append_event
+from kb.catalog.tables import skills as t
+from kb.errors import InvalidRequest
+from kb.ids import new_id
+from kb.scope import ALL_ACCESS
+
+NOT_MEASURED = "not measured here"
+_COLUMNS = [t.evidence.c[name] for name in EvidenceRow.__dataclass_fields__]
+_FIGURES = [column for column in _COLUMNS if column.name != "details"]
+
+
+def add_evidence(
+    connection: Connection,
+    name: str,
+    *,
+    kind: EvidenceKind,
+    hardware: str,
+    n: int,
+    actor: str,
+    reason: str,
+    device: str | None = None,
+    toolchain: str | None = None,
+    problem: str | None = None,
+    case: str | None = None,
+    evaluation: str | None = None,
+    baseline_us: float | None = None,
+    measured_us: float | None = None,
+    speedup: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    details: Mapping[str, Any] | None = None,
+    access_scope: str = ALL_ACCESS,
+) -> EvidenceRow:
+    """Add a measurement of the skill `name`; returns its row.
+
+    n: pairs of blocks, or repetitions. Times in microseconds a call; speedup: time without over
+    time with the skill, and its 95 % interval. toolchain: as the harness calls it, its name first.
+    A wall-clock measurement makes its toolchain the one that the skill was last verified with.
+    """
+    one_of(kind, EVIDENCE_KINDS, "kind of evidence")
+    _check(n, speedup, low, high)
+    skill = get(connection, name, access_scope)
+    row = EvidenceRow(
+        id=new_id("ev"),
+        hardware_id=hardware,
+        device_id=device,
+        toolchain_id=toolchain,
+        problem_id=problem,
+        case_id=case,
+        evaluation_id=evaluation,
+        kind=kind,
+        n=n,
+        baseline_us=baseline_us,
+        measured_us=measured_us,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        details=dict(details or {}),
+        created_at=clock.now(),
+    )
+    _store(connection, skill, row, actor, reason, access_scope)
+    return row
+
+
+def _store(
+    connection: Connection,
+    skill: SkillRow,
+    row: EvidenceRow,
+    actor: str,
+    reason: str,
+    access_scope: str,
+) -> None:
+    connection.execute(
+        t.evidence.insert().values(
+            **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope
+        )
+    )
+    if row.toolchain_id is not None and row.kind != "simulator":
+        connection.execute(
+            t.skills.update().where(t.skills.c.id == skill.id).values(toolchain_id=row.toolchain_id)
+        )
+    noted = {"evidence": row.id, "kind": row.kind, "version": skill.version}
+    state = (skill.state, skill.state)
+    append_event(connection, skill.id, "evidence", state, actor, reason, noted)
+    bump_revision(connection)
+
+
+def _check(n: int, speedup: float | None, low: float | None, high: float | None) -> None:
+    if n < 1:
+        raise InvalidRequest(f"evidence of {n} measurements", hint="n is at least 1.")
+    known = [figure for figure in (low, speedup, high) if figure is not None]
+    if any(not 0 < figure < 1e6 for figure in known) or known != sorted(known):
+        raise InvalidRequest(
+            f"a speed-up of {speedup} between {low} and {high}",
+            hint="low <= speedup <= high, each positive; 2.0 means twice as fast.",
+        )
+
+
+def evidence_of(
+    connection: Connection, skill_id: str, access_scope: str = ALL_ACCESS
+) -> list[EvidenceRow]:
+    """The measurements of one skill, oldest first."""
+    return evidence_for(connection, [skill_id], access_scope).get(skill_id, [])
+
+
+def evidence_for(
+    connection: Connection,
+    skill_ids: Sequence[str],
+    access_scope: str = ALL_ACCESS,
+    *,
+    details: bool = True,
+) -> dict[str, list[EvidenceRow]]:
+    """The measurements of some skills, oldest first. details False: without those, for a list."""
+    columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
+    found: dict[str, list[EvidenceRow]] = {}
+    for part in portions(list(skill_ids)):
+        rows = connection.execute(
+            sa.select(t.evidence.c.subject_id, *columns)
+            .where(
+                t.evidence.c.subject_kind == "skill",
+                t.evidence.c.subject_id.in_(part),
+                t.evidence.c.access_scope == access_scope,
+            )
+            .order_by(t.evidence.c.created_at, t.evidence.c.id)
+        )
+        for row in rows:
+            values = dict(row._mapping)
+            values["details"] = values["details"] or {}
+            found.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
+    return found
+
+
+def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Of measurements with and without a skill that are as new as its present text: how many have
+    a speed-up, and for how many its lower bound is above 1. Simulated ones do not count."""
+    wins = sa.func.sum(sa.case((t.evidence.c.speedup_low > 1.0, 1), else_=0))
+    found: dict[str, tuple[int, int]] = {}
+    for part in portions(list(skill_ids)):
+        rows = connection.execute(
+            sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
+            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+            .where(
+                t.evidence.c.subject_kind == "skill",
+                t.evidence.c.subject_id.in_(part),
+                t.evidence.c.kind != "simulator",
+                t.evidence.c.speedup.is_not(None),
+                t.evidence.c.created_at >= t.skills.c.written_at,
+            )
+            .group_by(t.evidence.c.subject_id)
+        )
+        found |= {identity: (int(known), int(won)) for identity, known, won in rows}
+    return found
+
+
+def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
+    """The figures of a skill's evidence on one line; the bound is the lowest one measured. Times of
+    a simulator are counted, never mixed with those of a clock."""
+    rows = [row for row in evidence if row.kind != "simulator"]
+    simulated = [f"simulated={len(evidence) - len(rows)}"] if len(rows) < len(evidence) else []
+    if not rows:
+        return ";".join([NOT_MEASURED, *simulated])
+    parts = [f"n={sum(row.n for row in rows)}"]
+    bounds = [row.speedup_low for row in rows if row.speedup_low is not None]
+    if bounds:
+        parts.append(f"speedup_lcb={min(bounds):.2f}")
+    parts.append(f"shapes={len({row.case_id for row in rows if row.case_id})}")
+    parts.append(f"runs={len({row.evaluation_id for row in rows if row.evaluation_id})}")
+    return ";".join([*parts, *simulated])

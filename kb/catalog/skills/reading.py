@@ -1,0 +1,260 @@
+"""Skills as they are found: by name, by key, by scope, by words. `SkillHead`s where many are read;
+whole rows only where the texts are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog.engine import portions
+from kb.catalog.skills.rows import SCOPE_KINDS, SkillEvent, SkillHead, SkillRow, SkillScopes
+from kb.catalog.tables import skills as t
+from kb.errors import NotFound, nearest
+from kb.ids import SkillId
+from kb.problem_terms import canonical_dtype, canonical_op
+from kb.scope import ALL_ACCESS, ANY
+
+_EVENT_COLUMNS = [t.skill_events.c[name] for name in SkillEvent.__dataclass_fields__]
+_HEAD = [name for name in SkillHead.__dataclass_fields__ if name not in ("id", "scopes")]
+_LONG = [
+    name
+    for name in SkillRow.__dataclass_fields__
+    if name not in (*_HEAD, "id", "scopes", "moves", "sources")
+]
+# In the order of SkillHead's fields, of which the scopes are the last.
+_HEAD_COLUMNS = [t.skills.c.id, *(t.skills.c[name] for name in _HEAD)]
+NAME_WEIGHT = 3  # a word in the name says more than one in the description
+MAX_WORDS = 12
+
+
+def find(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow | None:
+    found = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
+    return found[0] if found else None
+
+
+def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow:
+    """The skill of this name; NotFound names the nearest."""
+    found = find(connection, name, access_scope)
+    if found is None:
+        known = connection.execute(
+            sa.select(t.skills.c.name).where(t.skills.c.access_scope == access_scope)
+        ).scalars()
+        near = nearest(name, known)
+        hint = f"Did you mean {', '.join(near)}? " if near else ""
+        raise NotFound(
+            f"no skill {name!r}",
+            hint=f"{hint}GET /skills lists every skill.",
+            details={"skill": name, "nearest": near},
+        )
+    return found
+
+
+def find_by_key(connection: Connection, key: str, access_scope: str = ALL_ACCESS) -> list[SkillRow]:
+    """Skills that claim the same about the same situation (`structured_key`), by name; of every
+    state and polarity."""
+    return _rows(connection, _whole(access_scope).where(t.skills.c.structured_key == key))
+
+
+def find_by_content(
+    connection: Connection, sha256: str, access_scope: str = ALL_ACCESS
+) -> SkillRow | None:
+    """The skill that says exactly this; the first by name where several do."""
+    rows = _rows(connection, _whole(access_scope).where(t.skills.c.content_sha256 == sha256))
+    return rows[0] if rows else None
+
+
+def heads_of(
+    connection: Connection, names: Iterable[str], access_scope: str = ALL_ACCESS
+) -> dict[str, SkillHead]:
+    """The named skills that there are, by name."""
+    found: dict[str, SkillHead] = {}
+    for part in portions(sorted(set(names))):
+        query = _light(access_scope).where(t.skills.c.name.in_(part))
+        found |= {head.name: head for head in _heads(connection, query)}
+    return found
+
+
+def events(
+    connection: Connection, skill_id: str, access_scope: str = ALL_ACCESS
+) -> list[SkillEvent]:
+    """The whole history, oldest first."""
+    rows = connection.execute(
+        sa.select(*_EVENT_COLUMNS)
+        .join(t.skills, t.skills.c.id == t.skill_events.c.skill_id)
+        .where(t.skill_events.c.skill_id == skill_id, t.skills.c.access_scope == access_scope)
+        .order_by(t.skill_events.c.sequence)
+    )
+    return [SkillEvent(**row._mapping) for row in rows]
+
+
+def candidate_skills(
+    connection: Connection,
+    signals: Sequence[str],
+    hardware_scopes: Sequence[str] | None,
+    op: str | None,
+    language: str | None,
+    dtype: str | None,
+    states: Sequence[str],
+    access_scope: str = ALL_ACCESS,
+) -> list[SkillHead]:
+    """Skills that may apply, by name: all that they restrict admits what is asked for.
+
+    signals empty: of any signal. hardware_scopes: the lineage; None admits every chip. What the
+    request leaves open (op, language, dtype None) excludes nothing. Predicates and ranking are the
+    caller's.
+    """
+    query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
+    wanted: dict[str, Sequence[str] | None] = {
+        "signal": list(signals) or None,
+        "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
+        "op": [canonical_op(op)] if op else None,
+        "language": [language] if language else None,
+        "dtype": [canonical_dtype(dtype)] if dtype else None,
+    }
+    for kind, values in wanted.items():
+        if values is not None:
+            query = query.where(_admits(kind, values))
+    return _heads(connection, query)
+
+
+def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:
+    """Skills by name, without their texts. Takes what `listed` takes."""
+    scope = narrowing.get("access_scope", ALL_ACCESS)
+    return _heads(connection, _narrowed(_light(scope), **narrowing))
+
+
+def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
+    """Skills by name, whole. states, tier, origin: only those. hardware_scopes: those that hold
+    for one of them. signal: those that name it. access_scope: as everywhere."""
+    scope = narrowing.get("access_scope", ALL_ACCESS)
+    return _rows(connection, _narrowed(_whole(scope), **narrowing))
+
+
+def _narrowed(
+    query: sa.Select[Any],
+    *,
+    states: Sequence[str] | None = None,
+    tier: str | None = None,
+    hardware_scopes: Sequence[str] | None = None,
+    signal: str | None = None,
+    origin: str | None = None,
+    access_scope: str = ALL_ACCESS,
+) -> sa.Select[Any]:
+    del access_scope  # of the query already
+    if states is not None:
+        query = query.where(t.skills.c.state.in_(list(states)))
+    if tier is not None:
+        query = query.where(t.skills.c.tier == tier)
+    if origin is not None:
+        query = query.where(t.skills.c.origin == origin)
+    if hardware_scopes is not None:
+        query = query.where(_admits("hardware", [*hardware_scopes, ANY]))
+    if signal is not None:
+        query = query.where(_scoped("signal").where(t.skill_scopes.c.value == signal).exists())
+    return query
+
+
+def search(
+    connection: Connection,
+    text: str,
+    *,
+    states: Sequence[str] | None = None,
+    limit: int = 50,
+    access_scope: str = ALL_ACCESS,
+) -> list[SkillHead]:
+    """Skills that hold the most of the words, best first.
+
+    A word counts in the name, the description, an operator or a signal, also inside a longer word
+    (`softmax` finds `log_softmax`), without regard to case. No word: none.
+    """
+    words = list(dict.fromkeys(text.lower().replace("-", " ").split()))[:MAX_WORDS]
+    if not words or limit < 1:
+        return []
+    found = [_holds(word) for word in words]
+    matched: sa.ColumnElement[int] = sum(
+        (sa.cast(sa.or_(*places), sa.Integer) for places in found), sa.literal(0)
+    )
+    in_name: sa.ColumnElement[int] = sum(
+        (sa.cast(places[0], sa.Integer) for places in found), sa.literal(0)
+    )
+    score = (matched * NAME_WEIGHT + in_name).label("score")
+    query = _light(access_scope).where(sa.or_(*(place for places in found for place in places)))
+    if states is not None:
+        query = query.where(t.skills.c.state.in_(list(states)))
+    return _heads(connection, query.order_by(score.desc()).limit(limit))
+
+
+def _holds(word: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Name first. SQLite's LIKE ignores the case of ASCII letters."""
+    named = t.skill_scopes.alias()
+    return (
+        sa.func.replace(t.skills.c.name, "-", " ").contains(word, autoescape=True),
+        t.skills.c.description.contains(word, autoescape=True),
+        t.skills.c.id.in_(
+            sa.select(named.c.skill_id).where(
+                named.c.kind.in_(("op", "signal")), named.c.value.contains(word, autoescape=True)
+            )
+        ),
+    )
+
+
+def _light(access_scope: str) -> sa.Select[Any]:
+    return sa.select(*_HEAD_COLUMNS).where(t.skills.c.access_scope == access_scope)
+
+
+def _whole(access_scope: str) -> sa.Select[Any]:
+    return sa.select(t.skills).where(t.skills.c.access_scope == access_scope)
+
+
+def _scoped(kind: str) -> sa.Select[Any]:
+    return sa.select(t.skill_scopes.c.skill_id).where(
+        t.skill_scopes.c.skill_id == t.skills.c.id, t.skill_scopes.c.kind == kind
+    )
+
+
+def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Skills that name one of the values, or none of this kind at all."""
+    named = _scoped(kind)
+    return sa.or_(~named.exists(), named.where(t.skill_scopes.c.value.in_(list(values))).exists())
+
+
+def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
+    rows = list(connection.execute(query.order_by(t.skills.c.name)))
+    scopes = _scopes(connection, [row.id for row in rows])
+    return [SkillHead(*row, scopes[row.id]) for row in rows]
+
+
+def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
+    rows = list(connection.execute(query.order_by(t.skills.c.name)))
+    scopes = _scopes(connection, [row.id for row in rows])
+    return [
+        SkillRow(
+            id=SkillId(row.id),
+            scopes=scopes[row.id],
+            moves=tuple(row.moves),
+            sources=tuple(row.sources),
+            **{name: row._mapping[name] for name in (*_HEAD, *_LONG)},
+        )
+        for row in rows
+    ]
+
+
+def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes]:
+    found: dict[str, dict[str, list[str]]] = {identity: {} for identity in ids}
+    for part in portions(list(ids)):
+        rows = connection.execute(
+            sa.select(t.skill_scopes.c.skill_id, t.skill_scopes.c.kind, t.skill_scopes.c.value)
+            .where(t.skill_scopes.c.skill_id.in_(part))
+            .order_by(t.skill_scopes.c.value)
+        )
+        for identity, kind, value in rows:
+            found[identity].setdefault(kind, []).append(value)
+    return {identity: _scopes_of(kinds) for identity, kinds in found.items()}
+
+
+def _scopes_of(kinds: Mapping[str, Sequence[str]]) -> SkillScopes:
+    return SkillScopes(**{name: tuple(kinds.get(kind, ())) for name, kind in SCOPE_KINDS.items()})

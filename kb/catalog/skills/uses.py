@@ -1,0 +1,119 @@
+"""What became of skills in answers: shown, used or withheld, and whether that helped.
+
+The counters of a skill's row (trials, wins) say of its present text, within its present scope, how
+many uses are known to have helped or not; they change in the transaction that stores a use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.skills.reading import heads_of
+from kb.catalog.skills.rows import ROLES, Lift, NewUse, Role, UseRow, one_of
+from kb.catalog.tables import skills as t
+from kb.catalog.tables.retrieval import outcomes, retrievals
+from kb.ids import new_id
+from kb.scope import ALL_ACCESS
+
+_COLUMNS = [t.skill_uses.c[name] for name in UseRow.__dataclass_fields__]
+
+
+def record_uses(
+    connection: Connection, uses: Sequence[NewUse], access_scope: str = ALL_ACCESS
+) -> int:
+    """Store uses; returns how many. A skill that is gone meanwhile is left out. The retrievals
+    they belong to must be stored."""
+    skills = heads_of(connection, {use.skill for use in uses}, access_scope)
+    now = clock.now()
+    rows = []
+    for use in uses:
+        one_of(use.role, ROLES, "role of a skill in an answer")
+        if use.skill in skills:
+            skill = skills[use.skill]
+            told = {key: value for key, value in vars(use).items() if key != "skill"}
+            told["situation"] = dict(use.situation)
+            fixed = {"skill_id": skill.id, "version": skill.version, "created_at": now}
+            rows.append({**told, **fixed, "id": new_id("use")})
+    if rows:
+        connection.execute(t.skill_uses.insert(), rows)
+    for use in uses:
+        if use.role == "used" and use.skill in skills:
+            _count(connection, skills[use.skill].id, use.helped, now)
+    return len(rows)
+
+
+def _count(connection: Connection, skill_id: str, helped: int | None, now: str) -> None:
+    known = int(helped is not None)
+    connection.execute(
+        t.skills.update()
+        .where(t.skills.c.id == skill_id)
+        .values(
+            trials=t.skills.c.trials + known,
+            wins=t.skills.c.wins + (helped or 0),
+            last_used_at=now,
+        )
+    )
+
+
+def uses_of(
+    connection: Connection,
+    skill_id: str,
+    access_scope: str = ALL_ACCESS,
+    *,
+    role: Role | None = None,
+    since: str | None = None,
+) -> list[UseRow]:
+    """Uses of a skill, oldest first."""
+    query = (
+        sa.select(*_COLUMNS)
+        .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
+        .where(t.skill_uses.c.skill_id == skill_id, t.skills.c.access_scope == access_scope)
+        .order_by(t.skill_uses.c.created_at, t.skill_uses.c.id)
+    )
+    if role is not None:
+        query = query.where(t.skill_uses.c.role == role)
+    if since is not None:
+        query = query.where(t.skill_uses.c.created_at >= since)
+    return [UseRow(**row._mapping) for row in connection.execute(query)]
+
+
+def lift_of(connection: Connection, skill_id: str) -> Lift:
+    """Outcomes with a known effect of answers that showed the skill, beside those that would have
+    shown it and withheld it: the difference of the two rates is what showing it is worth."""
+    rows = connection.execute(
+        sa.select(
+            t.skill_uses.c.role,
+            sa.func.count(outcomes.c.helped),
+            sa.func.coalesce(sa.func.sum(outcomes.c.helped), 0),
+        )
+        .join(outcomes, outcomes.c.retrieval_id == t.skill_uses.c.retrieval_id)
+        .where(t.skill_uses.c.skill_id == skill_id, t.skill_uses.c.role.in_(("shown", "withheld")))
+        .group_by(t.skill_uses.c.role)
+    )
+    found = {role: (int(known), int(wins)) for role, known, wins in rows}
+    return Lift(*found.get("shown", (0, 0)), *found.get("withheld", (0, 0)))
+
+
+def nth_last_retrieval(
+    connection: Connection,
+    n: int,
+    hardware: Sequence[str] | None,
+    access_scope: str = ALL_ACCESS,
+) -> str | None:
+    """When the n-th last retrieval was, counted over those for one of these chips (None:
+    over all); None where there are fewer."""
+    query = (
+        sa.select(retrievals.c.created_at)
+        .where(retrievals.c.access_scope == access_scope)
+        .order_by(retrievals.c.created_at.desc())
+        .offset(n - 1)
+        .limit(1)
+    )
+    if hardware is not None:
+        query = query.where(retrievals.c.hardware_id.in_(list(hardware)))
+    found: str | None = connection.execute(query).scalar()
+    return found

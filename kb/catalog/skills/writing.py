@@ -1,0 +1,260 @@
+"""Changes of skills: every change of a row or of its state writes an event with an actor and a
+reason in the same transaction.
+
+A learned skill starts as a candidate and is active only while its present text has been measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.meta import bump_revision
+from kb.catalog.skills.reading import find, get
+from kb.catalog.skills.rows import (
+    SCOPE_KINDS,
+    TRANSITIONS,
+    WRITTEN,
+    SkillDraft,
+    SkillEvent,
+    SkillHead,
+    SkillRow,
+    SkillScopes,
+    State,
+    Stored,
+    structured_key,
+)
+from kb.catalog.tables import skills as t
+from kb.errors import Conflict, InvalidRequest
+from kb.ids import SkillId, derived_id, new_id
+from kb.scope import ALL_ACCESS
+
+
+def put(
+    connection: Connection,
+    draft: SkillDraft,
+    *,
+    state: State,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any] | None = None,
+    access_scope: str = ALL_ACCESS,
+) -> Stored:
+    """Store a skill. `state` is that of a new one.
+
+    One that exists gets a new version when its content differs, and keeps its state; a learned one
+    that was in use is a candidate again, because its evidence speaks of the text before. What was
+    shipped and then narrowed here stays narrow until another text ships.
+    """
+    if draft.tier == "learned" and state != "candidate":
+        raise InvalidRequest(
+            f"{draft.name} is learned and cannot start as {state}",
+            hint="Store it as a candidate; a measurement makes it active.",
+        )
+    known = find(connection, draft.name, access_scope)
+    now = clock.now()
+    values = {**_values(draft), "updated_at": now, "written_at": now}
+    if known is None:
+        skill_id = SkillId(derived_id("sk", access_scope, draft.name))
+        connection.execute(
+            t.skills.insert().values(
+                **values,
+                id=skill_id,
+                version=draft.version,
+                state=state,
+                created_at=now,
+                access_scope=access_scope,
+            )
+        )
+        stored = Stored(skill_id, "created", draft.version)
+        change: tuple[str | None, str] = (None, state)
+    elif known.tier == draft.tier and _says_the_same(connection, known, draft):
+        return Stored(known.id, "unchanged", known.version)
+    else:
+        unmeasured = draft.tier == "learned" and known.state in ("active", "suspect")
+        change = (known.state, "candidate" if unmeasured else known.state)
+        connection.execute(
+            t.skills.update()
+            .where(t.skills.c.id == known.id)
+            .values(**values, version=known.version + 1, state=change[1], trials=0, wins=0)
+        )
+        stored = Stored(known.id, "updated", known.version + 1)
+    _replace_scopes(connection, stored.id, draft.scopes)
+    event = "created" if stored.outcome == "created" else "revised"
+    noted = {**(details or {}), "version": stored.version, "sha256": draft.content_sha256}
+    append_event(connection, stored.id, event, change, actor, reason, noted)
+    bump_revision(connection)
+    return stored
+
+
+def set_state(
+    connection: Connection,
+    name: str,
+    state: State,
+    *,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any] | None = None,
+    access_scope: str = ALL_ACCESS,
+) -> SkillEvent:
+    """Move a skill to another state, with the event that says who did it and why.
+
+    One that comes back from retired or quarantined is counted anew: whoever brings it back knows
+    its record.
+    """
+    _signed(actor, reason)
+    skill = get(connection, name, access_scope)
+    allowed = TRANSITIONS[skill.state]
+    if state not in allowed:
+        raise Conflict(
+            f"{name} is {skill.state} and cannot become {state}",
+            hint=f"From {skill.state} it can become {', '.join(sorted(allowed))}.",
+        )
+    if state == "active" and skill.tier == "learned" and not measured(connection, skill):
+        raise Conflict(
+            f"{name} is learned and version {skill.version} of it has no measurement here",
+            hint="Measure it with and without the skill first; until then it stays a candidate.",
+        )
+    anew = {"trials": 0, "wins": 0} if skill.state in ("retired", "quarantined") else {}
+    connection.execute(
+        t.skills.update()
+        .where(t.skills.c.id == skill.id)
+        .values(state=state, updated_at=clock.now(), **anew)
+    )
+    change = (skill.state, state)
+    event = append_event(connection, skill.id, "state", change, actor, reason, details or {})
+    bump_revision(connection)
+    return event
+
+
+def narrow(
+    connection: Connection,
+    name: str,
+    *,
+    scopes: SkillScopes,
+    predicate: str | None,
+    content_sha256: str,
+    counted: tuple[int, int],
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any],
+    access_scope: str = ALL_ACCESS,
+) -> Stored:
+    """A new version that claims less: other scopes and preconditions, the same texts.
+
+    State and evidence stay, because what was measured lies in the part that is kept. counted:
+    (trials, wins) of the uses that lie in that part.
+    """
+    _signed(actor, reason)
+    skill = get(connection, name, access_scope)
+    version = skill.version + 1
+    connection.execute(
+        t.skills.update()
+        .where(t.skills.c.id == skill.id)
+        .values(
+            version=version,
+            predicate=predicate,
+            content_sha256=content_sha256,
+            structured_key=structured_key(scopes, skill.transformation),
+            trials=counted[0],
+            wins=counted[1],
+            updated_at=clock.now(),
+        )
+    )
+    _replace_scopes(connection, skill.id, scopes)
+    noted = {
+        **details,
+        "version": version,
+        "sha256": content_sha256,
+        "before": {"predicate": skill.predicate, "scopes": vars(skill.scopes)},
+        "after": {"predicate": predicate, "scopes": vars(scopes)},
+    }
+    append_event(connection, skill.id, "narrowed", (skill.state, skill.state), actor, reason, noted)
+    bump_revision(connection)
+    return Stored(skill.id, "updated", version)
+
+
+def measured(connection: Connection, skill: SkillHead) -> bool:
+    """Whether there is a figure by the clock at least as new as the present text."""
+    newest = connection.execute(
+        sa.select(sa.func.max(t.evidence.c.created_at)).where(
+            t.evidence.c.subject_kind == "skill",
+            t.evidence.c.subject_id == skill.id,
+            t.evidence.c.kind != "simulator",
+            t.evidence.c.speedup.is_not(None),
+        )
+    ).scalar()
+    return newest is not None and newest >= skill.written_at
+
+
+def append_event(
+    connection: Connection,
+    skill_id: str,
+    event: str,
+    change: tuple[str | None, str | None],
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any],
+) -> SkillEvent:
+    last = connection.execute(
+        sa.select(sa.func.max(t.skill_events.c.sequence)).where(
+            t.skill_events.c.skill_id == skill_id
+        )
+    ).scalar()
+    row = SkillEvent((last or 0) + 1, event, *change, actor, reason, dict(details), clock.now())
+    connection.execute(
+        t.skill_events.insert().values(**vars(row), id=new_id("ske"), skill_id=skill_id)
+    )
+    return row
+
+
+def _signed(actor: str, reason: str) -> None:
+    if not actor.strip() or not reason.strip():
+        raise InvalidRequest("a change of state needs an actor and a reason", hint="Give both.")
+
+
+def _says_the_same(connection: Connection, known: SkillRow, draft: SkillDraft) -> bool:
+    if known.content_sha256 == draft.content_sha256:
+        return True
+    return (
+        draft.origin == known.origin == "shipped"
+        and _narrowed_from(connection, known) == draft.content_sha256
+    )
+
+
+def _narrowed_from(connection: Connection, skill: SkillHead) -> str | None:
+    """Digest of the text as it was written, where all later changes only narrowed it."""
+    details = connection.execute(
+        sa.select(t.skill_events.c.details)
+        .where(t.skill_events.c.skill_id == skill.id, t.skill_events.c.event.in_(WRITTEN))
+        .order_by(t.skill_events.c.sequence.desc())
+        .limit(1)
+    ).scalar()
+    return (details or {}).get("sha256")
+
+
+def _values(draft: SkillDraft) -> dict[str, Any]:
+    values = {key: value for key, value in vars(draft).items() if key not in ("scopes", "version")}
+    return {
+        **values,
+        "moves": [dict(move) for move in draft.moves],
+        "recipe": dict(draft.recipe) if draft.recipe is not None else None,
+        "sources": [dict(source) for source in draft.sources],
+        "metadata": dict(draft.metadata),
+        "structured_key": structured_key(draft.scopes, draft.transformation),
+    }
+
+
+def _replace_scopes(connection: Connection, skill_id: str, scopes: SkillScopes) -> None:
+    connection.execute(t.skill_scopes.delete().where(t.skill_scopes.c.skill_id == skill_id))
+    rows = [
+        {"skill_id": skill_id, "kind": kind, "value": value}
+        for name, kind in SCOPE_KINDS.items()
+        for value in dict.fromkeys(getattr(scopes, name))
+    ]
+    if rows:
+        connection.execute(t.skill_scopes.insert(), rows)

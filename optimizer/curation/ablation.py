@@ -1,0 +1,310 @@
+"""A skill measured by leaving it out: two searches of the same problem with the same seed and
+budget, whose winners are then measured anew.
+
+Recipes propose in both, so it needs no model. Candidates that both arms make are evaluated once.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from kb.catalog.skills import SkillRow
+from kb.errors import KernloreError, Unavailable
+from kb.hardware.checks import Problems
+from kb.problem_terms import op_family
+from optimizer.curation.build import ratio_of
+from optimizer.curation.unseen import Unseen, as_only, unseen_cases
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.timing.statistics import combined
+from optimizer.local.problem_view import problem_view
+from optimizer.problem.spec import Problem
+from optimizer.search.context import HardwareView
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, Remedy, ShownSkill
+from optimizer.search.loop import Search
+from optimizer.search.records import Node, Proposal
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from skills.curator.records import Ratio
+from skills.curator.verify import Arm, Trial
+from skills.recipes.recipe import Recipe, parse_recipe
+
+MAX_TRIALS = 3
+ROUNDS = 2  # of fresh processes for each winner
+
+
+class ConfirmingBench(Protocol):
+    """A bench that also measures a winner anew."""
+
+    device: str
+
+    @property
+    def at_once(self) -> int: ...
+
+    def reference(self) -> Evaluation: ...
+
+    def evaluate(self, bundle_of: Proposal) -> Evaluation: ...
+
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation: ...
+
+
+class LacksSkill(Exception):
+    """A trial cannot tell anything: the skill has no part in it."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What trials are run with. problems: that may be searched here; bench: of a problem on the
+    device at hand; recipes: of active skills; knowledge: as a run has it; hardware: of the device.
+    seen: (sha256 of a problem, case) pairs that the skill was distilled from."""
+
+    problems: Sequence[Problem]
+    bench: Callable[[Problem], AbstractContextManager[ConfirmingBench]]
+    recipes: Sequence[Recipe]
+    knowledge: KnowledgeSource
+    hardware: HardwareView
+    seen: frozenset[tuple[str, str]]
+    seed: int = 0
+
+
+class RecipeAblation:
+    """Implements `skills.curator.verify.Ablation`."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+
+    def trials(self, skill: SkillRow, budget: int) -> Iterator[Trial]:
+        """At most MAX_TRIALS. Raises Unavailable where there is nothing to try it on."""
+        if skill.polarity == "avoid":
+            raise Unavailable(
+                f"{skill.name} says what to avoid, and only what to do can be left out",
+                hint="A person can approve it once it has been measured.",
+            )
+        recipe = recipe_of(skill)
+        if recipe is None and not skill.moves:
+            raise Unavailable(
+                f"{skill.name} has neither a recipe nor moves",
+                hint="Advice in words needs a model that reads it; approve it by hand.",
+            )
+        made = 0
+        for unseen in self._targets(skill):
+            try:
+                trial = self._trial(skill, recipe, unseen, budget)
+            except LacksSkill:
+                continue
+            made += 1
+            yield trial
+            if made == MAX_TRIALS:
+                return
+        if not made:
+            raise Unavailable(
+                f"no unseen problem or case here is one that {skill.name} has a part in",
+                hint="Add a problem of its op family with `kernlore problem new`.",
+            )
+
+    def _targets(self, skill: SkillRow) -> Iterator[Unseen]:
+        """Other problems of its families first: they are further from what it was made of."""
+        device = self._means.hardware.device or "cpu"
+        families = {op_family(op) for op in skill.scopes.ops}
+        own = {sha256 for sha256, _ in self._means.seen}
+        fitting = [p for p in self._means.problems if not families or op_family(p.op) in families]
+        for problem in fitting:
+            main = next((c for c in problem.searched if c.timed and c.fits(device)), None)
+            if problem.sha256 not in own and main is not None:
+                yield as_only(problem, main, "another problem")
+        for problem in fitting:
+            if problem.sha256 in own:
+                known = [case for sha256, case in self._means.seen if sha256 == problem.sha256]
+                seed = self._means.seed
+                yield from unseen_cases(problem, device, MAX_TRIALS, seed, known)
+
+    def _trial(self, skill: SkillRow, recipe: Recipe | None, unseen: Unseen, budget: int) -> Trial:
+        began = time.time()
+        with self._means.bench(unseen.problem) as bench:
+            with_tree = self._search(bench, unseen, budget, skill, recipe)
+            if not any(_by(skill, node) for node in with_tree):
+                raise LacksSkill
+            without_tree = self._search(bench, unseen, budget, None, None, without=skill.name)
+            gain, note = self._gain(bench, with_tree, without_tree)
+        told = with_tree.root.evaluation
+        assert told is not None
+        wrong = [n for n in with_tree if _by(skill, n) and n.evaluation and not n.correct]
+        best = with_tree.best
+        return Trial(
+            problem=unseen.problem.name,
+            problem_sha256=unseen.problem.sha256,
+            case=unseen.case.name,
+            unseen=unseen.why,
+            seed=self._means.seed,
+            without=_arm(without_tree),
+            with_skill=_arm(with_tree),
+            gain=gain,
+            wrong=len(wrong),
+            hardware=self._means.hardware.id,
+            device=told.device,
+            toolchain=best.evaluation.toolchain if best and best.evaluation else told.toolchain,
+            note=note or f"{time.time() - began:.0f} s",
+        )
+
+    def _search(
+        self,
+        bench: ConfirmingBench,
+        unseen: Unseen,
+        budget: int,
+        skill: SkillRow | None,
+        recipe: Recipe | None,
+        without: str = "",
+    ) -> Tree:
+        recipes = [one for one in self._means.recipes if one.name != without]
+        if recipe is not None:
+            recipes = [recipe, *(one for one in recipes if one.name != recipe.name)]
+        languages = self._means.hardware.languages
+        knowledge = WithSkill(self._means.knowledge, skill, without)
+        with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
+            run = RunRow(
+                id="arm",
+                problem=str(unseen.problem.path),
+                problem_sha256=unseen.problem.sha256,
+                hardware=self._means.hardware.id,
+                goal=Goal(candidates=budget, seed=self._means.seed),
+            )
+            store = FileStore(Path(folder))
+            store.begin(run)
+            search = Search(
+                run=run,
+                store=store,
+                bench=bench,
+                synthesizers=[RecipeSynthesizer(recipes, languages)],
+                knowledge=knowledge,
+                problem=problem_view(unseen.problem, bench.device),
+                hardware=self._means.hardware,
+                listener=_Silent(),
+            )
+            search.go()
+            return search.tree
+
+    def _gain(
+        self, bench: ConfirmingBench, with_tree: Tree, without_tree: Tree
+    ) -> tuple[Ratio | None, str]:
+        """The two winners, measured anew; an arm that found none has the reference."""
+        ours, theirs = with_tree.best, without_tree.best
+        if ours is None:
+            return None, "the search with it found nothing correct"
+        same = theirs is not None and _bundle(ours) == _bundle(theirs)
+        try:
+            mine = self._again(bench, ours)
+            other = mine if same else self._again(bench, theirs)
+        except KernloreError as problem:
+            return None, problem.message
+        if mine is None or other is None:
+            return None, "the machine was too busy to measure the winners again"
+        if same:
+            return Ratio(1.0, 1.0, 1.0, mine.n), "both arms have the same winner"
+        return _over(mine, other), ""
+
+    def _again(self, bench: ConfirmingBench, node: Node | None) -> Interval | None:
+        """Of the reference over it, over ROUNDS of fresh processes."""
+        if node is None or node.proposal is None:
+            return Interval(1.0, 1.0, 1.0, 1)
+        found = [bench.confirm(node.proposal, held_out=False) for _ in range(ROUNDS)]
+        intervals = [(one.speedup, 1.0) for one in found if one.speedup is not None]
+        return combined(intervals) if intervals else None
+
+
+class WithSkill:
+    """Knowledge with one skill among it, or without one of that name."""
+
+    def __init__(self, source: KnowledgeSource, skill: SkillRow | None, without: str) -> None:
+        self._source = source
+        self._skill = skill
+        self._without = without or (skill.name if skill is not None else "")
+
+    def consult(self, query: Query) -> Knowledge:
+        found = self._source.consult(query)
+        skills = tuple(s for s in found.skills if s.name != self._without)
+        remedies = tuple(r for r in found.remedies if not r.id.startswith(f"{self._without}#"))
+        if self._skill is None:
+            return replace(found, skills=skills, remedies=remedies)
+        own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
+        return replace(
+            found, skills=(own, *skills), remedies=(*remedies_of(self._skill), *remedies)
+        )
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """Trials say nothing of how useful an answer was to a run."""
+
+
+def remedies_of(skill: SkillRow) -> tuple[Remedy, ...]:
+    """The moves of a skill as a proposer sees them; their ids name it."""
+    return tuple(
+        Remedy(
+            id=f"{skill.name}#{number}",
+            name=str(move.get("id") or skill.name),
+            change=dict(move["change"]),
+            limit=None,
+            limit_name=None,
+            why=str(move.get("why", "")),
+            applies=None,
+            when=str(move.get("when", "")),
+        )
+        for number, move in enumerate(skill.moves)
+    )
+
+
+def recipe_of(skill: SkillRow) -> Recipe | None:
+    """Raises InvalidKnowledge for one that cannot be read."""
+    if skill.recipe is None:
+        return None
+    problems = Problems(f"skill {skill.name}")
+    found = parse_recipe(skill.name, skill.recipe, skill.metadata.get("files", {}), problems)
+    problems.raise_if_any()
+    return found
+
+
+def _by(skill: SkillRow, node: Node) -> bool:
+    """Whether the skill made the candidate: its recipe, or one of its moves."""
+    proposal = node.proposal
+    if proposal is None:
+        return False
+    named = any(name.startswith(f"{skill.name}#") for name in proposal.attributed)
+    return named or proposal.recipe == skill.name
+
+
+def _arm(tree: Tree) -> Arm:
+    best = tree.best
+    return Arm(
+        tried=len(tree) - 1,
+        correct=sum(node.correct for node in tree.nodes[1:]),
+        best=ratio_of(best.speedup) if best is not None and best.speedup is not None else None,
+        best_key=best.evaluation.key if best is not None and best.evaluation is not None else "",
+    )
+
+
+def _bundle(node: Node) -> str:
+    return node.proposal.bundle.sha256 if node.proposal is not None else ""
+
+
+def _over(one: Interval, other: Interval) -> Ratio:
+    """Errors of the two are independent: each was measured against the reference by itself."""
+    centre = math.log(one.value) - math.log(other.value)
+    halves = [(math.log(i.high) - math.log(i.low)) / 2 for i in (one, other)]
+    half = math.hypot(*halves)
+    return Ratio(
+        math.exp(centre), math.exp(centre - half), math.exp(centre + half), min(one.n, other.n)
+    )
+
+
+class _Silent:
+    def node(self, node: Node, tree: Tree) -> None:
+        """A trial is told as a whole."""
+
+    def said(self, message: str) -> None:
+        """A trial is told as a whole."""

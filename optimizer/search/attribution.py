@@ -1,0 +1,154 @@
+"""What of the shown knowledge made a candidate: leave one item out, ask the proposer again.
+
+An item without which another candidate comes out is attributed. Of two items that ask for the same
+change neither is: without the one, the other still makes it. Only deterministic proposers can be
+asked again. Of a model's proposal there is what it claims to have used, as far as a word of it
+stands in a line that the candidate adds; that is told as claimed and is no attribution.
+
+Nothing beside the node is stored for this: the knowledge base is asked the parent's question again.
+That counts only while it shows the same ids and the proposer, shown all of it, makes the very same
+bundle; else the knowledge has changed since, and nothing is attributed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from optimizer.search.context import Context
+from optimizer.search.knowledge import Knowledge, KnowledgeSource
+from optimizer.search.propose import Task, as_it_was, composed, query
+from optimizer.search.records import Node
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.base import ProposalFailed, Synthesizer
+
+CHANGED = "the knowledge has changed since"
+NOT_MADE_AGAIN = (
+    "the knowledge or the recipes have changed since: shown all of it again, {} differs"
+)
+ASKED_A_MODEL = "a model's proposal cannot be made again without asking it"
+ABSENT = "its proposer is not here"
+# What looks like code in a text: cp.async, __launch_bounds__, float4x, schedule(static
+_CODE = re.compile(r"[A-Za-z_#][\w#]*(?:(?:\.|::|_)\w+)+|\b__\w+|\b[a-z]+\d+\w*\b")
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Of one node. shown: ids of moves, skills and excerpts. claimed: those that the proposer names
+    and of which its change has a word. attributed: those without which another candidate comes out.
+    recorded: what the proposer noted when it made the change. note: why nothing is attributed."""
+
+    node: int
+    shown: tuple[str, ...]
+    claimed: tuple[str, ...] = ()
+    attributed: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def attribution(
+    tree: Tree, task: Task, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
+) -> list[Attribution]:
+    """For every node that was shown something. synthesizers: as the run had them."""
+    by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
+    asked: dict[int, Knowledge] = {}
+    found = []
+    for node in tree:
+        if node.proposal is None or node.parent is None or not _shown(node):
+            continue
+        if node.parent not in asked:
+            asked[node.parent] = knowledge.consult(query(task, tree[node.parent]))
+        answer = asked[node.parent]
+        told = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
+        found.append(replace(told, recorded=node.proposal.attributed))
+    return found
+
+
+def _told(
+    tree: Tree, node: Node, task: Task, synthesizer: Synthesizer | None, answer: Knowledge
+) -> Attribution:
+    assert node.proposal is not None and node.parent is not None
+    told = Attribution(node.number, _shown(node))
+    now = answer.shown()
+    same = (now.moves, now.skills, now.excerpts) == (
+        node.shown.moves,
+        node.shown.skills,
+        node.shown.excerpts,
+    )
+    if node.proposal.origin in ("llm", "external"):
+        known = [(i, text) for i, text in _items(answer) if i in node.proposal.claimed]
+        added = _added(tree, node, task)
+        claimed = tuple(i for i, text in known if _stands_in(i, text, added))
+        note = ASKED_A_MODEL if same else f"{ASKED_A_MODEL}; {CHANGED}"
+        return replace(told, claimed=claimed, note=note)
+    if not same:
+        return replace(told, note=CHANGED)
+    if synthesizer is None:
+        return replace(told, note=ABSENT)
+    context = composed(task, as_it_was(tree, node), node.parent, answer)
+    if _bundle(synthesizer, context) != node.proposal.bundle.sha256:
+        return replace(told, note=NOT_MADE_AGAIN.format(synthesizer.name))
+    attributed = tuple(
+        item
+        for item in told.shown
+        if _bundle(synthesizer, replace(context, knowledge=without(answer, item)))
+        != node.proposal.bundle.sha256
+    )
+    return replace(told, attributed=attributed)
+
+
+def without(knowledge: Knowledge, item: str) -> Knowledge:
+    """All of it but one."""
+    return replace(
+        knowledge,
+        excerpts=tuple(excerpt for excerpt in knowledge.excerpts if excerpt.id != item),
+        remedies=tuple(remedy for remedy in knowledge.remedies if remedy.id != item),
+        skills=tuple(skill for skill in knowledge.skills if skill.name != item),
+    )
+
+
+def _shown(node: Node) -> tuple[str, ...]:
+    return (*node.shown.moves, *node.shown.skills, *node.shown.excerpts)
+
+
+def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
+    """What it makes of this context; None for nothing."""
+    try:
+        proposal = synthesizer.propose(context)
+    except ProposalFailed:
+        return None
+    return proposal.bundle.sha256 if proposal is not None else None
+
+
+# -- what a model claims
+
+
+def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
+    """Ids and what may be found of them in code. A move's role is the name of a parameter."""
+    for remedy in knowledge.remedies:
+        yield remedy.id, f"{remedy.name} {remedy.why} `{remedy.change.get('role', '')}`"
+    for skill in knowledge.skills:
+        yield skill.name, skill.text
+    for excerpt in knowledge.excerpts:
+        yield excerpt.id, excerpt.text
+
+
+def _added(tree: Tree, node: Node, task: Task) -> str:
+    """Lines that the candidate has and its parent has not."""
+    assert node.proposal is not None and node.parent is not None
+    parent = tree[node.parent].proposal
+    before = "\n".join(parent.bundle.files.values()) if parent else task.problem.source
+    after = "\n".join(node.proposal.bundle.files.values())
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    return "\n".join(line[1:] for line in lines if line[:1] == "+" and line[:3] != "+++")
+
+
+def _stands_in(item: str, text: str, added: str) -> bool:
+    words = {item, *_CODE.findall(text), *re.findall(r"`([^`\s]{3,})`", text)}
+    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", added, re.I) for word in words)

@@ -1,0 +1,98 @@
+"""Evaluates candidates, several side by side where the bench can, and tries again what failed for
+reasons outside the kernels.
+
+Only the calling thread talks to the listener; the others measure. They are daemons: a run that is
+ended while they measure does not wait for them (leaving the bench ends their processes).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kb.errors import KernloreError
+from optimizer.evaluation.records import Evaluation
+from optimizer.search.records import Node, NodeState, Proposal
+
+ATTEMPTS = 3  # of one evaluation, where the machine or the infrastructure failed
+Said = Callable[[str], None]
+
+
+class Bench(Protocol):
+    """Measures candidates. May be asked by `at_once` threads at a time."""
+
+    @property
+    def at_once(self) -> int:
+        """How many evaluations it can do side by side without one disturbing another: devices of
+        the target, or runs of a simulator whose time is not wall time."""
+        ...
+
+    def reference(self) -> Evaluation:
+        """The problem's own reference as a candidate, with its verdict."""
+        ...
+
+    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+        """Raises KernloreError or OSError where the infrastructure failed."""
+        ...
+
+
+def evaluated(bench: Bench, node: Node, said: Said, seconds: Callable[[], float]) -> Node:
+    """With its evaluation; tried again where the machine was busy or something broke.
+
+    seconds: since the run began.
+    """
+    assert node.proposal is not None
+    problem = ""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            found = bench.evaluate(node.proposal)
+        except (KernloreError, OSError) as error:
+            problem = str(error)
+            said(f"node {node.number}: {problem}; trying again")
+            continue
+        state: NodeState = "evaluated"
+        if found.correct and found.timing == "repeat":
+            state = "unmeasured"
+        if state == "evaluated" or attempt == ATTEMPTS:
+            node = replace(node, state=state, evaluation=found, attempts=attempt)
+            return replace(node, at=seconds())
+    return replace(node, state="failed", attempts=ATTEMPTS, problem=problem, at=seconds())
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What ends the run, from a thread that measured."""
+
+    error: BaseException
+
+
+def side_by_side(
+    bench: Bench, nodes: Sequence[Node], said: Said, seconds: Callable[[], float]
+) -> list[Node]:
+    """Each in a thread of its own, in their order. One alone stays in this thread."""
+    if len(nodes) < 2:
+        return [evaluated(bench, node, said, seconds) for node in nodes]
+    heard: queue.SimpleQueue[Node | str | _Raised] = queue.SimpleQueue()
+
+    def measure(node: Node) -> None:
+        try:
+            heard.put(evaluated(bench, node, heard.put, seconds))
+        except BaseException as error:  # carried over to the thread that waits
+            heard.put(_Raised(error))
+
+    for node in nodes:
+        name = f"evaluate-{node.number}"
+        threading.Thread(target=measure, args=(node,), name=name, daemon=True).start()
+    done: dict[int, Node] = {}
+    while len(done) < len(nodes):
+        told = heard.get()
+        if isinstance(told, _Raised):
+            raise told.error
+        if isinstance(told, str):
+            said(told)
+        else:
+            done[told.number] = told
+    return [done[node.number] for node in nodes]

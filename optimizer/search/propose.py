@@ -1,0 +1,243 @@
+"""The universal operator: choose a parent, retrieve for its verdict, compose, ask who proposes.
+
+Decides from the tree, the goal's seed and what earlier nodes say had come to its end, so the same
+rows give the same candidate. Evaluates nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from optimizer.search.context import Context, HardwareView, ProblemView
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
+from optimizer.search.memory import seen
+from optimizer.search.policies import POLICY_OF, Policy
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, Shown
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.base import ProposalFailed, Synthesizer
+
+SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
+CONTEXT_TOKENS = 6_000
+Pair = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every proposal of a run shares."""
+
+    run_id: str
+    goal: Goal
+    problem: ProblemView
+    hardware: HardwareView
+
+
+class Proposer:
+    """Makes one candidate after another for a tree that may hold some that are in flight."""
+
+    def __init__(
+        self,
+        task: Task,
+        synthesizers: Sequence[Synthesizer],
+        knowledge: KnowledgeSource,
+        said: Callable[[str], None],
+    ) -> None:
+        self._task = task
+        self._synthesizers = synthesizers
+        self._knowledge = knowledge
+        self._said = said
+        self._policy: Policy = POLICY_OF[task.goal.policy]()
+        self._known: dict[int, Knowledge] = {}
+        self._exhausted: set[Pair] = set()
+        self._failed: set[str] = set()
+        self._silent = 0
+
+    def recall(self, nodes: Iterable[Node]) -> None:
+        """What had come to its end when these were proposed."""
+        for node in nodes:
+            self._exhausted.update(node.exhausted)
+            self._failed.update(node.silent)
+
+    def made(
+        self,
+        tree: Tree,
+        proposal: Proposal,
+        shown: Shown | None = None,
+        *,
+        inherited: bool = False,
+        exhausted: Sequence[Pair] = (),
+        silent: Sequence[str] = (),
+    ) -> Node:
+        """The proposal as the tree's next node: in flight, or the duplicate of an earlier one."""
+        same = tree.same_bundle(proposal.bundle.sha256)
+        return Node(
+            number=len(tree),
+            parent=proposal.parent,
+            state=IN_FLIGHT if same is None else "duplicate",
+            proposal=proposal,
+            evaluation=None,
+            shown=shown or Shown(),
+            same_as=None if same is None else same.number,
+            island=self._policy.island_of(tree, proposal.parent),
+            inherited=inherited,
+            exhausted=tuple(exhausted),
+            silent=tuple(silent),
+        )
+
+    def next(self, tree: Tree, stop: Callable[[], str | None]) -> Node | str:
+        """The next node, or why there is none. stop: asked after a failed attempt.
+
+        What turned out to be exhausted counts only with the node that it led to: a run that goes on
+        after a crash knows of no other.
+        """
+        exhausted: list[Pair] = []
+        silent: list[str] = []
+        found = self._attempt(tree, stop, exhausted, silent)
+        if isinstance(found, str):
+            self._exhausted.difference_update(exhausted)
+            self._failed.difference_update(silent)
+            return found
+        self._silent = 0
+        proposal, shown = found
+        return self.made(tree, proposal, shown, exhausted=exhausted, silent=silent)
+
+    def _attempt(
+        self,
+        tree: Tree,
+        stop: Callable[[], str | None],
+        exhausted: list[Pair],
+        silent: list[str],
+    ) -> tuple[Proposal, Shown] | str:
+        chance = random.Random(f"{self._task.goal.seed}:{len(tree)}")
+        while True:
+            parent = self._parent(tree, chance)
+            if parent is None:
+                return "nothing is left to try"
+            context = self.context(tree, parent)
+            for synthesizer in self._order(tree, parent):
+                try:
+                    proposal = synthesizer.propose(context)
+                except ProposalFailed as failed:
+                    ended = self._heard(synthesizer, failed, silent, stop)
+                    if ended is not None:
+                        return ended
+                    continue
+                if proposal is not None:
+                    return proposal, context.knowledge.shown()
+                exhausted.append((synthesizer.name, parent))
+                self._exhausted.add((synthesizer.name, parent))
+
+    def _heard(
+        self,
+        synthesizer: Synthesizer,
+        failed: ProposalFailed,
+        silent: list[str],
+        stop: Callable[[], str | None],
+    ) -> str | None:
+        """An attempt that brought nothing; the reason where there is to be no other."""
+        self._silent += 1
+        if synthesizer.name not in self._failed:
+            silent.append(synthesizer.name)
+            self._failed.add(synthesizer.name)
+        self._said(f"{synthesizer.name}: {failed}")
+        ended = stop()
+        if ended is None and self._silent >= SILENT_IN_A_ROW:
+            ended = f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
+        return ended
+
+    # -- who changes what
+
+    def _parent(self, tree: Tree, chance: random.Random) -> int | None:
+        """The reference while somebody has first tries left, then what the policy chooses."""
+        if any(self._tries_left(tree, s) for s in self._synthesizers):
+            return REFERENCE
+        names = [s.name for s in self._synthesizers]
+        parents = {parent for _, parent in self._exhausted}
+        closed = {p for p in parents if all((name, p) in self._exhausted for name in names)}
+        return self._policy.choose(tree, closed, chance)
+
+    def _tries_left(self, tree: Tree, synthesizer: Synthesizer) -> bool:
+        if synthesizer.name in self._failed or (synthesizer.name, REFERENCE) in self._exhausted:
+            return False
+        made = _made_by(synthesizer, tree.children(REFERENCE))
+        return len(made) < synthesizer.first_tries
+
+    def _order(self, tree: Tree, parent: int) -> list[Synthesizer]:
+        """Who is asked first: who has first tries left, then who has proposed least for what
+        it brought."""
+        usable = [s for s in self._synthesizers if (s.name, parent) not in self._exhausted]
+        trying = [s for s in usable if parent == REFERENCE and self._tries_left(tree, s)]
+        usable = trying or usable
+
+        def turn(synthesizer: Synthesizer) -> float:
+            made = _made_by(synthesizer, tree)
+            gains = sum(node.merit > tree[node.parent or 0].merit for node in made)
+            return len(made) / (1 + gains)
+
+        return sorted(usable, key=turn)
+
+    # -- what it is made from
+
+    def context(self, tree: Tree, parent: int) -> Context:
+        """What a proposal from this parent gets to see now."""
+        node = tree[parent]
+        if parent not in self._known:
+            self._known[parent] = self._knowledge.consult(query(self._task, node))
+        return composed(self._task, tree, parent, self._known[parent])
+
+
+def composed(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
+    """The context of the tree's next node."""
+    return Context(
+        problem=task.problem,
+        hardware=task.hardware,
+        parent=tree[parent],
+        seen=seen(tree, parent, task.goal.memory),
+        best=tree.best,
+        knowledge=knowledge,
+        tried=tree.nodes[1:],
+        step=len(tree),
+        seed=task.goal.seed,
+        run_id=task.run_id,
+        max_tokens=CONTEXT_TOKENS,
+        with_knowledge=task.goal.knowledge,
+    )
+
+
+def query(task: Task, node: Node) -> Query:
+    """What is asked of the knowledge base for a change of this node."""
+    found = node.evaluation
+    of_candidate = found is not None and node.parent is not None
+    return Query(
+        signals=node.signals,
+        metrics=dict(found.metrics) if found else {},
+        log=found.log if found and not found.correct else "",
+        hardware=task.hardware.id,
+        op=task.problem.op,
+        language=found.language if found and of_candidate else task.goal.language,
+        dtype=task.problem.main.dtype,
+        run_id=task.run_id,
+        node=node.number,
+        max_tokens=CONTEXT_TOKENS,
+    )
+
+
+def in_flight(node: Node) -> Node:
+    """As it was before its evaluation; whether it is a duplicate was known then."""
+    if node.state == "duplicate":
+        return node
+    return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")
+
+
+def as_it_was(tree: Tree, node: Node) -> Tree:
+    """The tree that the node was proposed for."""
+    first = node.batch[0] if node.batch is not None else node.number
+    return Tree([*tree.nodes[:first], *map(in_flight, tree.nodes[first : node.number])])
+
+
+def _made_by(synthesizer: Synthesizer, nodes: Iterable[Node]) -> list[Node]:
+    return [
+        n for n in nodes if n.proposal is not None and n.proposal.synthesizer == synthesizer.name
+    ]

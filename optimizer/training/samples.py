@@ -1,0 +1,173 @@
+"""One candidate as a training sample: what was shown, what was proposed, what came of it.
+
+Knows no file format and no trainer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.search.records import REFERENCE, Node
+from optimizer.search.tree import Tree
+
+PromptOrigin = Literal["stored", "rendered"]
+FAILED = ("incorrect", "crashed", "timed_out", "not_compiled", "rejected")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Two messages. origin `stored`: a model was sent these; `rendered`: what a model would have
+    been sent from the same state. left_out: ids whose texts are not in it."""
+
+    system: str
+    user: str
+    origin: PromptOrigin
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reward:
+    """value: lower bound of the speed-up over the reference; 0 for what failed; None where nothing
+    is known, which is not 0. over_parent: the same against the candidate that it changes, from
+    figures of sessions of their own. cases: those that the figure is over."""
+
+    value: float | None
+    validity: str
+    timing: str
+    checks: tuple[int, int]
+    speedup: Interval | None
+    over_parent: Interval | None
+    cases: tuple[str, ...]
+    flags: tuple[str, ...]
+    harness: str
+    toolchain: str
+    device: str
+    evaluation: str
+
+
+@dataclass(frozen=True)
+class Licences:
+    """SPDX ids, or `model:NAME` for what a model wrote whose terms were accepted; None where it is
+    not known."""
+
+    problem: str | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """trajectory: id of the run, or of the told trajectory. origin: of the candidate. problem: its
+    name. state: what was shown and what was known of the parent."""
+
+    trajectory: str
+    node: int
+    parent: int
+    told: bool
+    origin: str
+    synthesizer: str
+    model: str | None
+    problem: str
+    problem_sha256: str
+    problem_source: str
+    problem_toml: str | None
+    hardware: str
+    language: str
+    bundle_sha256: str
+    prompt: Prompt
+    state: Mapping[str, Any]
+    completion: str
+    reward: Reward
+    licences: Licences
+
+    @property
+    def id(self) -> str:
+        return f"{self.trajectory}/{self.node}"
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the reward comes from."""
+        return {
+            "trajectory": self.trajectory,
+            "node": self.node,
+            "parent": self.parent,
+            "told": self.told,
+            "origin": self.origin,
+            "synthesizer": self.synthesizer,
+            "model": self.model,
+            "problem_sha256": self.problem_sha256,
+            "bundle_sha256": self.bundle_sha256,
+            "licences": asdict(self.licences),
+            "left_out": list(self.prompt.left_out),
+            **asdict(self.reward),
+        }
+
+
+def reward_of(tree: Tree, node: Node) -> Reward | None:
+    """None where the harness said nothing about the kernel."""
+    found = node.evaluation
+    if node.state not in ("evaluated", "unmeasured") or found is None:
+        return None
+    known = found.speedup if found.correct else None
+    value = 0.0 if found.validity in FAILED else (known.low if known is not None else None)
+    return Reward(
+        value=value,
+        validity=found.validity,
+        timing=found.timing,
+        checks=(sum(check.ok for check in found.checks), len(found.checks)),
+        speedup=known,
+        over_parent=_over_parent(tree, node, found),
+        cases=timed_cases(found),
+        flags=tuple(flag.message for flag in found.flags),
+        harness=found.harness,
+        toolchain=found.toolchain,
+        device=found.device,
+        evaluation=found.key,
+    )
+
+
+def timed_cases(found: Evaluation) -> tuple[str, ...]:
+    return tuple(sorted(timing.case for timing in found.timings))
+
+
+def state_of(tree: Tree, node: Node) -> dict[str, Any]:
+    """What was shown, by ids, and what was known of the parent."""
+    parent = tree[node.parent or REFERENCE]
+    found = parent.evaluation
+    bundle = parent.proposal.bundle if parent.proposal is not None else None
+    return {
+        "shown": asdict(node.shown),
+        "parent": {
+            "node": parent.number,
+            "files": dict(bundle.files) if bundle is not None else {},
+            "validity": found.validity if found is not None else None,
+            "signals": list(parent.signals),
+            "verdict": dict(found.verdict) if found is not None else {},
+            "speedup": asdict(parent.speedup) if parent.speedup is not None else None,
+        },
+        "inherited": node.inherited,
+    }
+
+
+def _over_parent(tree: Tree, node: Node, found: Evaluation) -> Interval | None:
+    """Both intervals are independent, so their errors add as squares on the log scale."""
+    parent = tree[node.parent or REFERENCE]
+    own = found.speedup
+    if parent.number == REFERENCE:
+        return own
+    other = parent.evaluation
+    if other is None or own is None or other.speedup is None:
+        return None
+    comparable = (timed_cases(found), found.device, found.timing)
+    if comparable != (timed_cases(other), other.device, other.timing):
+        return None
+    below = other.speedup
+    if not all(0 < bound < math.inf for i in (own, below) for bound in (i.low, i.high)):
+        return None
+    centre = math.log(own.value / below.value)
+    down = math.hypot(math.log(own.value / own.low), math.log(below.high / below.value))
+    up = math.hypot(math.log(own.high / own.value), math.log(below.value / below.low))
+    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
+    return Interval(value, low, high, min(own.n, below.n))

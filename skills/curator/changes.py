@@ -1,0 +1,209 @@
+"""Deltas of the library: a new skill, more evidence for one, or two that contradict each other.
+
+Figures of two skills are never averaged. A candidate's scope may widen to what was measured; a
+skill in use keeps its claim until that is verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
+from kb.ids import SkillId, derived_id
+from skills.curator.distillation import Delta, Narrowing
+from skills.curator.draft import WHEN, Draft, predicate_of
+from skills.curator.judging import Judging
+from skills.curator.match import Apart, Known, Match, apart, backing
+from skills.curator.records import Operation
+from skills.schema import advice
+from skills.skillfile import content_sha256
+
+
+def add(run: Judging, node: int, draft: Draft, *, conflicts_with: str = "") -> None:
+    """A new candidate."""
+    skill = draft.skill()
+    reason = f"learned from {run.trajectory.id}, node {node}"
+    delta = Delta("ADD", node, skill.name, reason, skill, draft.evidence, conflicts_with)
+    run.add(delta, Known(_row(skill), draft.evidence))
+
+
+def support(run: Judging, node: int, draft: Draft, found: Match, *, refine: bool = False) -> None:
+    """More evidence for a skill that says this already."""
+    known = found.known
+    told = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
+    if not told:
+        run.decide("match", node, False, f"{known.row.name} has this measurement already")
+        return
+    revised = None
+    if refine:
+        revised = _refined(known, draft)
+    elif found.tier in ("content", "key", "words"):
+        revised = widened(known, draft)
+    if refine and revised is None:
+        reason = f"{known.row.name} is no candidate of the curator's: its text stays"
+        run.decide("match", node, False, reason)
+    operation: Operation = "REFINE" if refine and revised is not None else "ADD_EVIDENCE"
+    reason = f"measured again in {run.trajectory.id}, node {node} ({found.tier})"
+    row = _follow(known.row, revised) if revised is not None else known.row
+    delta = Delta(
+        operation,
+        node,
+        known.row.name,
+        reason,
+        revised,
+        told,
+        version=known.row.version,
+    )
+    run.add(delta, Known(row, (*known.evidence, *told)))
+
+
+def contradict(run: Judging, node: int, draft: Draft, found: Match) -> None:
+    """Two opposite effects: both conditions are narrowed by what differs; where nothing does, the
+    measurement is held against the skill and a person decides."""
+    known, separated = found.known, apart(draft, found.known)
+    if separated is None:
+        reason = f"{known.row.name} says the opposite, and nothing differs between the two"
+        run.decide("match", node, False, reason, held=True)
+        told = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
+        if told:
+            version = known.row.version
+            delta = Delta("CONTRADICT", node, known.row.name, reason, None, told, version=version)
+            run.add(delta, Known(known.row, (*known.evidence, *told)))
+        return
+    reason = f"{known.row.name} has the opposite effect; they differ in {separated.what}"
+    run.decide("match", node, True, reason, ours=separated.ours, theirs=separated.theirs)
+    name = known.row.name
+    add(run, node, _narrowed(draft, separated), conflicts_with=name)
+    narrowing, row = None, known.row
+    if separated.parts:
+        predicate = _and(row.predicate or "", separated.theirs)
+        narrowing = Narrowing(predicate, separated.parts)
+        row = replace(row, predicate=predicate, version=row.version + 1)
+    delta = Delta(
+        "CONTRADICT",
+        node,
+        name,
+        reason,
+        conflicts_with=run.deltas[-1].skill,
+        narrowing=narrowing,
+        version=known.row.version,
+    )
+    run.add(delta, Known(row, known.evidence))
+
+
+def _narrowed(draft: Draft, separated: Apart) -> Draft:
+    said = f"The {separated.what} differs: there the opposite was measured, see the linked skill."
+    words = replace(draft.words, when_not=(*draft.words.when_not, said))
+    predicate = _and(draft.predicate, separated.ours)
+    moves = tuple({**move, "when": predicate} for move in draft.moves)
+    return replace(draft, words=words, predicate=predicate, moves=moves)
+
+
+def _and(predicate: str, condition: str) -> str:
+    if not predicate or not condition:
+        return predicate or condition
+    return f"({predicate}) and {condition}"
+
+
+def _is_there(row: EvidenceRow, evidence: Sequence[EvidenceRow]) -> bool:
+    return _measurement(row) in {_measurement(other) for other in evidence}
+
+
+def _measurement(row: EvidenceRow) -> tuple[Any, ...]:
+    told = row.details
+    return (row.evaluation_id, row.case_id, told.get("run"), told.get("node"))
+
+
+# -- texts that follow an earlier one
+
+
+def widened(known: Known, draft: Draft) -> SkillDraft | None:
+    """A candidate of the curator's whose scopes and sizes take in what was measured now; None where
+    they do already, or where the skill is in use, narrowed or somebody else's."""
+    row, scopes = known.row, draft.scopes
+    pairs = backing(known)
+    mine = row.tier == "learned" and row.state == "candidate" and "curator" in row.metadata
+    if not mine or row.predicate != predicate_of(row.scopes.ops, row.scopes.signals, pairs):
+        return None
+    joined = SkillScopes(
+        **{kind: _union(getattr(row.scopes, kind), getattr(scopes, kind)) for kind in vars(scopes)}
+    )
+    both = [*pairs, *draft.evidence]
+    predicate = predicate_of(joined.ops, joined.signals, both)
+    if joined == row.scopes and predicate == row.predicate:
+        return None
+    said = f"- The same effect was measured for {_situation(scopes)}.\n"
+    told = dict(row.metadata["curator"])
+    template, body = told["template"], row.body
+    if joined != row.scopes and said not in body:
+        title = f"## {WHEN[row.polarity]}\n\n"
+        template, body = (text.replace(title, title + said, 1) for text in (template, body))
+    return _revised(row, joined, predicate, body, {**told, "template": template})
+
+
+def _union(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
+    """Of two scopes; an empty one restricts nothing and stays so."""
+    return tuple(sorted({*one, *other})) if one and other else ()
+
+
+def _situation(scopes: SkillScopes) -> str:
+    parts = (scopes.ops, scopes.languages, scopes.dtypes, scopes.hardware)
+    return ", ".join(", ".join(part) for part in parts if part)
+
+
+def _refined(known: Known, draft: Draft) -> SkillDraft | None:
+    """The new text under the old name; only of a candidate that the curator wrote."""
+    row = known.row
+    if row.tier != "learned" or row.state != "candidate" or "curator" not in row.metadata:
+        return None
+    return replace(draft, name=row.name, transformation=row.transformation).skill()
+
+
+def _revised(
+    row: SkillRow, scopes: SkillScopes, predicate: str, body: str, told: dict[str, Any]
+) -> SkillDraft:
+    copied = {
+        name: getattr(row, name)
+        for name in SkillDraft.__dataclass_fields__
+        if name not in ("scopes", "predicate", "body", "metadata", "moves", "content_sha256")
+    }
+    draft = SkillDraft(
+        **copied,
+        scopes=scopes,
+        predicate=predicate,
+        body=body,
+        metadata={**row.metadata, "curator": told},
+        moves=tuple({**move, "when": predicate} for move in row.moves),
+        content_sha256="",
+    )
+    return replace(draft, content_sha256=content_sha256(advice(draft)))
+
+
+def _follow(row: SkillRow, draft: SkillDraft) -> SkillRow:
+    version = row.version + (draft.content_sha256 != row.content_sha256)
+    return replace(_row(draft), id=row.id, version=version)
+
+
+def _row(draft: SkillDraft) -> SkillRow:
+    """A draft as it will be read from the catalog; without the times of storing."""
+    copied = {
+        name: getattr(draft, name)
+        for name in SkillRow.__dataclass_fields__
+        if name in SkillDraft.__dataclass_fields__ and name not in ("moves", "sources")
+    }
+    return SkillRow(
+        **copied,
+        id=SkillId(derived_id("sk", draft.name)),
+        state="candidate",
+        structured_key=structured_key(draft.scopes, draft.transformation),
+        moves=tuple(draft.moves),
+        sources=tuple(draft.sources),
+        trials=0,
+        wins=0,
+        last_used_at=None,
+        written_at="",
+        created_at="",
+        updated_at="",
+    )

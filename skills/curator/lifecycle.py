@@ -1,0 +1,177 @@
+"""What moves skills from state to state beside their uses: a person's word, and a toolchain that is
+no longer the one that they were measured with.
+
+Every step has an actor and a reason and is an event; nothing is ever deleted, so a retired skill
+can still be read and brought back. The queue of what is to be measured again is the skills that
+are suspect, with what their last event says of the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from kb.catalog import skills as store
+from kb.catalog.engine import Catalog
+from kb.catalog.skills import EvidenceRow, SkillEvent, State
+from kb.errors import Conflict
+from kb.scope import ALL_ACCESS
+
+ACTOR = "lifecycle"
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A skill to be measured again. hardware, was, now: of the toolchain that changed; None where
+    something else made it suspect."""
+
+    name: str
+    since: str
+    reason: str
+    hardware: str | None
+    was: str | None
+    now: str | None
+
+
+# -- by a person
+
+
+def approve(
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+) -> SkillEvent:
+    """A candidate or suspect skill becomes active; a learned one only when its present text has
+    been measured. Raises Conflict."""
+    return _move(catalog, name, "active", ("candidate", "suspect"), actor, reason, access_scope)
+
+
+def quarantine(
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+) -> SkillEvent:
+    """Out of every answer until a person restores it."""
+    return _move(catalog, name, "quarantined", store.STATES, actor, reason, access_scope)
+
+
+def retire(
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+) -> SkillEvent:
+    """Out of use; it stays addressable."""
+    return _move(catalog, name, "retired", store.STATES, actor, reason, access_scope)
+
+
+def restore(
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+) -> SkillEvent:
+    """Bring back what was retired or quarantined: a retired one as active where that needs no new
+    measurement, else as a candidate. Its uses are counted anew."""
+    with catalog.write() as connection:
+        skill = store.get(connection, name, access_scope)
+        if skill.state not in ("retired", "quarantined"):
+            raise Conflict(
+                f"{name} is {skill.state}: there is nothing to restore",
+                hint="Only what is retired or quarantined can be restored.",
+            )
+        proven = skill.tier == "curated" or store.measured(connection, skill)
+        state: State = "active" if skill.state == "retired" and proven else "candidate"
+        return store.set_state(
+            connection, name, state, actor=actor, reason=reason, access_scope=access_scope
+        )
+
+
+def _move(
+    catalog: Catalog,
+    name: str,
+    state: State,
+    from_states: tuple[str, ...],
+    actor: str,
+    reason: str,
+    access_scope: str,
+) -> SkillEvent:
+    with catalog.write() as connection:
+        skill = store.get(connection, name, access_scope)
+        if skill.state not in from_states:
+            raise Conflict(
+                f"{name} is {skill.state} and cannot become {state} in one step",
+                hint="Restore it first.",
+            )
+        return store.set_state(
+            connection, name, state, actor=actor, reason=reason, access_scope=access_scope
+        )
+
+
+# -- by a change of the toolchain
+
+
+def note_toolchain(
+    catalog: Catalog,
+    hardware: str,
+    toolchain: str,
+    *,
+    actor: str = ACTOR,
+    access_scope: str = ALL_ACCESS,
+) -> list[str]:
+    """`toolchain` (its name, then its versions, as the harness says it) is in use for `hardware`.
+
+    Where that is a change, active learned skills whose newest measurement on this hardware was
+    with other versions of it become suspect, and are so queued; returns their names.
+    """
+    with catalog.write() as connection:
+        if store.note_toolchain(connection, hardware, toolchain) == toolchain:
+            return []
+        outdated = _outdated(connection, hardware, toolchain, access_scope)
+        for name, was in outdated.items():
+            store.set_state(
+                connection,
+                name,
+                "suspect",
+                actor=actor,
+                reason=f"measured with {was}, in use is {toolchain}",
+                details={"hardware": hardware, "was": was, "now": toolchain},
+                access_scope=access_scope,
+            )
+    return list(outdated)
+
+
+def _outdated(
+    connection: Connection, hardware: str, toolchain: str, access_scope: str
+) -> dict[str, str]:
+    """Skill -> the versions it was last measured with."""
+    skills = store.heads(connection, states=("active",), tier="learned", access_scope=access_scope)
+    evidence = store.evidence_for(
+        connection, [skill.id for skill in skills], access_scope, details=False
+    )
+    found = {}
+    for skill in skills:
+        was = _newest(evidence.get(skill.id, []), hardware, store.toolchain_name(toolchain))
+        if was is not None and was != toolchain:
+            found[skill.name] = was
+    return found
+
+
+def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
+    for row in reversed(rows):
+        known = row.toolchain_id
+        if known and row.hardware_id == hardware and store.toolchain_name(known) == name:
+            return known
+    return None
+
+
+def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
+    """What is to be measured again, the longest waiting first."""
+    found = []
+    with catalog.read() as connection:
+        for skill in store.heads(connection, states=("suspect",), access_scope=access_scope):
+            events = store.events(connection, skill.id, access_scope)
+            last = [event for event in events if event.to_state == "suspect"][-1]
+            told = last.details
+            found.append(
+                Queued(
+                    skill.name,
+                    last.created_at,
+                    last.reason,
+                    told.get("hardware"),
+                    told.get("was"),
+                    told.get("now"),
+                )
+            )
+    return sorted(found, key=lambda queued: (queued.since, queued.name))

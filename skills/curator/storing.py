@@ -1,0 +1,177 @@
+"""Between the curator and the catalog: the snapshot that it judges over, and its deltas in one
+transaction, each with its event.
+
+Evidence that is there is not added again, so distilling a run twice changes nothing the second
+time. A library that changed between snapshot and storing is a Conflict: distil again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from sqlalchemy import Connection
+
+from kb.catalog import skills as store
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.skills import EvidenceKind, EvidenceRow, SkillRow
+from kb.embedding.base import Embedder
+from kb.errors import Conflict
+from kb.hardware.lineage import lineage
+from kb.problem_terms import op_family
+from kb.scope import ALL_ACCESS
+from skills.curator.contrast import Roles
+from skills.curator.distillation import Delta, Distillation, Library, Means, StoredDelta
+from skills.curator.match import Known
+from skills.curator.observe import outside, record_of, trials_of
+from skills.curator.records import Trajectory
+from skills.schema import advice
+from skills.skillfile import content_sha256
+
+ACTOR = "curator"
+
+
+def snapshot(catalog: Catalog, trajectory: Trajectory, access_scope: str = ALL_ACCESS) -> Library:
+    """What of the library the trajectory can meet."""
+    with catalog.read() as connection:
+        rows = store.listed(connection, access_scope=access_scope)
+        near = relevant([Known(row) for row in rows], trajectory)
+        evidence = store.evidence_for(connection, [known.row.id for known in near], access_scope)
+    known = tuple(Known(one.row, tuple(evidence.get(one.row.id, ()))) for one in near)
+    return Library(known, frozenset(row.name for row in rows))
+
+
+def means_of(
+    catalog: Catalog,
+    library: Library,
+    *,
+    roles: Roles | None = None,
+    shown: Mapping[str, str] | None = None,
+    embedder: Embedder | None = None,
+) -> Means:
+    """What is registered here. roles: of recipes, else those of the library's own."""
+    specs = HardwareRegistry(catalog).all()
+    return Means(
+        roles=recipe_roles(library.known) if roles is None else roles,
+        names={id_: (spec.id, spec.name, *spec.aliases) for id_, spec in specs.items()},
+        lineages={id_: lineage(id_, specs) for id_ in specs},
+        shown=dict(shown or {}),
+        embedder=embedder,
+    )
+
+
+def recipe_roles(known: Sequence[Known]) -> dict[str, dict[str, str]]:
+    """Recipe -> parameter -> role, of the skills that have one."""
+    return {
+        one.row.name: {str(p["name"]): str(p["role"]) for p in one.row.recipe.get("parameters", ())}
+        for one in known
+        if one.row.recipe is not None
+    }
+
+
+def store_deltas(
+    catalog: Catalog, distillation: Distillation, access_scope: str = ALL_ACCESS
+) -> tuple[StoredDelta, ...]:
+    """All of them, or none. Raises Conflict where the library is no longer what was judged."""
+    with catalog.write() as connection:
+        return tuple(
+            _store(connection, delta, distillation, access_scope) for delta in distillation.deltas
+        )
+
+
+def _store(
+    connection: Connection, delta: Delta, made: Distillation, access_scope: str
+) -> StoredDelta:
+    known = store.find(connection, delta.skill, access_scope)
+    _unchanged(delta, known)
+    details = {"run": made.trajectory.id, "node": delta.node, "operation": delta.operation}
+    signed: dict[str, Any] = {"actor": ACTOR, "reason": delta.reason, "access_scope": access_scope}
+    outcome, version = "unchanged", delta.version
+    if delta.draft is not None:
+        put = store.put(connection, delta.draft, state="candidate", details=details, **signed)
+        outcome, version = put.outcome, put.version
+    if delta.narrowing is not None and known is not None:
+        version = _narrow(connection, known, delta, details, signed)
+        outcome = "updated"
+    for row in delta.evidence:
+        _add(connection, delta.skill, row, signed)
+    if delta.evidence and outcome == "unchanged":
+        outcome = "updated"
+    if delta.conflicts_with:
+        store.link(connection, delta.skill, "conflicts_with", delta.conflicts_with, **signed)
+    return StoredDelta(delta.skill, delta.operation, outcome, version, len(delta.evidence))
+
+
+def _unchanged(delta: Delta, known: SkillRow | None) -> None:
+    found = known.version if known is not None else 0
+    if found != delta.version:
+        raise Conflict(
+            f"{delta.skill} has version {found}, and version {delta.version} was judged",
+            hint="The library changed meanwhile: distil the run again.",
+        )
+
+
+def _add(connection: Connection, skill: str, row: EvidenceRow, signed: dict[str, Any]) -> None:
+    store.add_evidence(
+        connection,
+        skill,
+        kind=cast(EvidenceKind, row.kind),
+        hardware=row.hardware_id,
+        n=row.n,
+        device=row.device_id,
+        toolchain=row.toolchain_id,
+        problem=row.problem_id,
+        case=row.case_id,
+        evaluation=row.evaluation_id,
+        baseline_us=row.baseline_us,
+        measured_us=row.measured_us,
+        speedup=row.speedup,
+        low=row.speedup_low,
+        high=row.speedup_high,
+        details=row.details,
+        **signed,
+    )
+
+
+def _narrow(
+    connection: Connection,
+    known: SkillRow,
+    delta: Delta,
+    details: dict[str, Any],
+    signed: dict[str, Any],
+) -> int:
+    """Less is claimed; texts, state and evidence stay, and the uses that lie in what is kept."""
+    assert delta.narrowing is not None
+    predicate, parts = delta.narrowing.predicate, delta.narrowing.parts
+    kept = trials_of(connection, known, signed["access_scope"])
+    for part in parts:
+        kept = outside(kept, part)
+    record = record_of(kept)
+    noted = {**details, "parts": [asdict(p) for p in parts], "conflicts_with": delta.conflicts_with}
+    narrowed = store.narrow(
+        connection,
+        known.name,
+        scopes=known.scopes,
+        predicate=predicate,
+        content_sha256=content_sha256(advice(replace(known, predicate=predicate))),
+        counted=(record.trials, record.wins),
+        details=noted,
+        **signed,
+    )
+    return narrowed.version
+
+
+def relevant(known: Sequence[Known], trajectory: Trajectory) -> tuple[Known, ...]:
+    """Of a library, the skills that some change of this trajectory can meet: those about its op
+    family or any, and those that a step names."""
+    named = {id_ for step in trajectory.steps for id_ in step.attributed}
+    named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
+    return tuple(
+        one
+        for one in known
+        if not one.row.scopes.ops
+        or trajectory.subject.family in {op_family(op) for op in one.row.scopes.ops}
+        or named & {one.row.name, one.row.id}
+    )

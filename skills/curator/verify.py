@@ -1,0 +1,223 @@
+"""Whether a skill helps where it was not distilled from: the same search with the same budget, once
+with it and once without, measured on the device at hand.
+
+Knows neither problems nor searches: an `Ablation` runs them. A trial is believed as far as its
+interval goes; a skill without a certain gain stays what it is, and its history says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+from kb.catalog import skills as store
+from kb.catalog.engine import Catalog
+from kb.catalog.skills import SkillRow
+from kb.catalog.skills.writing import append_event
+from kb.errors import Conflict, Unavailable
+from kb.scope import ALL_ACCESS
+from skills.curator.records import Ratio
+
+ACTOR = "verification"
+BUDGET = 4  # candidates of each arm
+LEAST_TRIALS = 2
+VERIFIABLE = ("candidate", "suspect", "active")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a trial. best_key: evaluation of its best candidate; tried: candidates."""
+
+    tried: int
+    correct: int
+    best: Ratio | None
+    best_key: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One problem and case that the skill was not distilled from. unseen: why it was not.
+
+    gain: the best with the skill over the best without it, both measured anew; None where the
+    search with it found nothing that is faster than the reference, or the machine was not quiet.
+    wrong: candidates made by the skill itself that were not correct.
+    """
+
+    problem: str
+    problem_sha256: str
+    case: str
+    unseen: str
+    seed: int
+    without: Arm
+    with_skill: Arm
+    gain: Ratio | None
+    wrong: int
+    hardware: str
+    device: str
+    toolchain: str
+    note: str = ""
+
+
+class Ablation(Protocol):
+    """Runs trials of a skill. Implemented by the optimizer."""
+
+    def trials(self, skill: SkillRow, budget: int) -> Iterable[Trial]:
+        """Raises Unavailable where nothing here can be measured, with what is missing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """helps: certain; gain: over all trials; reason: in words."""
+
+    helps: bool
+    gain: Ratio | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verifying came to. state: of the skill afterwards."""
+
+    skill: str
+    state: str
+    verdict: Verdict
+    trials: tuple[Trial, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify(
+    catalog: Catalog,
+    name: str,
+    ablation: Ablation,
+    *,
+    budget: int = BUDGET,
+    actor: str = ACTOR,
+    access_scope: str = ALL_ACCESS,
+) -> Verification:
+    """Run the trials, keep each as evidence, and let the skill be active where it certainly helps.
+
+    Raises Conflict for a skill that is out of use or that changed meanwhile, Unavailable where
+    nothing can be measured here (the skill stays what it is, and its history says so).
+    """
+    with catalog.read() as connection:
+        skill = store.get(connection, name, access_scope)
+    if skill.state not in VERIFIABLE:
+        raise Conflict(
+            f"{name} is {skill.state}", hint="Restore it first, or verify one that is in use."
+        )
+    try:
+        trials = tuple(ablation.trials(skill, budget))
+    except Unavailable as problem:
+        _note(catalog, skill, f"not verified: {problem.message}", actor, access_scope)
+        raise
+    verdict = judge(trials)
+    with catalog.write() as connection:
+        present = store.get(connection, name, access_scope)
+        if (present.version, present.state) != (skill.version, skill.state):
+            raise Conflict(f"{name} changed while it was measured", hint="Verify it again.")
+        for trial in trials:
+            _keep(connection, name, trial, actor, access_scope)
+        state = _moved(connection, present, verdict, budget, actor, access_scope)
+    return Verification(name, state, verdict, trials)
+
+
+def judge(trials: Sequence[Trial]) -> Verdict:
+    """A certain gain over all trials together, and no trial in which it certainly harms."""
+    wrong = sum(trial.wrong for trial in trials)
+    gains = [trial.gain for trial in trials if trial.gain is not None]
+    gain = together(gains) if gains else None
+    if wrong:
+        return Verdict(False, gain, f"{wrong} candidates made by it were not correct")
+    if len(gains) < LEAST_TRIALS:
+        return Verdict(
+            False, gain, f"measured on {len(gains)} unseen cases, {LEAST_TRIALS} are needed"
+        )
+    assert gain is not None
+    harmed = [t for t in trials if t.gain is not None and t.gain.high < 1.0]
+    if harmed:
+        where = ", ".join(f"{t.problem} {t.case}" for t in harmed)
+        return Verdict(False, gain, f"it is certainly slower on {where}")
+    if gain.low <= 1.0:
+        return Verdict(False, gain, f"no certain gain over the search without it: {_told(gain)}")
+    return Verdict(True, gain, f"{_told(gain)} over the search without it")
+
+
+def together(gains: Sequence[Ratio]) -> Ratio:
+    """The geometric mean; errors of the trials are independent of one another."""
+    centre = sum(math.log(gain.value) for gain in gains) / len(gains)
+    halves = [(math.log(gain.high) - math.log(gain.low)) / 2 for gain in gains]
+    half = math.sqrt(sum(h * h for h in halves)) / len(gains)
+    return Ratio(
+        math.exp(centre), math.exp(centre - half), math.exp(centre + half), sum(g.n for g in gains)
+    )
+
+
+def _told(gain: Ratio) -> str:
+    return f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+
+
+def _keep(connection: Any, name: str, trial: Trial, actor: str, access_scope: str) -> None:
+    """A trial without a figure is kept too: that it was tried is known."""
+    simulated = "simulator" in trial.note
+    gain = trial.gain
+    kind: Literal["ablation", "simulator"] = "simulator" if simulated else "ablation"
+    store.add_evidence(
+        connection,
+        name,
+        kind=kind,
+        hardware=trial.hardware,
+        n=gain.n if gain is not None else max(1, trial.with_skill.tried),
+        actor=actor,
+        reason=f"with and without it on {trial.problem}, {trial.case} ({trial.unseen})",
+        device=trial.device or None,
+        toolchain=trial.toolchain or None,
+        problem=trial.problem_sha256,
+        case=trial.case,
+        evaluation=trial.with_skill.best_key or None,
+        speedup=gain.value if gain is not None else None,
+        low=gain.low if gain is not None else None,
+        high=gain.high if gain is not None else None,
+        details={
+            "problem": trial.problem,
+            "unseen": trial.unseen,
+            "seed": trial.seed,
+            "without": asdict(trial.without),
+            "with": asdict(trial.with_skill),
+            "wrong": trial.wrong,
+            "note": trial.note,
+        },
+        access_scope=access_scope,
+    )
+
+
+def _moved(
+    connection: Any, skill: SkillRow, verdict: Verdict, budget: int, actor: str, access_scope: str
+) -> str:
+    details = {"budget": budget, "gain": asdict(verdict.gain) if verdict.gain else None}
+    signed: dict[str, Any] = {
+        "actor": actor,
+        "reason": verdict.reason,
+        "details": details,
+        "access_scope": access_scope,
+    }
+    if verdict.helps and skill.state != "active":
+        store.set_state(connection, skill.name, "active", **signed)
+        return "active"
+    if not verdict.helps and skill.state == "suspect" and skill.tier == "learned":
+        store.set_state(connection, skill.name, "candidate", **signed)
+        return "candidate"
+    change = (skill.state, skill.state)
+    append_event(connection, skill.id, "verified", change, actor, verdict.reason, details)
+    return skill.state
+
+
+def _note(catalog: Catalog, skill: SkillRow, reason: str, actor: str, access_scope: str) -> None:
+    with catalog.write() as connection:
+        store.get(connection, skill.name, access_scope)
+        change = (skill.state, skill.state)
+        append_event(connection, skill.id, "not_verified", change, actor, reason, {})

@@ -1,0 +1,301 @@
+"""`kernlore optimize` and `kernlore runs` as a user runs them: real compilers, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.local import LocalTarget
+from kb.catalog import open_catalog
+from kb.catalog.evaluations import Evaluations
+from kb.settings import Settings
+from optimizer.search.store import FileStore
+from retrieval.answer import RetrieveRequest
+from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
+from tests.api.conftest import DOCUMENTS
+from tests.optimizer.portable.bare_machine import bare_python
+from tests.optimizer.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
+
+PROBLEM = "map_id"
+OPTIONS = ("--language", "cpp", "--candidates", "2", "--knowledge", "off")
+KEY = "sk-local-test-0123456789abcdef"
+MODEL = "openai/gpt-4o-mini"  # litellm knows its price; the server is on loopback
+GAIN = re.compile(
+    r"no gain \(1e-05 minutes are over\): the reference stays"
+    r"|\d+\.\d\dx \[\d+\.\d\d, \d+\.\d\d\] over the reference \(1e-05 minutes are over\)"
+)
+LITELLM = find_spec("litellm") is not None
+KERNEL = """\
+#include "kernlore_abi.h"
+#include <algorithm>
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {
+  const int64_t *ids = (const int64_t *)t[0].data, *table = (const int64_t *)t[1].data;
+  int64_t *places = (int64_t *)t[c->inputs + c->parameters].data;
+  const int64_t *end = table + t[1].shape[0];
+  for (int64_t i = 0; i < t[0].shape[0]; i++) {
+    const int64_t *found = std::lower_bound(table, end, ids[i]);
+    places[i] = found != end && *found == ids[i] ? found - table + 1 : 0;
+  }
+  return 0;
+}
+"""
+CALL = """
+import sys, torch
+from map_id_kernel import ModelNew
+table = torch.arange(0, 64, 2)
+print(ModelNew().eval()(torch.tensor([0, 4, 5]), table).tolist())
+print(sorted({"kb", "optimizer", "numpy", "pydantic"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("optimize")
+
+
+@pytest.fixture(scope="module")
+def bare(place: Path) -> Path:
+    return bare_python(place / "bare")
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelServer]:
+    answer = {
+        "plan": "a binary search for each id",
+        "used": [],
+        "language": "cpp",
+        "files": {"kernel.cpp": KERNEL},
+        "main": "kernel.cpp",
+        "parameters": {},
+    }
+    server = ModelServer(lambda body, number: Answered(json.dumps(answer)))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def ran(place: Path, model: ModelServer) -> Ran:
+    """One run of a recipe and, where litellm is installed, of a model."""
+    options = [*OPTIONS, "-o", str(place / "out")]
+    if LITELLM:
+        options += ["--models", MODEL]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        patch.setenv("OPENAI_API_BASE", model.url)
+        done = kernlore("optimize", PROBLEM, *options, "--json", data=place / "data")
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.fixture(scope="module")
+def told(ran: Ran) -> dict[str, Any]:
+    answer: dict[str, Any] = ran.json
+    return answer
+
+
+def on_bare_machine(
+    bare: Path, *arguments: str | Path, cwd: Path, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """In a process that sees torch and what torch requires, and the compilers of this machine."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    return subprocess.run(
+        [bare, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_json(place: Path, *arguments: str | Path) -> Any:
+    done = kernlore("runs", *arguments, "--json", data=place / "data")
+    assert done.code == 0, done.err
+    return done.json
+
+
+def test_the_answer_and_the_module(place: Path, told: dict[str, Any], bare: Path) -> None:
+    assert told["ended"] == "2 candidates were tried" and told["correct"] is True
+    gain = told["outcome"]["gain"]
+    assert told["speedup"] == (gain["value"] if gain else 1.0)
+    module = Path(told["module"])
+    assert module.name == "map_id_kernel" and module.parent == place / "out"
+    done = on_bare_machine(bare, "-c", CALL, cwd=place, path=module.parent)
+    assert done.stdout == "[1, 3, 0]\n[]\n", done.stderr
+
+
+def test_what_is_stored_is_shown(place: Path, told: dict[str, Any]) -> None:
+    run = told["run"]
+    assert [(r["run"], r["problem"], r["state"]) for r in run_json(place, "list")] == [
+        (run, PROBLEM, "finished")
+    ]
+    tree = run_json(place, "tree", run)
+    assert [(node["number"], node["parent"]) for node in tree][:2] == [(0, None), (1, 0)]
+    proposers = ["recipe", "llm" if LITELLM else "recipe"]
+    assert [node["synthesizer"] for node in tree] == ["", *proposers]
+    shown = run_json(place, "show", run)
+    assert shown["candidates"] == 2 and shown["origins"] == Counter(proposers)
+    assert sum(shown["verdicts"].values()) == 2 and shown["goal"]["language"] == "cpp"
+    compared = run_json(place, "compare", run, run)
+    assert compared[run]["knowledge"] == "off" and compared[run]["candidates"] == "2"
+    report = Path(told["report"]).read_text(encoding="utf-8")
+    assert PROBLEM in report and run in report
+
+
+def refused(done: Ran) -> tuple[str, int]:
+    """Code of the error and of the process; message and hint are on standard error too."""
+    error = done.json
+    assert set(error) == ERROR_KEYS and error["message"] and error["hint"]
+    assert f"error: {error['message']}" in done.err and f"hint: {error['hint']}" in done.err
+    return error["code"], done.code
+
+
+@pytest.mark.parametrize("command", ["show", "tree", "resume", "cancel"])
+def test_a_run_that_is_not_there(place: Path, command: str) -> None:
+    assert refused(kernlore("runs", command, "run_0", "--json", data=place / "data")) == (
+        "not_found",
+        2,
+    )
+
+
+def test_a_run_that_has_ended_is_not_resumed(place: Path, told: dict[str, Any]) -> None:
+    done = kernlore("runs", "resume", told["run"], "--json", data=place / "data")
+    assert refused(done) == ("conflict", 2) and "Start a new run" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("optimize", "softmaxx"), "not_found", "softmax"),
+        (("optimize", "nowhere/problem.py"), "not_found", "nowhere"),
+        (("optimize", "softmax", "--knowledge", "maybe"), "invalid_request", "Give on or off"),
+        (("optimize", "softmax", "--target", "fast"), "invalid_request", "1.5x"),
+        (("optimize", "softmax", "--hardware", "h1000"), "unknown_hardware", "h100"),
+        (("runs", "import", "README.md"), "invalid_request", "results.zip"),
+    ],
+)
+def test_bad_requests_say_what_to_do(
+    place: Path, arguments: tuple[str, ...], code: str, said: str
+) -> None:
+    done = kernlore(*arguments, "--json", data=place / "data")
+    assert refused(done) == (code, 2) and said in done.err
+
+
+def test_a_session_is_packed_run_elsewhere_and_imported(place: Path, bare: Path) -> None:
+    """On an empty data directory: the built-in knowledge is found by words at once."""
+    packed, out = place / "session.zip", place / "results"
+    arguments = ("--hardware", "x86-64", "-o", packed, "--candidates", "1", "--json")
+    done = kernlore("runs", "pack", PROBLEM, *arguments, data=place / "home")
+    assert done.code == 0 and "0 of " in done.err and "by words and tags alone" in done.err
+    with zipfile.ZipFile(packed) as session:
+        knowledge = json.loads(session.read("session.json"))["knowledge"]
+    assert knowledge["excerpts"]["memory_bound"]
+    assert knowledge["answers"]["map_id"]["memory_bound"]["remedies"]
+    there = on_bare_machine(bare, packed, "--out", out, cwd=place)
+    assert there.returncode == 0, there.stdout + there.stderr
+
+    imported = kernlore("runs", "import", out / "results.zip", "--json", data=place / "home")
+    assert imported.code == 0, imported.err
+    run = imported.json[0]["run"]
+    assert imported.json[0]["state"] == "finished" and imported.json[0]["problem"] == PROBLEM
+    home = kernlore(
+        "runs", "export", run, "-o", place / "home-export", "--json", data=place / "home"
+    )
+    assert home.code == 0, home.err
+    assert Path(home.json["module"]).is_dir() and Path(home.json["report"]).is_file()
+    brought, here = FileStore(out), FileStore(place / "home-export" / "rows")
+    assert here.nodes(run) == brought.nodes(run) and len(here.nodes(run)) == 2
+    assert here.run(run).result == brought.run(run).result
+    catalog = open_catalog(place / "home")
+    for node in brought.nodes(run):
+        assert node.evaluation is not None
+        assert Evaluations(catalog).find(node.evaluation.key) is not None
+    with catalog.read() as connection:
+        outcomes = connection.exec_driver_sql("SELECT count(*) FROM outcomes").scalar()
+    catalog.close()
+    told = [n for n in brought.nodes(run) if n.shown.retrieval_id and n.state != "duplicate"]
+    assert outcomes == len(told)
+    twice = kernlore("runs", "import", out, "--json", data=place / "home")
+    assert refused(twice) == ("conflict", 2) and "imported before" in twice.err
+    full = kernlore("runs", "export", run, "-o", out, "--json", data=place / "home")
+    assert refused(full) == ("conflict", 2) and "not empty" in full.err
+
+
+def test_builtin_knowledge_is_read_once_and_found_by_words(
+    place: Path, settings: Settings, model_cache: Path
+) -> None:
+    said: list[str] = []
+    own = settings.model_copy(update={"data_dir": place / "words"})
+    if model_cache.exists():
+        shutil.copytree(model_cache, own.data_dir / "models")
+    for _ in range(2):
+        local = LocalTarget(own)
+        local.load_knowledge(said.append)
+        request = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
+        found = local.services.retriever.retrieve(request)
+        acting = local.services.retriever.remedies(request)
+        local.close()
+    assert [line.split()[0] for line in said] == ["reading", "0", "0"]
+    assert found.excerpts and "words alone" in " ".join(found.hints)
+    assert {score for e in found.excerpts for score in [e.channels["dense"]]} == {0.0}
+    assert found.moves and (acting.moves, acting.skills) == (found.moves, found.skills)
+    assert acting.excerpts == () and acting.context == ""
+
+    services = LocalTarget(own).services  # another process makes the vectors
+    assert services.jobs.counts() == {"queued": len(DOCUMENTS)}
+    with services.parser_pool() as parsers:
+        services.worker(parsers).drain()
+    assert services.jobs.counts() == {"ready": len(DOCUMENTS)} and services.dense_ready
+    services.close()
+
+
+def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
+    """Hardly any time: there may be no candidate at all, and the module is there all the same."""
+    out = place / "no-time"
+    done = kernlore(
+        "optimize", PROBLEM, *OPTIONS, "--minutes", "0.00001", "-o", out, data=place / "x"
+    )
+    assert done.code == 0, done.err
+    gain, module, use = done.out.splitlines()
+    assert GAIN.fullmatch(gain), gain
+    assert module == str(out / "map_id_kernel")
+    command = shlex.split(use)
+    assert command[0] == f"PYTHONPATH={out}" and command[1:3] == ["python", "-c"]
+    imported = on_bare_machine(bare, "-c", command[3], cwd=place, path=out)
+    assert imported.returncode == 0, imported.stderr
+
+
+@pytest.mark.skipif(not LITELLM, reason="the extra `llm` is not installed")
+def test_a_model_proposes_and_is_measured(
+    place: Path, ran: Ran, told: dict[str, Any], model: ModelServer
+) -> None:
+    run, asked = told["run"], len(model.requests)
+    assert "kernlore_abi.h" in prompt_of(model.requests[0])
+    tree = run_json(place, "tree", run)
+    by_model = [node for node in tree if node["synthesizer"] == "llm"]
+    assert [node["plan"] for node in by_model] == ["a binary search for each id"]
+    assert by_model[0]["verdict"] in ("correct", "unmeasured"), by_model
+    cost = told["models"][MODEL]
+    assert cost["candidates"] == 1 and cost["usd"] > 0
+    assert (cost["tokens_in"], cost["tokens_out"]) == (100 * asked, 20 * asked)
+    shown = kernlore("runs", "show", run, data=place / "data")
+    assert MODEL in shown.out and '"tokens_in": 100' in shown.out
+    transcripts = list((place / "data" / "transcripts" / run).glob("*.json"))
+    assert len(transcripts) == asked
+    out = [path for path in (place / "out").rglob("*") if path.is_file()]
+    written = "".join(path.read_text(errors="replace") for path in (*transcripts, *out))
+    assert KEY not in ran.out + ran.err + shown.out + written

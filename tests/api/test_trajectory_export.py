@@ -1,0 +1,261 @@
+"""A real run as training data: every shape and format, every candidate accounted for; and its
+export told again, of which nothing is measured anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.local import LocalTarget
+from api.cli.progress import plain_lines
+from api.optimization.export import export_run
+from api.optimization.runs import optimize
+from api.services import Services
+from api.trajectories.accept import trajectory_store
+from api.trajectories.export import Asked, export_trajectories
+from api.trajectories.licences import LicenceBook
+from api.trajectories.prompts import Prompts, without_uploads
+from api.trajectories.reading import parameter_roles, trajectory
+from kb.errors import Conflict, InvalidRequest
+from kb.settings import Settings
+from optimizer.bundle import Bundle, Origin
+from optimizer.evaluation.records import Evaluation
+from optimizer.problem.load import load_problem
+from optimizer.search.goal import Goal
+from optimizer.search.records import Node, Proposal
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.llm.fence import Fence
+from optimizer.synthesizers.llm.replies import Reply
+from optimizer.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.training.samples import Licences
+from optimizer.training.shapes import SHAPES
+from optimizer.training.write import FORMATS
+from tests.api.cli_process import kernlore
+
+CANDIDATES = 3
+ID = "psg_1"
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    local = LocalTarget(Settings(data_dir=tmp_path_factory.mktemp("run") / "data"))
+    yield local.services
+    local.close()
+
+
+@pytest.fixture(scope="module")
+def run(services: Services) -> str:
+    """Three real candidates for map_id in C++, without knowledge."""
+    goal = Goal(language="cpp", candidates=CANDIDATES, knowledge=False)
+    finished = optimize(services, Path("map_id"), goal, "auto", plain_lines(goal))
+    assert len(finished.tree) == CANDIDATES + 1
+    return finished.run.id
+
+
+def tree_of(services: Services, run: str) -> Tree:
+    from api.optimization.stored import run_store
+
+    return Tree(run_store(services).nodes(run))
+
+
+def evaluation_of(node: Node) -> Evaluation:
+    assert node.evaluation is not None
+    return node.evaluation
+
+
+def rows_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    path = Path(manifest["file"])
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        found: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        return found
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_formats_hold_the_same(
+    services: Services, run: str, shape: str, tmp_path: Path
+) -> None:
+    read = []
+    for format in FORMATS:
+        asked = Asked(shape, format, (run,))
+        manifest = export_trajectories(services, asked, tmp_path / format)
+        read.append(rows_of(manifest))
+        assert manifest["candidates"] == CANDIDATES and manifest["rows"] == len(read[-1])
+        written = json.loads((tmp_path / format / "manifest.json").read_text())
+        assert written["left_out"] == manifest["left_out"]
+    assert read[0] == read[1]
+    if shape != "dpo":  # of pairs, one candidate is in many
+        assert len(read[0]) + sum(manifest["left_out"].values()) == CANDIDATES
+
+
+def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Path) -> None:
+    tree = tree_of(services, run)
+    manifest = export_trajectories(services, Asked("sft", only=(run,)), tmp_path / "out")
+    faster = [n for n in tree.nodes[1:] if n.correct and n.speedup and n.speedup.low > 1.0]
+    rows = rows_of(manifest)
+    assert {row["id"] for row in rows} <= {f"{run}/{node.number}" for node in faster}
+    assert len(rows) + manifest["left_out"].get(
+        "slower than what it changes for certain", 0
+    ) == len(faster)
+    for row in rows:
+        node = tree[int(row["id"].rpartition("/")[2])]
+        assert node.proposal is not None and node.speedup is not None
+        told, found = json.loads(row["provenance"]), evaluation_of(node)
+        assert row["reward"] == node.speedup.low and told["evaluation"] == found.key
+        assert (told["harness"], told["device"]) == (found.harness, found.device)
+        assert told["checks"] == [len(found.checks), len(found.checks)]
+        assert node.proposal.bundle.source.strip() in row["completion"][0]["content"]
+        assert row["prompt_origin"] == "rendered"
+        user = row["prompt"][1]["content"]
+        assert "map_id" in user and "searchsorted" in user and "held_out" not in user
+
+
+def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
+    """The problem and the recipes are shipped; what was not measured or repeats is left out."""
+    asked = Asked("grpo", only=(run,), trainable=True)
+    manifest = export_trajectories(services, asked, tmp_path / "out")
+    known = [n for n in tree_of(services, run).nodes[1:] if n.state == "evaluated"]
+    assert known and set(manifest["left_out"]) <= {
+        "without a known reward",
+        "the same prompt as another",
+        "not evaluated",
+        "the same bundle as another",
+        "held for a person by an integrity flag",
+    }
+    for row in rows_of(manifest):
+        told = json.loads(row["provenance"])
+        assert told["licences"] == {"problem": "Apache-2.0", "source": "Apache-2.0"}
+        assert row["problem_toml"].startswith('name = "map_id"')
+
+
+def test_the_curator_gets_the_run(services: Services, run: str) -> None:
+    record = trajectory(services, run)
+    assert record.evaluated_here and len(record.steps) == CANDIDATES
+    assert record.lineage[0] == record.hardware and record.subject.dtype == "int64"
+    roles = parameter_roles(services)
+    for step in record.steps:
+        assert step.child.kernel is not None and step.child.measured is not None
+        assert set(step.child.kernel.values) <= set(roles[step.child.kernel.recipe or ""])
+
+
+def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) -> None:
+    for asked in (Asked("ppo"), Asked("sft", "csv")):
+        with pytest.raises(InvalidRequest, match="unknown shape"):
+            export_trajectories(services, asked, tmp_path / "new")
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(Conflict):
+        export_trajectories(services, Asked("sft", only=(run,)), tmp_path)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_stored_prompt_is_used_as_it_was_sent(
+    services: Services, run: str, tmp_path: Path
+) -> None:
+    """Without the texts of documents that are not this product's own."""
+    from api.trajectories.export import _source, _task
+    from api.trajectories.knowledge_again import KnowledgeAgain
+
+    source = _source(services, run, tmp_path)
+    quoted = Fence("b" * 16).around("excerpt", f"id: {ID}\nfrom: A manual\nits words")
+    record = Transcript(
+        run,
+        1,
+        0,
+        "a-model",
+        "v2",
+        [
+            {"role": "system", "content": "the system's part"},
+            {"role": "user", "content": f"before\n{quoted}\nafter"},
+        ],
+        [Reply("an answer")],
+    )
+    FolderTranscripts(services.settings.data_dir / "transcripts").write(record)
+    node = source.tree[1]
+    assert node.proposal is not None
+    node = replace(node, proposal=replace(node.proposal, transcript=record.id))
+    for leave, expected in ((False, False), (True, True)):
+        prompts = Prompts(services, _task(services, source), KnowledgeAgain(services, leave))
+        found = prompts.of(source.tree, node)
+        assert found.origin == "stored" and found.system == "the system's part"
+        assert found.user.startswith("before\n") and found.user.endswith("\nafter")
+        assert ("its words" in found.user) is expected and f"id: {ID}" in found.user
+        assert found.left_out == (() if leave else (ID,))
+
+
+def test_quotations_that_may_be_shown_stay() -> None:
+    fence = Fence("b" * 16)
+    text = "\n".join(
+        fence.around(kind, f"id: {name}\nwords of {name}")
+        for kind, name in (("excerpt", "psg_own"), ("move", "mv_other"), ("skill", "sk_own"))
+    )
+    kept, left_out = without_uploads(text, lambda name: name.endswith("_own"))
+    assert left_out == ("mv_other",)
+    assert "words of psg_own" in kept and "words of sk_own" in kept
+    assert "words of mv_other" not in kept and "id: mv_other" in kept
+
+
+def test_its_export_is_told_again_and_nothing_is_measured_anew(
+    services: Services, run: str, tmp_path: Path
+) -> None:
+    tree = tree_of(services, run)
+    busy = [node.number for node in tree if evaluation_of(node).timing == "repeat"]
+    export_run(services, run, tmp_path / "files")
+    (lines,) = (tmp_path / "files").rglob("trajectory*.jsonl")
+    before = _evaluations(services)
+    data = services.settings.data_dir
+    ran = kernlore("trajectories", "submit", lines, "--json", data=data)
+    assert ran.code == 0, ran.err
+    assert ran.json["state"] == "ready" and ran.json["origin"] == "export"
+    assert _evaluations(services) == before
+    own, told = trajectory(services, run), trajectory(services, ran.json["id"])
+    for mine, theirs in zip(own.steps, told.steps, strict=True):
+        if mine.child.number not in busy:  # what was not measured then is tried again
+            assert theirs.child.measured == mine.child.measured
+        assert theirs.child.kernel is not None and mine.child.kernel is not None
+        assert theirs.child.kernel.files == mine.child.kernel.files
+    assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]
+    listed = kernlore("trajectories", "list", "--json", data=data).json
+    assert {row["id"] for row in listed} == {run, told.id}
+    shown = kernlore("trajectories", "show", told.id, data=data)
+    assert shown.code == 0 and "claimed" in shown.out
+    exported = kernlore(
+        *("trajectories", "export", "--shape", "sft", "--trainable", "--run", told.id),
+        *("--output", tmp_path / "out", "--json"),
+        data=data,
+    )
+    # Whoever tells a source must say under which licence it stands.
+    assert exported.code == 0 and exported.json["rows"] == 0
+    assert sum(exported.json["left_out"].values()) == CANDIDATES
+    assert all(reason in exported.err for reason in exported.json["left_out"])
+    assert trajectory_store(services).find(told.id).summary["actor"] == "external"
+
+
+def test_licences_are_known_or_nothing_is(services: Services) -> None:
+    problem = load_problem(Path("map_id"))
+    other = replace(problem, sha256="0" * 64)
+    book = LicenceBook(services, ("a-model",))
+
+    def source(origin: Origin, *, stated: str | None = None, text: str = "", **more: Any) -> Any:
+        bundle = Bundle({"k.cpp": text}, "k.cpp", "cpp", "kernlore_run", {}, origin)
+        return book.of(other, Proposal(bundle, "somebody", **more), stated).source
+
+    assert source("recipe", recipe="cpp-address-by-value-map-id") == "Apache-2.0"
+    assert source("recipe", recipe="nobody-s-recipe") is None
+    assert source("llm", model="a-model") == "model:a-model"
+    assert source("llm", model="another") is None
+    assert source("external") is None and source("external", stated="MIT") == "MIT"
+    assert source("external", text="// SPDX-License-Identifier: BSD-3-Clause") == "BSD-3-Clause"
+    assert source("rewrite") is None  # as its problem's
+    proposal = Proposal(Bundle({"m.py": ""}, "m.py", "torch", "ModelNew", {}, "rewrite"), "s")
+    assert book.of(problem, proposal, None) == Licences("Apache-2.0", "Apache-2.0")
+
+
+def _evaluations(services: Services) -> int:
+    with services.catalog.read() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM evaluations").scalar_one())

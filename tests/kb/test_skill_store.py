@@ -1,0 +1,419 @@
+"""Skills in the catalog: evidence, relations, uses, search, and versions that only claim less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Connection
+
+from kb.catalog import Catalog
+from kb.catalog import skills as store
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
+from kb.catalog.runs import NodeRow, Runs
+from kb.catalog.skills import NewUse, SkillDraft, SkillScopes
+from kb.errors import Conflict, InvalidRequest, NotFound
+from kb.ids import new_id
+from retrieval.answer import RetrieveRequest
+from retrieval.journal import Journal
+
+SCOPES = SkillScopes(
+    hardware=("h100",),
+    languages=("triton",),
+    ops=("softmax",),
+    dtypes=("float32",),
+    signals=("memory_bound",),
+)
+DRAFT = SkillDraft(
+    name="widen-loads",
+    tier="learned",
+    transformation="vectorise",
+    description="Use when loads of a row are narrow.",
+    body="## Steps\n\nLoad sixteen bytes at once.",
+    scopes=SCOPES,
+    content_sha256="sha-1",
+    origin="run",
+    metadata={"files": {}},
+)
+
+
+@pytest.fixture
+def connection(catalog: Catalog) -> Iterator[Connection]:
+    with catalog.write() as opened:
+        yield opened
+
+
+def put(connection: Connection, *drafts: SkillDraft) -> None:
+    for draft in drafts:
+        state = "candidate" if draft.tier == "learned" else "active"
+        store.put(connection, draft, state=state, actor="curator", reason="test")
+
+
+def named(name: str, **changes: object) -> SkillDraft:
+    return replace(DRAFT, **{"name": name, "content_sha256": name, **changes})  # type: ignore[arg-type]
+
+
+def events(connection: Connection, name: str) -> list[str]:
+    skill = store.get(connection, name)
+    return [event.event for event in store.events(connection, skill.id)]
+
+
+def ablation(connection: Connection, name: str, low: float = 1.1) -> store.EvidenceRow:
+    return store.add_evidence(
+        connection,
+        name,
+        kind="ablation",
+        hardware="h100",
+        device="NVIDIA H100",
+        toolchain="triton-nvidia triton 3.4.0",
+        problem="prb_1",
+        case="cas_1",
+        evaluation="evl_1",
+        n=12,
+        baseline_us=20.0,
+        measured_us=16.0,
+        speedup=low + 0.1,
+        low=low,
+        high=low + 0.2,
+        details={"pairs": 6},
+        actor="curator",
+        reason="held-out shapes",
+    )
+
+
+# -- finding
+
+
+def test_a_skill_is_found_by_what_it_claims_and_by_what_it_says(connection: Connection) -> None:
+    in_cpp = replace(SCOPES, languages=("cpp",))
+    put(connection, DRAFT, named("widen-again"), named("widen-cpp", scopes=in_cpp))
+    key = store.structured_key(SCOPES, "vectorise")
+    assert [row.name for row in store.find_by_key(connection, key)] == [
+        "widen-again",
+        "widen-loads",
+    ]
+    found = store.find_by_content(connection, "sha-1")
+    assert found is not None and found.name == "widen-loads"
+    assert store.find_by_content(connection, "other") is None
+    assert store.find_by_key(connection, key, "team") == []
+
+
+def names(rows: Sequence[store.SkillHead]) -> list[str]:
+    return [row.name for row in rows]
+
+
+def test_search_looks_at_name_description_operators_and_signals(connection: Connection) -> None:
+    put(
+        connection,
+        DRAFT,
+        named("tile-matmul", description="Use for products.", scopes=SkillScopes(ops=("matmul",))),
+        named("hide-latency", description="Matmul too.", scopes=SkillScopes(signals=("latency",))),
+    )
+    assert names(store.search(connection, "SOFTMAX")) == ["widen-loads"]
+    assert names(store.search(connection, "narrow row")) == ["widen-loads"]
+    assert names(store.search(connection, "matmul")) == ["tile-matmul", "hide-latency"]
+    assert names(store.search(connection, "latency matmul")) == ["hide-latency", "tile-matmul"]
+    assert names(store.search(connection, "tile-matmul", limit=1)) == ["tile-matmul"]
+    assert names(store.search(connection, "matmul", states=("retired",))) == []
+    assert store.search(connection, "100%") == store.search(connection, " ") == []
+
+
+def test_heads_are_rows_without_their_texts(connection: Connection) -> None:
+    put(connection, DRAFT, named("tile"))
+    rows, heads = store.listed(connection), store.heads(connection, states=("candidate",))
+    for row, head in zip(rows, heads, strict=True):
+        assert vars(head).items() <= vars(row).items()
+        assert row.body and not hasattr(head, "body")
+
+
+# -- evidence
+
+
+def test_evidence_is_kept_with_an_event_that_names_it(connection: Connection) -> None:
+    put(connection, DRAFT)
+    added = ablation(connection, "widen-loads")
+    skill = store.get(connection, "widen-loads")
+    assert store.evidence_of(connection, skill.id) == [added]
+    assert skill.toolchain_id == "triton-nvidia triton 3.4.0"
+    last = store.events(connection, skill.id)[-1]
+    assert (last.event, last.details["evidence"]) == ("evidence", added.id)
+    assert store.tested(connection, [skill.id]) == {skill.id: (1, 1)}
+    ablation(connection, "widen-loads", low=0.9)
+    assert store.tested(connection, [skill.id]) == {skill.id: (2, 1)}
+    assert store.evidence_line(store.evidence_of(connection, skill.id)) == (
+        "n=24;speedup_lcb=0.90;shapes=1;runs=1"
+    )
+
+
+def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None:
+    put(connection, DRAFT)
+    store.add_evidence(
+        connection,
+        "widen-loads",
+        kind="simulator",
+        hardware="mtia-v2i",
+        n=1,
+        speedup=3.0,
+        low=3.0,
+        high=3.0,
+        toolchain="sim 1",
+        actor="curator",
+        reason="simulated",
+    )
+    skill = store.get(connection, "widen-loads")
+    assert store.tested(connection, [skill.id]) == {}
+    found = store.evidence_of(connection, skill.id)
+    assert skill.toolchain_id is None and len(found) == 1
+    assert store.evidence_line(found) == "not measured here;simulated=1"
+    with pytest.raises(Conflict, match="no measurement here"):
+        store.set_state(connection, "widen-loads", "active", actor="ann", reason="simulated")
+    found.append(ablation(connection, "widen-loads"))
+    assert store.evidence_line(found) == "n=12;speedup_lcb=1.10;shapes=1;runs=1;simulated=1"
+
+
+def test_evidence_of_an_older_text_counts_no_more(connection: Connection) -> None:
+    put(connection, DRAFT)
+    ablation(connection, "widen-loads")
+    store.set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
+    put(connection, replace(DRAFT, content_sha256="sha-2", body="Another text."))
+    skill = store.get(connection, "widen-loads")
+    assert skill.state == "candidate" and not store.measured(connection, skill)
+    assert store.tested(connection, [skill.id]) == {}
+    assert len(store.evidence_of(connection, skill.id)) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "opinion"}, {"n": 0}, {"low": 1.5}, {"speedup": -1.0}, {"high": 0.5}]
+)
+def test_evidence_that_cannot_be_is_refused(
+    connection: Connection, wrong: dict[str, object]
+) -> None:
+    put(connection, DRAFT)
+    given = {"kind": "pair", "n": 3, "speedup": 1.2, "low": 1.1, "high": 1.3, **wrong}
+    with pytest.raises(InvalidRequest):
+        store.add_evidence(
+            connection,
+            "widen-loads",
+            hardware="h100",
+            actor="curator",
+            reason="r",
+            **given,  # type: ignore[arg-type]
+        )
+
+
+# -- relations
+
+
+def test_relations_are_read_from_both_ends(connection: Connection) -> None:
+    put(connection, DRAFT, named("tile"), named("fuse"))
+    assert store.link(connection, "widen-loads", "conflicts_with", "tile", actor="c", reason="r")
+    assert not store.link(
+        connection, "tile", "conflicts_with", "widen-loads", actor="c", reason="r"
+    )
+    assert store.link(connection, "tile", "derived_from", "fuse", actor="c", reason="r")
+    found = store.links_of(connection, "tile")
+    assert {(link.source, link.kind, link.target) for link in found} == {
+        ("tile", "conflicts_with", "widen-loads"),
+        ("tile", "derived_from", "fuse"),
+    }
+    assert store.links_of(connection, "fuse")[0].source == "tile"
+    assert events(connection, "fuse") == ["created", "linked"]
+    assert events(connection, "tile") == ["created", "linked", "linked"]
+    with pytest.raises(InvalidRequest, match="itself"):
+        store.link(connection, "tile", "merged_into", "tile", actor="c", reason="r")
+    with pytest.raises(InvalidRequest, match="no kind of link"):
+        store.link(connection, "tile", "likes", "fuse", actor="c", reason="r")  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="no skill"):
+        store.link(connection, "tile", "merged_into", "nowhere", actor="c", reason="r")
+
+
+# -- narrowing
+
+
+def narrow(connection: Connection, name: str) -> None:
+    store.narrow(
+        connection,
+        name,
+        scopes=replace(SCOPES, dtypes=("float16",)),
+        predicate='problem.op != "softmax"',
+        content_sha256="narrow",
+        counted=(3, 2),
+        actor="observer",
+        reason="it lost elsewhere",
+        details={"parts": []},
+    )
+
+
+def test_narrowing_is_a_version_that_keeps_state_and_evidence(connection: Connection) -> None:
+    put(connection, DRAFT)
+    ablation(connection, "widen-loads")
+    store.set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
+    narrow(connection, "widen-loads")
+    skill = store.get(connection, "widen-loads")
+    assert (skill.version, skill.state, skill.scopes.dtypes) == (2, "active", ("float16",))
+    assert (skill.trials, skill.wins, skill.content_sha256) == (3, 2, "narrow")
+    assert store.measured(connection, skill)
+    event = store.events(connection, skill.id)[-1]
+    assert event.event == "narrowed" and event.details["before"]["predicate"] is None
+    assert skill.structured_key == store.structured_key(skill.scopes, "vectorise")
+
+
+def test_what_ships_stays_narrow_until_another_text_ships(connection: Connection) -> None:
+    shipped = replace(DRAFT, tier="curated", origin="shipped")
+    put(connection, shipped)
+    narrow(connection, "widen-loads")
+    stored = store.put(connection, shipped, state="active", actor="builtin", reason="ships")
+    assert stored.outcome == "unchanged"
+    assert store.get(connection, "widen-loads").predicate == 'problem.op != "softmax"'
+    revised = replace(shipped, content_sha256="sha-2")
+    stored = store.put(connection, revised, state="active", actor="builtin", reason="ships")
+    skill = store.get(connection, "widen-loads")
+    assert (stored.outcome, skill.version, skill.predicate) == ("updated", 3, None)
+    assert (skill.trials, skill.wins) == (0, 0)
+
+
+# -- uses
+
+
+def retrieval(
+    catalog: Catalog,
+    shown: Sequence[str] = (),
+    withheld: Sequence[str] = (),
+    run_id: str | None = None,
+    node_id: str | None = None,
+) -> str:
+    request = RetrieveRequest(
+        signal="memory_bound",
+        hardware="h100",
+        op="log_softmax",
+        dtype="fp32",
+        problem={"reduction_length": 512},
+    )
+    identity = new_id("ret")
+    journal = Journal(catalog)
+    journal.record(
+        {
+            "id": identity,
+            "request": vars(request),
+            "hardware_id": "h100",
+            "signals": ["memory_bound"],
+            "excerpt_ids": ["psg_1"],
+            "skill_ids": list(shown),
+            "move_ids": [],
+            "skills_withheld": list(withheld),
+            "context_sha256": "",
+            "run_id": run_id,
+            "node_id": node_id,
+            "milliseconds": 1.0,
+            "catalog_revision": 1,
+            "access_scope": "all",
+        }
+    )
+    journal.flush()
+    return identity
+
+
+def test_a_use_counts_when_its_effect_is_known(catalog: Catalog) -> None:
+    with catalog.write() as connection:
+        put(connection, DRAFT)
+    shown = retrieval(catalog, shown=["widen-loads"])
+    with catalog.write() as connection:
+        assert store.record_uses(connection, [NewUse(shown, "nowhere", "used", 1)]) == 0
+        for helped in (1, 0, None):
+            store.record_uses(connection, [NewUse(shown, "widen-loads", "used", helped, 1.3)])
+        skill = store.get(connection, "widen-loads")
+        used = store.uses_of(connection, skill.id, role="used")
+        told = store.uses_of(connection, skill.id)
+    assert (skill.trials, skill.wins) == (2, 1) and skill.last_used_at is not None
+    assert [use.helped for use in used] == [1, 0, None]
+    assert [use.role for use in told] == ["shown", "used", "used", "used"]
+    assert told[0].situation == {
+        "op": "softmax",
+        "op_family": "softmax",
+        "dtype": "float32",
+        "hardware": "h100",
+        "reduction_length": 512,
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "helped"),
+    [
+        ({"correct": True, "speedup": 1.5}, 1),
+        ({"correct": True, "speedup": 1.5, "baseline_speedup": 1.6}, 0),
+        ({"correct": True, "speedup": 0.9, "baseline_speedup": 0.5}, 1),
+        ({"correct": True, "speedup": 1.01}, 0),  # within the noise
+        ({"correct": False, "speedup": 1.5}, 0),
+        ({"correct": True, "speedup": None}, None),
+        ({"correct": None, "speedup": 1.5}, None),
+        ({"correct": None, "speedup": 0.5}, 0),
+    ],
+)
+def test_helped_is_right_and_faster_than_what_was_there(
+    catalog: Catalog, told: dict[str, float | bool | None], helped: int | None
+) -> None:
+    with catalog.write() as connection:
+        put(connection, DRAFT, named("tile"))
+    shown = retrieval(catalog, shown=["widen-loads", "tile"])
+    Journal(catalog).report(shown, used=["widen-loads", "psg_1"], **told)  # type: ignore[arg-type]
+    with catalog.read() as connection:
+        for name, expected in (("widen-loads", [helped]), ("tile", [])):
+            skill = store.get(connection, name)
+            used = store.uses_of(connection, skill.id, role="used")
+            assert [use.helped for use in used] == expected
+
+
+def test_lift_compares_answers_with_and_without_the_skill(catalog: Catalog) -> None:
+    with catalog.write() as connection:
+        put(connection, DRAFT)
+    journal = Journal(catalog)
+    for speedup in (1.5, 1.4, 1.0):
+        shown = retrieval(catalog, shown=["widen-loads"])
+        journal.report(shown, used=[], correct=True, speedup=speedup)
+    without = retrieval(catalog, withheld=["widen-loads"])
+    journal.report(without, used=[], correct=True, speedup=1.0)
+    retrieval(catalog, withheld=["widen-loads"])  # nobody said what came of it
+    with catalog.read() as connection:
+        skill = store.get(connection, "widen-loads")
+        assert store.lift_of(connection, skill.id) == store.Lift(3, 2, 1, 0)
+        assert skill.trials == 0
+
+
+def node_of_a_run(catalog: Catalog, number: int, validity: str, speedup: float | None) -> None:
+    key = f"evaluation-{number}"
+    problem = ProblemRow("rows", "sha", "file", "softmax", "blob", {})
+    candidate = CandidateRow(f"bundle-{number}", "cpp", "run", "recipe", {}, "blob")
+    evaluations = Evaluations(catalog)
+    evaluations.begin(key, problem, [], candidate, "1", None)
+    record = {"reached": "benchmark", "validity": validity, "timing": "wall"}
+    if speedup is not None:
+        record["speedup"] = {"value": speedup, "low": speedup, "high": speedup}  # type: ignore[assignment]
+    evaluations.finish(key, record, [], op_family="softmax", hardware_id="h100")
+    runs = Runs(catalog)
+    if number == 0:
+        runs.begin("run_1", "sha", "h100", "best_first", 0, {})
+    parent = None if number == 0 else 0
+    runs.add(
+        "run_1",
+        NodeRow(number, parent, 0, "none", "recipe", "evaluated", {}, f"bundle-{number}", key),
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "gain", "helped"),
+    [("0", 1.8, 1), ("1", 0.9, 0), ("2", None, None), ("7", 1.8, 1), ("root", 1.8, 1)],
+)
+def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
+    catalog: Catalog, node: str, gain: float | None, helped: int | None
+) -> None:
+    with catalog.write() as connection:
+        put(connection, DRAFT)
+    node_of_a_run(catalog, 0, "correct", None)  # the reference
+    node_of_a_run(catalog, 1, "correct", 2.0)
+    node_of_a_run(catalog, 2, "incorrect", None)  # nothing to compare with
+    shown = retrieval(catalog, shown=["widen-loads"], run_id="run_1", node_id=node)
+    Journal(catalog).report(shown, used=["widen-loads"], correct=True, speedup=1.8)
+    with catalog.read() as connection:
+        (use,) = store.uses_of(connection, store.get(connection, "widen-loads").id, role="used")
+    assert (use.gain, use.helped) == (gain, helped)

@@ -1,0 +1,245 @@
+"""Several evaluations side by side: one tree whatever is done first, whole after a crash."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.search.context import Context
+from optimizer.search.goal import POLICIES, Goal
+from optimizer.search.memory import seen
+from optimizer.search.records import IN_FLIGHT, Cost, Proposal
+from optimizer.search.replay import ReplayBench
+from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
+
+ROOT = Path(__file__).parents[3]
+Shape = list[tuple[int, int | None, str, str | None, int | None]]
+
+
+def shape(tree: Tree) -> Shape:
+    """What makes a tree what it is."""
+    return [
+        (n.number, n.parent, n.state, n.proposal and n.proposal.bundle.sha256, n.same_as)
+        for n in tree
+    ]
+
+
+class Hops(Steps):
+    """Steps of one to three either way; runs dry, repeats itself now and then."""
+
+    name = "hops"
+
+    def propose(self, context: Context) -> Proposal | None:
+        parent = context.parent.proposal
+        x = int(parent.values["x"]) if parent else 0
+        tried = [n.proposal.values["x"] for n in context.tried if n.proposal is not None]
+        for by in (1, -1, 2, -2, 3, -3):
+            if tried.count(x + by) < 1 + (x + by == 3):
+                return replace(proposal(x + by, context.parent.number), synthesizer=self.name)
+        return None
+
+
+def bench(at_once: int, seed: int = 0) -> TableBench:
+    chance = random.Random(seed)
+    return TableBench(at_once=at_once, delay=lambda: chance.random() / 300)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whoever_is_done_first_the_tree_is_the_same(
+    tmp_path: Path, policy: str, at_once: int
+) -> None:
+    goal = Goal(candidates=22, policy=policy, seed=4)  # type: ignore[arg-type]
+    shapes = []
+    for order in range(3):
+        measured = bench(at_once, order)
+        found = search(tmp_path, goal, measured, (Hops(),), name=f"run{order}")
+        assert found.go().ended == "22 candidates were tried"
+        assert measured.most <= at_once
+        assert len(measured.asked) == len(set(measured.asked))
+        shapes.append(shape(found.tree))
+    assert shapes[0] == shapes[1] == shapes[2]
+    replayed = search(
+        tmp_path,
+        goal,
+        ReplayBench(found.tree, at_once),  # type: ignore[arg-type]
+        (Hops(),),
+        name="replayed",
+    )
+    replayed.go()
+    assert shape(replayed.tree) == shapes[0]
+
+
+def test_as_many_run_as_the_bench_can(tmp_path: Path) -> None:
+    """Each waits for three others: one after another they would never end."""
+    together = threading.Barrier(4, timeout=20)
+
+    def value(made: Proposal) -> float:
+        together.wait()
+        return hill(made)
+
+    class Fresh(Steps):
+        def propose(self, context: Context) -> Proposal | None:
+            return proposal(context.step, 0)
+
+    found = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Fresh(),))
+    found.go()
+    assert [node.batch for node in found.tree] == [None, *[(1, 4)] * 4, *[(5, 8)] * 4]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
+    tmp_path: Path, policy: str, at_once: int
+) -> None:
+    """Also between the rows of one batch; only what had no row is measured again."""
+    goal = Goal(candidates=30, policy=policy, seed=8)  # type: ignore[arg-type]
+    whole = search(tmp_path, goal, bench(at_once), (Hops(),), name="whole")
+    whole.go()
+    rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
+    wanted = len({node.proposal.bundle.sha256 for node in whole.tree if node.proposal})
+    for kept in range(1, len(rows)):
+        name = f"cut{kept}"
+        search(tmp_path, goal, name=name)  # begins the run
+        (tmp_path / name / "nodes.jsonl").write_bytes(b"".join(rows[:kept]) + rows[kept][:40])
+        again_on = bench(at_once)
+        again = search(tmp_path, goal, again_on, (Hops(),), name=name)
+        before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
+        again.go()
+        assert shape(again.tree) == shape(whole.tree)
+        assert before.isdisjoint(again_on.asked)
+        assert len(before) + len(again_on.asked) == wanted
+
+
+def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> None:
+    inherited = [proposal(x, 0) for x in (5, 9, 2)]
+    goal = Goal(candidates=4, target=1.4)
+
+    def run(name: str, winners: list[Proposal]) -> Shape:
+        found = search(tmp_path, goal, bench(2), name=name)
+        found.inherited = winners
+        found.go()
+        return shape(found.tree)
+
+    whole = run("whole", inherited)
+    rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
+    for kept in range(1, len(rows)):
+        search(tmp_path, goal, name=f"cut{kept}")
+        (tmp_path / f"cut{kept}" / "nodes.jsonl").write_bytes(b"".join(rows[:kept]))
+        assert run(f"cut{kept}", inherited) == whole
+    # What was measured before the crash may have changed the order of the winners.
+    search(tmp_path, goal, name="other")
+    (tmp_path / "other" / "nodes.jsonl").write_bytes(b"".join(rows[:2]))
+    again = run("other", [inherited[2], inherited[0], inherited[1]])
+    assert {row[3] for row in again[:4]} == {row[3] for row in whole[:4]}
+
+
+def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
+    measured = bench(4)
+    search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").go()
+    assert len(measured.asked) == 7
+
+    class Dear(Hops):
+        def propose(self, context: Context) -> Proposal | None:
+            found = super().propose(context)
+            return found and replace(found, cost=Cost(usd=0.4))
+
+    paid = search(tmp_path, Goal(usd=1.0), bench(4), (Dear(),), name="paid")
+    assert paid.go().ended == "1.20 USD were spent"
+    assert len(paid.tree) == 4
+
+
+def test_what_failed_is_tried_again_without_its_neighbours(tmp_path: Path) -> None:
+    """The machine fails twice for two candidates of the first four."""
+    left = {2: 2, -1: 2}
+    guard = threading.Lock()
+
+    def value(made: Proposal) -> float:
+        with guard:
+            x = int(made.values["x"])
+            if left.get(x):
+                left[x] -= 1
+                raise OSError("the device is gone")
+        return hill(made)
+
+    measured = TableBench(value, at_once=4)
+    found = search(tmp_path, Goal(candidates=8), measured, (Hops(),))
+    found.go()
+    attempts = {n.proposal.values["x"]: n.attempts for n in found.tree if n.proposal}
+    assert {x for x, n in attempts.items() if n == 3} == {2, -1}
+    assert all(node.state != "failed" for node in found.tree)
+    assert len(found.listener.messages) == 4  # type: ignore[attr-defined]
+
+
+def test_an_error_of_ours_in_one_of_them_ends_the_run(tmp_path: Path) -> None:
+    def value(made: Proposal) -> float:
+        if made.values["x"] == 2:
+            raise ZeroDivisionError("a defect of the bench")
+        return hill(made)
+
+    found = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Hops(),))
+    with pytest.raises(ZeroDivisionError):
+        found.go()
+    assert all(node.state != IN_FLIGHT for node in found.store.nodes("run_1"))
+
+
+def test_what_is_in_flight_is_tried_and_shown_to_nobody(tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    class Watching(Hops):
+        def propose(self, context: Context) -> Proposal | None:
+            flying = [n for n in context.tried if n.state == IN_FLIGHT]
+            shown = [n for n in context.seen if n.state == IN_FLIGHT]
+            told.append((len(context.tried), len(flying), len(shown)))
+            return super().propose(context)
+
+    found = search(tmp_path, Goal(candidates=9), bench(4), (Watching(),))
+    found.go()
+    assert {flying for _, flying, _ in told} == {0, 1, 2, 3}
+    assert {shown for _, _, shown in told} == {0}
+    assert all(seen(found.tree, 0, "siblings"))
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from optimizer.search.goal import Goal
+from tests.optimizer.search.landscape import TableBench, search
+import signal
+def leave(number, frame):
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGTERM, leave)
+def value(made):
+    print("measuring", flush=True)
+    import time
+    time.sleep(600)
+search(Path(sys.argv[1]), Goal(), TableBench(value, at_once=int(sys.argv[2]))).go()
+"""
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_run_that_is_told_to_end_does_not_wait_for_what_it_measures(
+    tmp_path: Path, at_once: int
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(tmp_path), str(at_once)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"measuring\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(5) == 128 + signal.SIGTERM
+    finally:
+        child.kill()
+        child.communicate()

@@ -1,0 +1,168 @@
+"""What of the shown knowledge made a candidate, on shipped recipes and stored runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kb.hardware.checks import Problems
+from optimizer.bundle import Bundle
+from optimizer.search.attribution import (
+    ABSENT,
+    ASKED_A_MODEL,
+    CHANGED,
+    NOT_MADE_AGAIN,
+    Attribution,
+    attribution,
+)
+from optimizer.search.context import Context
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.loop import Search
+from optimizer.search.propose import Task
+from optimizer.search.records import Node, Proposal
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.base import Synthesizer
+from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from skills.recipes.recipe import Recipe, parse_recipe
+from tests.optimizer.search.landscape import HARDWARE, VIEW, TableBench, Told
+
+LIBRARY = Path(__file__).parents[3] / "skills" / "library"
+CPP, TRITON = "cpp-fused-row-softmax", "triton-resident-row-softmax"
+SOFTMAX = replace(
+    VIEW,
+    source="import torch\n\nclass Model(torch.nn.Module):\n    pass\n",
+    cases=(replace(VIEW.cases[0], traits={"_softmax.dim": -1}),),
+)
+# Downwards: without a move neighbours are tried upwards first.
+UNROLL = Remedy(
+    "mv_unroll", "roll up", {"role": "unroll", "direction": "decrease"}, None, None, "", True
+)
+PAD = Remedy("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
+EXCERPT = Excerpt("psg_1", "Manual", "Call `__builtin_prefetch` early. Rows fit the cache.")
+SKILL = ShownSkill(TRITON, "", "Rows stay in registers.", 1.0)
+
+
+def recipe(name: str) -> Recipe:
+    folder = LIBRARY / name
+    files = {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    problems = Problems(name)
+    found = parse_recipe(name, json.loads(files["references/recipe.json"]), files, problems)
+    problems.raise_if_any()
+    assert found is not None
+    return found
+
+
+def proposer() -> RecipeSynthesizer:
+    return RecipeSynthesizer([recipe(CPP), recipe(TRITON)], ["cpp", "triton"])
+
+
+class Answers:
+    """The same knowledge for every question."""
+
+    def __init__(self, *remedies: Remedy, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
+        self._known = Knowledge("ret_1", tuple(excerpts), remedies, (SKILL,))
+
+    def consult(self, query: Query) -> Knowledge:
+        return replace(self._known, retrieval_id=f"ret_{query.node}")
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """Nothing is learned here."""
+
+
+TASK = Task("run_1", Goal(candidates=4, seed=2), SOFTMAX, HARDWARE)
+
+
+def stored(folder: Path, knowledge: Answers, synthesizer: Synthesizer, at_once: int = 1) -> Tree:
+    """A run over a table in which unrolling does not pay, as it lies in its store."""
+    store = FileStore(folder)
+    run = RunRow("run_1", "hill", "0" * 64, "x86-64", TASK.goal)
+    store.begin(run)
+    bench = TableBench(lambda made: 1.9 - 0.1 * int(made.values.get("unroll", 8)), at_once=at_once)
+    Search(run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, Told()).go()
+    return Tree(store.nodes("run_1"))
+
+
+def by_node(found: Sequence[Attribution]) -> dict[int, Attribution]:
+    return {one.node: one for one in found}
+
+
+def test_what_changes_the_candidate_is_attributed_and_nothing_else(tmp_path: Path) -> None:
+    knowledge = Answers(UNROLL, PAD)
+    tree = stored(tmp_path, knowledge, proposer())
+    found = by_node(attribution(tree, TASK, [proposer()], knowledge))
+    assert set(found) == {1, 2, 3, 4} and not any(one.note for one in found.values())
+    assert {one.shown for one in found.values()} == {("mv_unroll", "mv_pad", TRITON, "psg_1")}
+    recipes = {n.number: n.proposal.recipe for n in tree if n.proposal}
+    assert (recipes[1], recipes[2]) == (TRITON, CPP)
+    assert found[1].attributed == (TRITON,)  # the skill put its recipe first
+    assert found[2].attributed == ()  # the only one that was left
+    unrolled = next(
+        n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",)
+    )
+    assert found[unrolled].attributed == ("mv_unroll",) == found[unrolled].recorded
+    assert all("mv_pad" not in one.attributed for one in found.values())
+    assert all("psg_1" not in one.attributed for one in found.values())
+
+
+def test_what_was_in_flight_is_in_flight_again(tmp_path: Path) -> None:
+    knowledge = Answers(UNROLL, PAD)
+    tree = stored(tmp_path, knowledge, proposer(), at_once=4)
+    assert any(node.batch for node in tree)
+    found = attribution(tree, TASK, [proposer()], knowledge)
+    assert found and not any(one.note for one in found)
+
+
+def test_of_two_that_ask_for_the_same_neither_is_attributed(tmp_path: Path) -> None:
+    knowledge = Answers(UNROLL, replace(UNROLL, id="mv_twin"))
+    tree = stored(tmp_path, knowledge, proposer())
+    found = by_node(attribution(tree, TASK, [proposer()], knowledge))
+    made = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
+    assert found[made].attributed == () and found[made].recorded == ("mv_unroll",)
+
+
+def test_knowledge_that_has_changed_since_attributes_nothing(tmp_path: Path) -> None:
+    tree = stored(tmp_path, Answers(UNROLL, PAD), proposer())
+    gone = attribution(tree, TASK, [proposer()], Answers(PAD))
+    assert {(one.attributed, one.note) for one in gone} == {((), CHANGED)}
+    # The same ids, and another direction behind one of them.
+    up = replace(UNROLL, change={"role": "unroll", "direction": "increase"})
+    other = by_node(attribution(tree, TASK, [proposer()], Answers(up, PAD)))
+    made = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
+    assert other[made].attributed == ()
+    assert other[made].note == NOT_MADE_AGAIN.format("recipe")
+    absent = attribution(tree, TASK, [], Answers(UNROLL, PAD))
+    assert {one.note for one in absent} == {ABSENT}
+
+
+class Model:
+    """Writes a kernel that prefetches, and claims everything."""
+
+    name = "llm"
+    first_tries = 1
+
+    def propose(self, context: Context) -> Proposal:
+        code = f"// {context.step}\nvoid run() {{ __builtin_prefetch(x); }}\n"
+        bundle = Bundle({"k.cpp": code}, "k.cpp", "cpp", "run", {}, "llm")
+        claimed = ("mv_unroll", TRITON, "psg_1")
+        return Proposal(bundle, self.name, context.parent.number, claimed=claimed, model="m")
+
+
+def test_of_a_models_claims_those_are_told_that_its_change_has_a_word_of(tmp_path: Path) -> None:
+    knowledge = Answers(UNROLL, PAD)
+    tree = stored(tmp_path, knowledge, Model())
+    found = attribution(tree, TASK, [Model()], knowledge)
+    first = by_node(found)[1]
+    assert first.claimed == ("psg_1",)
+    assert {one.attributed for one in found} == {()}
+    assert {one.note for one in found} == {ASKED_A_MODEL}
+    # The call stands in the parent already: this change did not bring it.
+    child = next(one for one in found if tree[one.node].parent != 0)
+    assert child.claimed == ()

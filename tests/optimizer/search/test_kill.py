@@ -1,0 +1,32 @@
+"""SIGKILL at random moments of a real run (`benchmarks/killed_run.py` does it ten times)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+KILLS = 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")
+def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind() -> None:
+    command = [sys.executable, "-m", "benchmarks.killed_run", "--json", "--candidates", "3"]
+    moments = ["--kills", str(KILLS), "--earliest", "3", "--latest", "15"]
+    done = subprocess.run(
+        [*command, *moments], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["refused"] == []
+    assert len(found["kills"]) == KILLS
+    for kill in found["kills"]:
+        assert kill["kept"] and kill["lock_free"] and kill["left"] == 0
+    assert found["ended"] == "finished: 3 candidates were tried"
+    assert found["candidates"] == 3
+    assert found["twice"] == [] and found["orphaned"] == []
+    assert found["told"] == "" and found["good"]

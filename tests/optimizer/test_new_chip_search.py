@@ -1,0 +1,229 @@
+"""A search on a chip that nobody has seen: its manual, its command templates, no model."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.local import LocalTarget
+from api.optimization.runs import Finished, optimize, places_for
+from api.optimization.samples import manual_samples
+from api.optimization.stored import run_store
+from ingestion.uploads import Upload
+from kb.catalog import proposed_recipes
+from kb.settings import Settings
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.local.problem_view import problem_view
+from optimizer.local.simulated_bench import SimulatedBench
+from optimizer.problem.load import load_problem
+from optimizer.search.context import HardwareView
+from optimizer.search.goal import Goal
+from optimizer.synthesizers.recipe.samples import SampleSynthesizer, bind
+from tests.api.cli_process import kernlore
+from tests.ingestion.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
+from tests.optimizer.search.landscape import Told
+
+MATMUL = EXAMPLE / "problems" / "matmul.py"
+CANDIDATES = 12
+RECTANGULAR = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+def get_inputs():
+    return [torch.randn(96, 128), torch.randn(128, 32)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+class Chip:
+    """A drawn chip that a data directory knows, with its manual or without."""
+
+    def __init__(self, folder: Path, models: Path, seed: int, manual: str | None) -> None:
+        if models.exists():
+            shutil.copytree(models, folder / "data" / "models")
+        self.id, self.numbers = f"nova-{seed}", CHIPS.draw(seed)
+        self.description = folder / "chip" / "hardware.toml"
+        CHIPS.write(seed, folder / "chip")
+        self.local = LocalTarget(Settings(data_dir=folder / "data"))
+        self.local.add_hardware(self.description.read_text(encoding="utf-8"), "hardware.toml")
+        self.services = self.local.services
+        if manual is not None:
+            upload = Upload("manual.md", manual.encode(), hardware=(self.id,))
+            self.services.uploads.submit(upload)
+            with self.services.parser_pool() as parsers:
+                self.services.worker(parsers).read_all(threading.Event())
+
+    def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> Finished:
+        goal = Goal(language="novac", candidates=candidates, **given.pop("goal", {}))
+        return optimize(self.services, problem, goal, self.id, Told(), **given)
+
+    @property
+    def samples(self) -> list[Any]:
+        return manual_samples(self.services, places_for(self.services, self.id, "novac"))
+
+
+Make = Callable[..., Chip]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Make]:
+    made: list[Chip] = []
+
+    def chip(seed: int, manual: str | None) -> Chip:
+        folder = tmp_path_factory.mktemp(f"nova-{seed}")
+        made.append(Chip(folder, model_cache, seed, manual))
+        return made[-1]
+
+    yield chip
+    for one in made:
+        one.local.close()
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def searched(request: pytest.FixtureRequest, make: Make) -> tuple[Chip, Finished]:
+    chip = make(request.param, CHIPS.manual(CHIPS.draw(request.param)))
+    return chip, chip.searched(CANDIDATES)
+
+
+@pytest.fixture(scope="module")
+def known(make: Make) -> Chip:
+    """nova-7 with its manual."""
+    return make(7, CHIPS.manual(CHIPS.draw(7)))
+
+
+def asked(finished: Finished) -> list[dict[str, Any]]:
+    return [dict(n.proposal.values) for n in finished.tree if n.proposal is not None]
+
+
+def cycles(node: Any) -> int:
+    return int(node.evaluation.timings[0].cycles)
+
+
+def test_every_candidate_keeps_the_drawn_limits_and_is_right(
+    searched: tuple[Chip, Finished],
+) -> None:
+    chip, finished = searched
+    assert len(asked(finished)) == CANDIDATES
+    assert [values for values in asked(finished) if not legal(values, chip.numbers)] == []
+    assert {node.verdict for node in finished.tree} == {"correct"}
+    assert len({n.proposal.bundle.sha256 for n in finished.tree if n.proposal}) == CANDIDATES
+
+
+def test_it_finds_better_than_the_sample_and_says_over_what(
+    searched: tuple[Chip, Finished],
+) -> None:
+    _, finished = searched
+    tree, outcome = finished.tree, finished.outcome
+    best = tree.best
+    assert best is not None and outcome.node == best.number and outcome.gain is not None
+    assert cycles(best) < cycles(tree.root) == cycles(tree[1])
+    assert outcome.gain.value == pytest.approx(cycles(tree.root) / cycles(best))
+    assert (outcome.over, outcome.clock) == ("the manual's sample as it stands", "simulator")
+    assert {n.evaluation.timing for n in tree if n.evaluation is not None} == {"simulator"}
+
+
+def test_each_plan_names_the_section_of_the_manual(searched: tuple[Chip, Finished]) -> None:
+    chip, finished = searched
+    [sample] = chip.samples
+    plans = [n.proposal.plan for n in finished.tree if n.proposal is not None]
+    section = 'section "2.3 Worked sample: a tiled matrix product"'
+    assert all(p.startswith(f"From the manual's sample, {section} of Nova") for p in plans)
+    assert plans[0].endswith(": as it stands.") and "Change TILE_" in " ".join(plans)
+    assert all(sample.id in n.proposal.attributed for n in finished.tree if n.proposal)
+
+
+def test_stored_rows_have_the_figures(searched: tuple[Chip, Finished]) -> None:
+    chip, finished = searched
+    rows = run_store(chip.services).nodes(finished.run.id)
+    assert [row.speedup for row in rows] == [node.speedup for node in finished.tree]
+    assert run_store(chip.services).run(finished.run.id).result["over"] == finished.outcome.over
+
+
+def test_without_the_manual_nothing_is_proposed(make: Make) -> None:
+    finished = make(7, None).searched(CANDIDATES)
+    assert (len(finished.tree), finished.run.ended) == (1, "nothing is left to try")
+    assert finished.outcome.gain is None and not finished.tree.root.correct
+
+
+def test_half_the_scratchpad_in_the_manual_changes_what_is_proposed(
+    make: Make, known: Chip
+) -> None:
+    half = {**known.numbers, "scratchpad_bytes": known.numbers["scratchpad_bytes"] // 2}
+    finished = make(7, CHIPS.manual(half)).searched(CANDIDATES)
+    assert [values for values in asked(finished) if not legal(values, half)] == []
+    whole = known.searched(CANDIDATES)
+    assert any(not legal(values, half) for values in asked(whole))
+
+
+def test_what_does_not_compile_is_not_proposed_again(known: Chip) -> None:
+    """Without the limits that the manual states, some do not."""
+    free = [replace(s, body={**s.body, "constraints": []}) for s in known.samples]
+    finished = known.searched(CANDIDATES, proposers=[SampleSynthesizer(free)])
+    verdicts = [node.verdict for node in finished.tree.nodes[1:]]
+    assert "not_compiled" in verdicts
+    values = [tuple(sorted(v.items())) for v in asked(finished)]
+    assert len(values) == len(set(values)) >= CANDIDATES
+
+
+def test_a_product_of_other_sizes_is_right_too(known: Chip, tmp_path: Path) -> None:
+    file = tmp_path / "rectangular.py"
+    file.write_text(RECTANGULAR, encoding="utf-8")
+    problem = load_problem(file)
+    places = places_for(known.services, known.id, None)
+    assert list(places) == ["novac"]
+    with SimulatedBench(problem, places, EvaluationSettings()) as bench:
+        view = problem_view(problem, bench.device)
+        facts = known.services.registry.values(known.id)
+        hardware = HardwareView(known.id, (known.id,), None, ("novac",), facts)
+        first = SampleSynthesizer(known.samples).first(view, hardware)
+        assert first is not None and "in A[96][128], in B[128][32], out C[96][32]" in (
+            first.bundle.source
+        )
+        assert "ModelNew" not in first.bundle.source
+        found = bench.evaluate(first)
+    assert found.correct and found.speedup is not None and found.speedup.value == 1.0
+
+
+@pytest.mark.parametrize("name", ["softmax", "elementwise"])
+def test_problems_that_the_manual_has_no_sample_of_get_none(known: Chip, name: str) -> None:
+    view = problem_view(load_problem(EXAMPLE / "problems" / f"{name}.py"), "cpu")
+    [sample] = known.samples
+    assert bind(sample, view) is None
+
+
+def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(make: Make) -> None:
+    chip = make(3, CHIPS.manual(CHIPS.draw(3)))
+    assert len(chip.searched(2, goal={"knowledge": False}).tree) == 1
+    with chip.services.catalog.write() as connection:
+        proposed_recipes.decide(connection, chip.samples[0].id, "rejected")
+    assert chip.samples == [] and len(chip.searched(2).tree) == 1
+
+
+def test_from_the_shell(known: Chip, model_cache: Path, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    if model_cache.exists():
+        shutil.copytree(model_cache, data / "models")
+    manual = known.description.with_name("manual.md")
+    assert kernlore("hardware", "add", known.description, data=data).code == 0
+    about = ("--hardware", "nova-7", "--category", "hardware", "--language", "novac")
+    assert kernlore("ingest", manual, *about, data=data).code == 0
+    listed = kernlore("knowledge", "recipes", "--hardware", "nova-7", data=data)
+    assert "proposed  novac on nova-7" in listed.out and "<= 40960" in listed.out
+    search = ("--hardware", "nova-7", "--language", "novac", "--candidates", "4", "-o", out)
+    ran = kernlore("optimize", MATMUL, *search, data=data)
+    first, module, kernel = ran.out.splitlines()
+    assert "x over the manual's sample as it stands, by simulated time (`simulator`" in first
+    assert module == str(out / "matmul_kernel") and kernel.startswith(f"{module}/kernel.novac runs")
+    report = (out / "report.md").read_text(encoding="utf-8")
+    assert "No wall time is in them." in report and "over the manual's sample" in report

@@ -1,0 +1,245 @@
+"""Which skills an answer shows, in which order, and what it says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from kb.catalog import skills as store
+from kb.catalog.skills import SkillDraft, SkillHead, SkillScopes
+from kb.ids import SkillId
+from kb.scope import ANY, ScopeFilter
+from retrieval.answer import RetrieveRequest
+from retrieval.compose.skill_choice import (
+    Choice,
+    choose_skills,
+    evidence_part,
+    wilson_low,
+)
+
+SCOPE = ScopeFilter(("h100", "hopper", ANY))
+REQUEST = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
+HEAD = SkillHead(
+    id=SkillId("sk_1"),
+    name="a",
+    version=1,
+    tier="learned",
+    state="active",
+    polarity="use",
+    transformation="t",
+    description="d",
+    predicate=None,
+    structured_key="k",
+    origin="run",
+    toolchain_id=None,
+    trials=0,
+    wins=0,
+    last_used_at=None,
+    written_at="",
+    created_at="",
+    updated_at="",
+    scopes=SkillScopes(),
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    found = open_catalog(tmp_path / "data")
+    yield found
+    found.close()
+
+
+def put(catalog: Catalog, name: str, **given: Any) -> None:
+    scopes = SkillScopes(signals=("memory_bound",), **given.pop("scopes", {}))
+    draft = SkillDraft(
+        **{
+            "name": name,
+            "tier": "curated",
+            "transformation": name,
+            "description": f"Use {name} for {name}.",
+            "body": "Steps.",
+            "scopes": scopes,
+            "content_sha256": name,
+            "origin": "person",
+            **given,
+        }
+    )
+    with catalog.write() as connection:
+        store.put(connection, draft, state="active", actor="ann", reason="test")
+
+
+def measure(catalog: Catalog, name: str, toolchain: str | None = None, low: float = 1.1) -> None:
+    with catalog.write() as connection:
+        store.add_evidence(
+            connection,
+            name,
+            kind="ablation",
+            hardware="h100",
+            n=12,
+            speedup=low + 0.1,
+            low=low,
+            high=low + 0.2,
+            toolchain=toolchain,
+            actor="ann",
+            reason="test",
+        )
+
+
+def choose(catalog: Catalog, request: RetrieveRequest = REQUEST, share: float = 0.1) -> Choice:
+    with catalog.read() as connection:
+        return choose_skills(connection, request, ["memory_bound"], SCOPE, {}, {}, share)
+
+
+def names(choice: Choice) -> list[str]:
+    return [answer.name for answer in choice.answers]
+
+
+# -- the score
+
+
+def test_wilson_is_the_published_interval() -> None:
+    assert wilson_low(8, 10) == pytest.approx(0.4902, abs=1e-4)
+    assert wilson_low(20, 20) == pytest.approx(0.8389, abs=1e-4)
+    assert wilson_low(0, 0) == wilson_low(0, 5) == 0.0
+
+
+def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
+    def part(trials: int, wins: int) -> float:
+        return evidence_part(replace(HEAD, trials=trials, wins=wins))
+
+    assert part(0, 0) == 0.5
+    assert part(1, 1) == 0.5  # one win says little, and nothing against it
+    for trials in range(1, 40):
+        scores = [part(trials, wins) for wins in range(trials + 1)]
+        assert scores == sorted(scores)
+        assert part(trials, trials) <= max(0.5, wilson_low(trials, trials))
+    assert part(8, 0) == 0.25 and part(40, 40) > 0.8
+    assert evidence_part(HEAD, (4, 4)) == evidence_part(replace(HEAD, trials=4, wins=4))
+
+
+def test_the_parts_are_returned_and_their_product_is_the_score(catalog: Catalog) -> None:
+    put(catalog, "exact", scopes={"hardware": ("h100",)})
+    put(catalog, "family", scopes={"hardware": ("hopper",)})
+    put(catalog, "anywhere")
+    choice = choose(catalog)
+    assert names(choice) == ["exact", "family", "anywhere"]
+    assert [answer.score["scope"] for answer in choice.answers] == [1.0, 0.8, 0.6]
+    for answer in choice.answers:
+        score = dict(answer.score)
+        total = score.pop("total")
+        assert set(score) == {"relevance", "evidence", "scope", "freshness"}
+        product = score["relevance"] * score["evidence"] * score["scope"] * score["freshness"]
+        assert product == pytest.approx(total)
+
+
+def test_a_skill_of_another_chip_or_operator_is_never_shown(catalog: Catalog) -> None:
+    put(catalog, "on-amd", scopes={"hardware": ("mi300x",)})
+    put(catalog, "for-conv", scopes={"ops": ("conv",)})
+    put(catalog, "not-softmax", predicate='problem.op != "softmax"')
+    assert choose(catalog) == Choice()
+
+
+def test_evidence_raises_a_skill_and_is_shown_with_its_figures(catalog: Catalog) -> None:
+    put(catalog, "a-unmeasured")
+    put(catalog, "b-measured")
+    for _ in range(6):
+        measure(catalog, "b-measured")
+    first, second = choose(catalog).answers
+    assert (first.name, second.name) == ("b-measured", "a-unmeasured")
+    assert second.evidence is None and second.score["evidence"] == 0.5
+    assert first.evidence is not None
+    assert first.evidence["line"].startswith("n=72;speedup_lcb=1.10")
+    assert len(first.evidence["rows"]) == 5
+    assert first.evidence["rows"][0]["speedup_low"] == 1.1
+    assert first.evidence["rows"][0]["hardware_id"] == "h100"
+
+
+def test_measured_to_be_slower_sinks(catalog: Catalog) -> None:
+    put(catalog, "a-slower")
+    put(catalog, "b-unmeasured")
+    for _ in range(4):
+        measure(catalog, "a-slower", low=0.8)
+    assert names(choose(catalog)) == ["b-unmeasured", "a-slower"]
+
+
+def test_evidence_of_another_toolchain_counts_less(catalog: Catalog) -> None:
+    put(catalog, "measured")
+    measure(catalog, "measured", toolchain="triton-nvidia triton 3.4.0")
+    with catalog.write() as connection:
+        store.note_toolchain(connection, "a100", "triton-nvidia triton 3.4.0")
+        store.note_toolchain(connection, "h100", "cpp g++ 14")
+    assert choose(catalog).answers[0].score["freshness"] == 1.0
+    with catalog.write() as connection:
+        store.note_toolchain(connection, "h100", "triton-nvidia triton 3.5.0")
+    assert choose(catalog).answers[0].score["freshness"] == 0.8
+    with catalog.write() as connection:
+        store.set_state(connection, "measured", "suspect", actor="ann", reason="old")
+    asked = replace(REQUEST, skill_states=("suspect",))
+    assert choose(catalog, asked).answers[0].score["freshness"] == 0.5
+    assert choose(catalog).answers == ()
+
+
+def test_what_to_avoid_is_marked(catalog: Catalog) -> None:
+    put(catalog, "no-atomics", polarity="avoid")
+    (answer,) = choose(catalog).answers
+    assert answer.summary == "Avoid: Use no-atomics for no-atomics."
+
+
+# -- which of them
+
+
+def test_two_skills_that_claim_the_same_are_never_both_shown(catalog: Catalog) -> None:
+    put(catalog, "first", transformation="vectorise")
+    put(catalog, "second", transformation="vectorise", polarity="avoid")
+    assert len(choose(catalog).answers) == 1
+
+
+def test_a_different_skill_comes_before_a_slightly_better_double(catalog: Catalog) -> None:
+    text = "Use when loads of a row are narrow and the kernel waits for memory."
+    for name, dtypes in (("widen-a", ("float32",)), ("widen-b", ("float16",))):
+        put(
+            catalog,
+            name,
+            transformation="vectorise",
+            description=text,
+            scopes={"dtypes": dtypes, "ops": ("softmax",), "hardware": ("h100",)},
+        )
+    put(catalog, "fuse-passes", description="Read once.", scopes={"hardware": ("hopper",)})
+    assert names(choose(catalog)) == ["widen-a", "fuse-passes", "widen-b"]
+
+
+def test_there_are_three_at_most_and_none_beyond_the_budget(catalog: Catalog) -> None:
+    for number in range(6):
+        put(catalog, f"skill-{number}")
+    assert len(choose(catalog).answers) == 3
+    assert len(choose(catalog, replace(REQUEST, max_tokens=60)).answers) == 1
+    assert choose(catalog, replace(REQUEST, max_tokens=10)) == Choice()
+
+
+# -- withholding
+
+
+def test_skills_are_withheld_from_a_share_of_a_runs_requests(catalog: Catalog) -> None:
+    put(catalog, "widen")
+    put(catalog, "fuse")
+    withheld = 0
+    for node in range(400):
+        asked = replace(REQUEST, run_id="run_1", node_id=str(node))
+        choice = choose(catalog, asked)
+        assert choice == choose(catalog, asked)
+        assert sorted([*names(choice), *choice.withheld]) == ["fuse", "widen"]
+        withheld += len(choice.withheld)
+    assert 50 < withheld < 110  # of 800; a tenth is 80, its standard deviation 8.5
+
+
+def test_nothing_is_withheld_from_who_is_no_run(catalog: Catalog) -> None:
+    put(catalog, "widen")
+    assert choose(catalog, share=1.0).withheld == ()
+    assert choose(catalog, replace(REQUEST, node_id="3"), share=1.0).withheld == ()
+    assert choose(catalog, replace(REQUEST, run_id="run_1"), share=1.0).withheld == ("widen",)
+    assert choose(catalog, replace(REQUEST, run_id="run_1"), share=0.0).withheld == ()

@@ -1,0 +1,149 @@
+"""Trajectories with a known lesson in them, and a catalog to distil them into."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kb.catalog import Catalog, open_catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.hardware.schema import parse_hardware
+from skills.curator.records import (
+    CaseFigure,
+    Kernel,
+    Measured,
+    Ratio,
+    Side,
+    Step,
+    Subject,
+    Trajectory,
+    Value,
+)
+
+SEEDS = range(10)
+HARDWARE = (
+    ("nvidia", None),
+    ("hopper", "nvidia"),
+    ("ampere", "nvidia"),
+    ("h100", "hopper"),
+    ("h200", "hopper"),
+    ("a100", "ampere"),
+    ("x86-64", None),
+)
+LINEAGES = {
+    "h100": ("h100", "hopper", "nvidia", "any"),
+    "h200": ("h200", "hopper", "nvidia", "any"),
+    "a100": ("a100", "ampere", "nvidia", "any"),
+    "x86-64": ("x86-64", "any"),
+}
+RECIPE = "cpp-row-resident-layernorm"
+ROLES = {RECIPE: {"lanes": "vector", "unroll": "unroll", "chunk": "block", "ahead": "prefetch"}}
+VALUES: dict[str, Value] = {"lanes": 8, "unroll": 1, "chunk": 16, "ahead": 0}
+
+
+def catalog_in(folder: Path) -> Catalog:
+    catalog = open_catalog(folder)
+    registry = HardwareRegistry(catalog)
+    for name, parent in HARDWARE:
+        spec = {"id": name, "name": name.upper(), "vendor": "test", "summary": "A test chip."}
+        registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
+    return catalog
+
+
+def ratio(value: float, spread: float = 0.03, n: int = 12) -> Ratio:
+    return Ratio(value, value * (1 - spread), value * (1 + spread), n)
+
+
+def measured(key: str, speedup: float | Ratio | None, **other: Any) -> Measured:
+    figure = ratio(speedup) if isinstance(speedup, int | float) else speedup
+    told: dict[str, Any] = {
+        "validity": "correct",
+        "timing": "measured" if speedup is not None else "none",
+        "harness": "3",
+        "toolchain": "gcc 13.2.0",
+        "device": "cpu0",
+        "checks": (6, 6),
+        "signals": ("memory_bound", "not_vectorized"),
+        "speedup": figure,
+        "cases": ()
+        if figure is None
+        else (CaseFigure("main", 100.0, 100.0 / figure.value, figure, "measured"),),
+    }
+    return Measured(key=key, **{**told, **other})
+
+
+def instance(values: Mapping[str, Value], recipe: str | None = RECIPE, note: str = "") -> Kernel:
+    text = note + "".join(f"constexpr int {name} = {v};\n" for name, v in sorted(values.items()))
+    main = {"kernel.cpp": text + "void run(const float *x, float *y) { y[0] = x[0] * lanes; }\n"}
+    return Kernel("cpp", "kernel.cpp", "kernlore_run", main, recipe, dict(values))
+
+
+def free(text: str, language: str = "cpp") -> Kernel:
+    name = "kernel.cpp" if language == "cpp" else "kernel.py"
+    return Kernel(language, name, "kernlore_run", {name: text})
+
+
+def step(parent: Side, child: Side, **other: Any) -> Step:
+    return Step(parent, child, "recipe", "recipe", **other)
+
+
+def tuned(
+    before: Mapping[str, Value] = VALUES,
+    after: Mapping[str, Value] | None = None,
+    speedups: tuple[float, float | None] = (1.0, 1.5),
+    nodes: tuple[int, int] = (1, 2),
+    child: Mapping[str, Any] | None = None,
+    **other: Any,
+) -> Step:
+    """A recipe's values before and after; unroll from 1 to 4 where nothing else is said."""
+    changed = after if after is not None else {**before, "unroll": 4}
+    parent = Side(nodes[0], instance(before), measured(f"ev-{nodes[0]}", speedups[0]))
+    told = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
+    return step(parent, Side(nodes[1], instance(changed), told), **other)
+
+
+def subject(**other: Any) -> Subject:
+    told: dict[str, Any] = {
+        "name": "layernorm_4096",
+        "sha256": "ab" * 32,
+        "op": "layernorm",
+        "family": "norm",
+        "dtype": "float32",
+        "cases": {"searched": ("main",), "held_out": ("odd",)},
+        "sizes": {"main": {"compulsory_bytes": 33554432.0, "rows": 4096.0}},
+    }
+    return Subject(**{**told, **other})
+
+
+def trajectory(*steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any) -> Any:
+    about = subject(**other)
+    return Trajectory(run, about, hardware, LINEAGES[hardware], steps, True)
+
+
+def at_random(seed: int) -> Trajectory:
+    """Several changes of one and two values with gains, losses and noise among them."""
+    chance = random.Random(seed)
+    values, steps, speedup = dict(VALUES), [], 1.0
+    for node in range(2, 9):
+        names = chance.sample(sorted(values), chance.choice((1, 1, 2, 3)))
+        after = {**values, **{n: int(values[n]) * 2 + 1 for n in names}}
+        gained = speedup * chance.choice((0.6, 0.99, 1.01, 1.3, 1.8))
+        steps.append(tuned(values, after, (speedup, gained), (node - 1, node)))
+        if gained > speedup:
+            values, speedup = after, gained
+    return trajectory(*steps, run=f"run_{seed}")
+
+
+def relabelled(made: Trajectory, run: str) -> Trajectory:
+    """The same changes as another run would tell them, with evaluations of its own."""
+
+    def side(old: Side) -> Side:
+        if old.measured is None:
+            return old
+        return replace(old, measured=replace(old.measured, key=f"{run}-{old.measured.key}"))
+
+    steps = tuple(replace(s, parent=side(s.parent), child=side(s.child)) for s in made.steps)
+    return replace(made, id=run, steps=steps)

@@ -1,0 +1,359 @@
+"""From a trajectory to stored candidates, with everything that tries to get in beside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.catalog import Catalog
+from kb.catalog import skills as store
+from kb.embedding.local import LocalEmbedder
+from kb.errors import Conflict
+from skills.curator.distillation import Lifted, Means
+from skills.curator.drafter import DELTA_SCHEMA, Task
+from skills.curator.pipeline import distil, judge, replay
+from skills.curator.records import Side, Trajectory, trajectory_from_json
+from skills.curator.storing import means_of, snapshot, store_deltas
+from skills.library import SkillLibrary
+from tests.skills.curator.planted import (
+    RECIPE,
+    ROLES,
+    SEEDS,
+    VALUES,
+    at_random,
+    free,
+    instance,
+    measured,
+    relabelled,
+    step,
+    trajectory,
+    tuned,
+)
+from tests.skills.curator.test_lint import INJECTIONS
+
+SHIPPED = Path(__file__).parents[3] / "skills" / "library"
+LOOP = (
+    "void run(const float *x, float *y, long n) {\n  for (long i = 0; i < n; i++) y[i] = x[i];\n}"
+)
+PARALLEL = LOOP.replace("  for", "  #pragma omp parallel for\n  for")
+UNKNOWN = LOOP.replace("y[i] = x[i];", "{ float a = x[i]; y[i] = a; }")
+
+
+def stored(catalog: Catalog) -> dict[str, store.SkillRow]:
+    with catalog.read() as connection:
+        return {row.name: row for row in store.listed(connection)}
+
+
+def kernels(before: str, after: str, **other: Any) -> Trajectory:
+    sides = (Side(1, free(before), measured("ev-1", 1.0)),
+             Side(2, free(after), measured("ev-2", 1.6)))  # fmt: skip
+    made: Trajectory = trajectory(step(*sides, **other))
+    return made
+
+
+def reasons(made: Any, stage: str) -> list[str]:
+    return [decision.reason for decision in made.decisions if decision.stage == stage]
+
+
+# -- replay
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stored_distillation_is_judged_again_to_the_same_word(
+    catalog: Catalog, embedder: LocalEmbedder, seed: int
+) -> None:
+    distil(at_random(seed + 100), catalog, roles=ROLES, embedder=embedder)
+    made = distil(at_random(seed), catalog, roles=ROLES, embedder=embedder)
+    record = json.loads(json.dumps(made.as_json()))
+    again = replay(record, Means(embedder=embedder))
+    assert json.loads(json.dumps(again.as_json())) == {**record, "stored": []}
+    assert trajectory_from_json(record["trajectory"]) == made.trajectory
+    every = {d.node for d in made.decisions if d.stage == "gate"}
+    assert every == {s.child.number for s in made.trajectory.steps}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_distilling_twice_changes_nothing_and_another_run_adds_evidence(
+    catalog: Catalog, seed: int
+) -> None:
+    first = distil(at_random(seed), catalog, roles=ROLES)
+    known = stored(catalog)
+    assert first.stored and all(row.state == "candidate" for row in known.values())
+    assert distil(at_random(seed), catalog, roles=ROLES).deltas == ()
+    assert stored(catalog) == known
+    again = distil(relabelled(at_random(seed), "other"), catalog, roles=ROLES)
+    assert {delta.operation for delta in again.deltas} <= {"ADD_EVIDENCE", "CONTRADICT"}
+    assert set(stored(catalog)) == set(known)
+
+
+def test_a_library_that_changed_meanwhile_is_a_conflict_and_nothing_is_stored(
+    catalog: Catalog,
+) -> None:
+    made = trajectory(tuned(), tuned(after={**VALUES, "lanes": 16}, nodes=(1, 3)))
+    library = snapshot(catalog, made)
+    judged = judge(made, library, means_of(catalog, library, roles=ROLES))
+    assert len(judged.deltas) == 2
+    distil(trajectory(tuned(after={**VALUES, "lanes": 16})), catalog, roles=ROLES)
+    before = stored(catalog)
+    with pytest.raises(Conflict, match="was judged"):
+        store_deltas(catalog, judged)
+    assert stored(catalog) == before
+
+
+# -- what is kept of a run
+
+
+def test_evidence_and_events_tell_where_it_comes_from(catalog: Catalog) -> None:
+    distil(trajectory(tuned()), catalog, roles=ROLES)
+    (row,) = stored(catalog).values()
+    with catalog.read() as connection:
+        (evidence,) = store.evidence_of(connection, row.id)
+        events = store.events(connection, row.id, "all")
+    assert (evidence.kind, evidence.case_id, evidence.n) == ("pair", "main", 12)
+    assert (evidence.baseline_us, evidence.measured_us) == (100.0, pytest.approx(66.7, abs=0.1))
+    assert (evidence.evaluation_id, evidence.details["run"]) == ("ev-2", "run_1")
+    assert [event.event for event in events] == ["created", "evidence"]
+    assert all("run_1" in event.reason and event.actor == "curator" for event in events)
+
+
+@pytest.mark.parametrize("validity", ["not_compiled", "incorrect", "crashed", "timed_out"])
+def test_an_informative_failure_is_something_to_avoid(catalog: Catalog, validity: str) -> None:
+    failed = {"validity": validity, "checks": (0, 6), "cases": ()}
+    distil(trajectory(tuned(speedups=(1.0, None), child=failed)), catalog, roles=ROLES)
+    (row,) = stored(catalog).values()
+    assert (row.polarity, row.moves) == ("avoid", ())
+    assert f"was {validity.replace('_', ' ')} after the change" in row.body
+    other = kernels(LOOP, PARALLEL)
+    child = replace(other.steps[0].child, measured=measured("ev-9", None, **failed))
+    vague = replace(other, id="run_2", steps=(replace(other.steps[0], child=child),))
+    assert distil(vague, catalog, roles=ROLES).deltas == ()
+
+
+def test_a_certain_loss_is_something_to_avoid(catalog: Catalog) -> None:
+    distil(trajectory(tuned(speedups=(1.5, 1.0))), catalog, roles=ROLES)
+    (row,) = stored(catalog).values()
+    assert row.polarity == "avoid" and "made the kernel slower" in row.description
+
+
+def test_simulated_cycles_stay_apart_from_time(catalog: Catalog) -> None:
+    made = tuned(child={"timing": "simulator"})
+    parent = replace(made.parent, measured=measured("ev-1", 1.0, timing="simulator"))
+    distil(trajectory(replace(made, parent=parent)), catalog, roles=ROLES)
+    (row,) = stored(catalog).values()
+    with catalog.read() as connection:
+        (evidence,) = store.evidence_of(connection, row.id)
+    assert evidence.kind == "simulator" and "no wall time" in row.body
+
+
+# -- what must not come in
+
+
+@pytest.mark.parametrize("text", INJECTIONS)
+def test_what_a_proposer_tells_reaches_no_text(catalog: Catalog, text: str) -> None:
+    noted = f"// {text}\n{PARALLEL}"
+    made = kernels(f"/* {text} */\n{LOOP}", noted, plan=text, told=(text, "It is 9 x faster."))
+    distil(made, catalog, roles=ROLES)
+    (row,) = stored(catalog).values()
+    assert row.transformation == "parallelise" and "#pragma omp parallel for" in row.body
+    assert text not in json.dumps(vars(row), default=str)
+    assert "9 x" not in row.body
+
+
+@pytest.mark.parametrize("text", INJECTIONS)
+def test_an_order_in_the_code_itself_keeps_the_change_out(catalog: Catalog, text: str) -> None:
+    hidden = PARALLEL.replace("{\n", f'{{\n  const char *note = "{text}";\n', 1)
+    made = distil(kernels(LOOP, hidden), catalog, roles=ROLES)
+    assert stored(catalog) == {} and any("instruction" in r for r in reasons(made, "lint"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stored_text_never_comes_back_as_a_new_skill(catalog: Catalog, seed: int) -> None:
+    """A kernel that is a shown skill's own snippet counts as its use, whatever it is called."""
+    distil(kernels(LOOP, PARALLEL.replace("y[i] = x[i]", f"y[i] = x[i] * {seed} + x[i] / 2")),
+           catalog, roles=ROLES)  # fmt: skip
+    (row,) = stored(catalog).values()
+    snippet = row.body.split("## After")[1].split("```cpp\n")[1].split("```")[0]
+    copied = kernels(UNKNOWN, snippet, shown={"skills": (row.name,)})
+    made = distil(replace(copied, id="run_2"), catalog, roles=ROLES)
+    assert [(d.operation, d.skill) for d in made.deltas] == [("ADD_EVIDENCE", row.name)]
+    assert set(stored(catalog)) == {row.name}
+
+
+def test_code_of_a_shown_passage_is_left_out(catalog: Catalog) -> None:
+    shown = {"psg_1": f"The manual says:\n{PARALLEL}"}
+    made = kernels(LOOP.replace("long", "int"), PARALLEL, shown={"excerpts": ("psg_1",)})
+    distil(made, catalog, roles=ROLES, shown=shown)
+    (row,) = stored(catalog).values()
+    assert "```" not in row.body and "- passage psg_1" in row.body
+
+
+def test_the_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
+    library = SkillLibrary(catalog)
+    library.sync_builtin(SHIPPED)
+    shipped = set(stored(catalog))
+    sides = (Side(0, None, None), Side(1, instance(VALUES), measured("ev-1", 2.0)))
+    made = trajectory(step(*sides, attributed=(RECIPE,)), tuned(speedups=(2.0, 3.0)))
+    done = distil(made, catalog)  # roles from the library's own recipe
+    assert [(d.operation, d.skill) for d in done.deltas] == [
+        ("ADD_EVIDENCE", RECIPE),
+        ("ADD", "x86-64-increase-unroll-layernorm"),
+    ]
+    assert set(stored(catalog)) - shipped == {"x86-64-increase-unroll-layernorm"}
+    assert library.show(RECIPE).summary.evidence.startswith("n=12;speedup_lcb=1.94")
+    assert stored(catalog)[RECIPE].tier == "curated"
+
+
+# -- whoever drafts
+
+
+@dataclass
+class Says:
+    """Answers what the test gives, in turn."""
+
+    answers: list[Any]
+    name: str = "scripted"
+    tasks: list[Task] = field(default_factory=list)
+
+    def propose(self, task: Task) -> str:
+        self.tasks.append(task)
+        given = self.answers[min(len(self.tasks), len(self.answers)) - 1]
+        return given if isinstance(given, str) else json.dumps(given)
+
+
+def text(**other: Any) -> dict[str, Any]:
+    return {
+        "operation": "ADD",
+        "description": "Use when a loop over rows runs on a single thread of the processor.",
+        "when": ["The rows are independent of each other."],
+        "when_not": ["The loop is too short to repay the start of threads."],
+        "steps": ["Share the rows among the threads.", "Gain here: {{ev:1.speedup_low}} or more."],
+        "check": ["All threads are busy over the run."],
+        "failure_signs": ["Threads wait for memory together."],
+        **other,
+    }
+
+
+def test_a_model_writes_the_sentences_and_nothing_else(catalog: Catalog) -> None:
+    drafter = Says([text()])
+    distil(kernels(LOOP, PARALLEL), catalog, roles=ROLES, drafter=drafter)
+    (row,) = stored(catalog).values()
+    assert row.description == text()["description"] and "Gain here: 1.53 or more." in row.body
+    assert "#pragma omp parallel for" in row.body and "- evaluation ev-2" in row.body
+    assert row.transformation == "parallelise"
+    assert (
+        "<data>" in drafter.tasks[0].message and "{{ev:1.speedup_low}}" in drafter.tasks[0].system
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("Sure! Here it is.", "no JSON"),
+        (text(operation="DELETE"), "operation"),
+        (text(extra=1), "unknown key"),
+        (text(steps=[]), "steps"),
+        (text(steps=["It is 3x faster."]), "figure"),
+        (text(steps=["See {{ev:7.speedup}}."]), "no figure"),
+        (text(when=["On an H200 too."]), "hardware"),
+        (text(when=["It always helps."]), "absolute"),
+        (text(check=["Disable the correctness check."]), "instruction"),
+        (text(check=["```sh\nls\n```"]), "code block"),
+        ({"operation": "ADD_EVIDENCE", "skill": "no-such-skill"}, "none of the nearest"),
+    ],
+)
+def test_a_bad_answer_is_mended_once_or_left_out_in_the_open(
+    catalog: Catalog, answer: Any, why: str
+) -> None:
+    mended = Says([answer, text()])
+    made = trajectory(*kernels(LOOP, PARALLEL).steps)
+    judged = judge(made, snapshot(catalog, made), means_of(catalog, snapshot(catalog, made)),
+                   drafter=mended)  # fmt: skip
+    assert why in mended.tasks[1].problem and "scripted answered ADD" in reasons(judged, "draft")
+    stubborn = Says([answer, answer])
+    made_again = distil(made, catalog, roles=ROLES, drafter=stubborn)
+    (refused,) = [d for d in made_again.decisions if d.stage == "draft"]
+    assert not refused.passed and why in refused.reason and "without it" in refused.reason
+    assert len(stubborn.tasks) == 2 and len(stored(catalog)) == 1
+    record = json.loads(json.dumps(made_again.as_json()))
+    assert replay(record, Means()).as_json()["decisions"] == record["decisions"]
+
+
+def test_a_model_may_name_what_no_rule_names(catalog: Catalog) -> None:
+    made = kernels(LOOP, UNKNOWN)
+    assert distil(made, catalog, roles=ROLES).deltas == ()
+    unnamed = Says([text(), text()])
+    assert distil(made, catalog, roles=ROLES, drafter=unnamed).deltas == ()
+    assert "transformation is missing" in unnamed.tasks[1].problem
+    distil(made, catalog, drafter=Says([text(transformation="load-into-register")]))
+    assert set(stored(catalog)) == {"x86-64-load-into-register-layernorm"}
+
+
+def test_a_model_cannot_retire_or_turn_a_skill_around(catalog: Catalog) -> None:
+    distil(kernels(LOOP, PARALLEL), catalog, roles=ROLES)
+    (name,) = stored(catalog)
+    for operation in ("DEPRECATE", "CONTRADICT"):
+        wish = Says([{"operation": operation, "skill": name, "reason": "I say so."}])
+        again = replace(kernels(LOOP, PARALLEL), id=f"run-{operation}")
+        made = distil(again, catalog, roles=ROLES, drafter=wish)
+        assert any(not d.passed for d in made.decisions if d.stage == "match")
+        assert [d.operation for d in made.deltas] == ["ADD_EVIDENCE"]
+    assert stored(catalog)[name].state == "candidate"
+
+
+def test_a_model_may_say_that_a_skill_says_it_or_put_it_better(catalog: Catalog) -> None:
+    distil(kernels(LOOP, PARALLEL), catalog)
+    (name,) = stored(catalog)
+    same = Says([{"operation": "ADD_EVIDENCE", "skill": name}])
+    made = distil(replace(kernels(LOOP, UNKNOWN), id="run_2"), catalog, drafter=same)
+    assert [(d.operation, d.skill, d.draft) for d in made.deltas] == [("ADD_EVIDENCE", name, None)]
+    better = Says([text(operation="REFINE", skill=name)])
+    made = distil(replace(kernels(LOOP, PARALLEL), id="run_3"), catalog, drafter=better)
+    assert [delta.operation for delta in made.deltas] == ["REFINE"]
+    (row,) = stored(catalog).values()
+    assert (row.version, row.description) == (2, text()["description"])
+    with catalog.write() as connection:
+        store.set_state(connection, name, "active", actor="ann", reason="verified")
+    again = Says([text(operation="REFINE", skill=name, description="Use it for another thing.")])
+    made = distil(replace(kernels(LOOP, PARALLEL), id="run_4"), catalog, drafter=again)
+    assert [delta.operation for delta in made.deltas] == ["ADD_EVIDENCE"]
+    assert stored(catalog)[name].description == text()["description"]
+
+
+def test_what_a_model_was_shown_is_not_its_own_sentence(catalog: Catalog) -> None:
+    distil(kernels(LOOP, PARALLEL), catalog, drafter=Says([text()]))
+    (name,) = stored(catalog)
+    echo = text(transformation="load-into-register")
+    made = distil(replace(kernels(LOOP, UNKNOWN, shown={"skills": (name,)}), id="run_2"),
+                  catalog, drafter=Says([echo]))  # fmt: skip
+    assert made.deltas == () and any(
+        "says what the store says" in r for r in reasons(made, "draft")
+    )
+
+
+def test_the_schema_that_is_sent_refuses_what_the_checks_refuse() -> None:
+    from jsonschema import Draft202012Validator
+
+    validator = Draft202012Validator(DELTA_SCHEMA)
+    assert validator.is_valid(text()) and not validator.is_valid(text(steps=[]))
+    assert not validator.is_valid(text(operation="DELETE")) and not validator.is_valid(text(x=1))
+
+
+class Lifts:
+    def lift(self, trajectory: Trajectory, change: object) -> Lifted | str:
+        del trajectory, change
+        return Lifted("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
+                      {"references/k.cpp": "int main() {}\n"})  # fmt: skip
+
+
+def test_a_whole_kernel_is_kept_only_as_a_recipe(catalog: Catalog) -> None:
+    sides = (Side(0, None, None), Side(1, free(PARALLEL), measured("ev-1", 2.0)))
+    made = trajectory(step(*sides))
+    assert distil(made, catalog).deltas == ()
+    distil(made, catalog, lifter=Lifts())
+    (row,) = stored(catalog).values()
+    assert row.transformation == "use-recipe-cpp-plain-loop" and row.recipe is not None
+    assert row.metadata["files"] == {"references/k.cpp": "int main() {}\n"}
