@@ -152,17 +152,20 @@ def with_knowledge(services: Services, found: Evaluation) -> dict[str, Any]:
 def known_about(services: Services, found: Evaluation) -> dict[str, Any]:
     """What the service says about a verdict; nothing where there is nothing to ask for."""
     settings = services.settings
+    verdict = found.verdict
+    metrics = {**found.metrics, **verdict.get("metrics", {})}
     request = RetrieveRequest(
         log=found.log or None if not found.correct else None,
-        # What the compiler counted says why a right kernel is slow, not why one is wrong.
-        metrics=dict(found.metrics) or None if found.correct else None,
-        signal=next((signal["id"] for signal in found.verdict.get("signals", ())), None),
+        # What was counted and timed says why a right kernel is slow, not why one is wrong.
+        metrics=metrics or None if found.correct else None,
+        signals=tuple(signal["id"] for signal in verdict.get("signals", ())),
+        problem=verdict.get("problem") or None,
         hardware=found.hardware,
         language=found.language,
         k=settings.default_k,
         max_tokens=settings.default_max_tokens,
     )
-    telling = request.log or request.metrics or request.signal
+    telling = request.log or request.metrics or request.signals
     if not telling or not services.documents.find():
         return {}
     answer = services.retriever.retrieve(request)

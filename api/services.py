@@ -94,6 +94,7 @@ class Services:
             self.embedder,
             lambda: self.index,
             lambda: self.dense_ready,
+            self.settings.skills_withheld_share,
         )
 
     @cached_property

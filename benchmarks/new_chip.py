@@ -47,8 +47,8 @@ NOTE = (
     " accumulator the drawn registers, its columns whole vectors or its pitches whole banks,"
     " counted here from the chip's own numbers and not from the manual. Half the scratchpad means"
     " half the figure in every place of the manual, the chip staying as it is; where the sample"
-    " itself takes more than that, the manual contradicts itself, the figure is not believed, and what"
-    " is left bounds more than it should (seed 5)."
+    " itself takes more than that, the manual contradicts itself, the figure is not believed, and"
+    " what is left bounds more than it should (seed 5)."
 )
 
 

@@ -64,4 +64,10 @@ class Settings(BaseSettings):
     default_k: int = Field(20, ge=1, le=200, description="Excerpts in an answer.")
     max_k: int = Field(200, ge=1, description="Most excerpts a request may ask for.")
     default_max_tokens: int = Field(6000, ge=1, description="Token budget of the packed context.")
+    skills_withheld_share: float = Field(
+        0.1, ge=0, le=1, description="Share of skills withheld from a run's requests, for lift."
+    )
+    skills_unused_retrievals: int = Field(
+        5000, ge=1, description="A learned skill unused in so many retrievals is retired."
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")

@@ -18,7 +18,8 @@ from kb.scope import ALL_ACCESS
 class RetrieveRequest:
     """Any combination of signal, log, metrics and query; at least one of them.
 
-    metrics: raw profiler names to numbers (or numeric text). problem: further quantities of the
+    signals: further ones after `signal`, the leading one first. roles: of what the asker can change
+    (kb/moves_vocabulary.py): moves of these are told in addition to the best of any role. metrics: raw profiler names to numbers (or numeric text). problem: further quantities of the
     problem, named as in kb/problem_terms.toml. k: excerpts in the ranked list.
     max_tokens: budget of the packed context. run_id, node_id: of an optimizer's run, for the log.
     Everything else narrows the answer."""
@@ -39,6 +40,13 @@ class RetrieveRequest:
     run_id: str | None = None
     node_id: str | None = None
     access_scope: str = ALL_ACCESS
+    signals: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+    @property
+    def given_signals(self) -> tuple[str, ...]:
+        """`signal` and `signals`, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.signal, *self.signals))))
 
     @property
     def problem_values(self) -> dict[str, Value | None]:

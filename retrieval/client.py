@@ -1,7 +1,7 @@
 """The Python client of a Kernlore service: one module, standard library and httpx, nothing else.
 
-Also the distribution `kernlore-client`, so it imports nothing of this repository and runs on Python
-3.10. Fields a newer service adds are ignored, fields an older one lacks keep their default.
+Also the distribution `kernlore-client`: imports nothing of this repository, runs on Python 3.10.
+Fields a newer service adds are ignored, fields an older one lacks keep their default.
 
     with Kernlore() as kernlore:
         answer = kernlore.retrieve(log=compiler_output, hardware="h100")
@@ -32,11 +32,9 @@ _segment = partial(quote, safe="")  # an id as one part of a path
 
 
 class KernloreClientError(Exception):
-    """Whatever kept an answer away; `hint` says what to do next.
-
+    """Whatever kept an answer away; `hint` says what to do next. `status`: None without answer.
     `code` is the service's own (`unknown_hardware`, ...) or this side's: unreachable, timeout,
-    connection_lost, unexpected_answer, invalid_url, invalid_request. `status`: None without answer.
-    """
+    connection_lost, unexpected_answer, invalid_url, invalid_request."""
 
     def __init__(
         self,
@@ -309,11 +307,12 @@ class Kernlore:
         used: Sequence[str] = (),
         correct: bool | None = None,
         speedup: float | None = None,
+        baseline_speedup: float | None = None,
     ) -> None:
-        """Say what became of an answer. used: ids of the excerpts, skills and moves acted on."""
-        if speedup is not None and not math.isfinite(speedup):
-            speedup = None  # JSON has no NaN, and a harness that says so measured nothing
-        outcome = _given({"used": _listed(used), "correct": correct, "speedup": speedup})
+        """What became of an answer. used: ids acted on; baseline_speedup: of what was changed."""
+        figures = {"speedup": speedup, "baseline_speedup": baseline_speedup}
+        known = _given({"used": _listed(used), "correct": correct} | figures)
+        outcome = {n: v for n, v in known.items() if n not in figures or math.isfinite(v)}  # no NaN
         self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
 
     def signals(self) -> list[Json]:

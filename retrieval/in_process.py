@@ -17,7 +17,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.service import Retriever
 
 _OUTCOME = re.compile(r"/retrievals/([^/]+)/outcome")
-_LISTS = ("categories", "skill_states")
+_LISTS = ("categories", "skill_states", "signals", "roles")
 _TOLD = ("correct", "speedup", "baseline_speedup", "note")
 
 

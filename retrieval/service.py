@@ -23,6 +23,7 @@ from kb.embedding.base import Vectors
 from kb.errors import InvalidRequest, nearest
 from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.ids import new_id
+from kb.moves_vocabulary import ROLES
 from kb.problem_terms import problem_terms
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.answer import Answer, Excerpt, MoveAnswer, RetrieveRequest
@@ -190,7 +191,7 @@ class Retriever:
             scope = ScopeFilter(admitted, categories, request.language, request.access_scope)
             return _Scope(spec, lineage, scope, facts)
         # Nothing foreign may answer a run-time condition; a plain question may be about any chip.
-        run_time = request.signal or request.log or request.metrics
+        run_time = request.given_signals or request.log or request.metrics
         admitted_any = (ANY,) if run_time else None
         scope = ScopeFilter(admitted_any, categories, request.language, request.access_scope)
         return _Scope(None, (), scope, {})
@@ -250,12 +251,13 @@ class Retriever:
     ) -> tuple[tuple[MoveAnswer, ...], Choice]:
         """What to do about the verdict."""
         moves = fitting_moves(
-            move_candidates(connection, verdict.signals, scope.filter) if verdict.signals else [],
+            move_candidates(connection, verdict.signals, scope.filter),
             verdict.signals,
             verdict.metrics,
             scope.facts,
             request.problem_values,
             scope.lineage,
+            request.roles,
         )
         skills = choose_skills(
             connection,
@@ -314,7 +316,7 @@ def _hardware(scope: _Scope) -> dict[str, object] | None:
 
 def _check(request: RetrieveRequest) -> None:
     """What a door may not let through, in the one error shape."""
-    if not any((request.signal, request.log, request.metrics, request.query)):
+    if not any((request.given_signals, request.log, request.metrics, request.query)):
         raise InvalidRequest(
             "nothing to retrieve for",
             hint="Give a signal, a log, metrics or a query (q), in any combination.",
@@ -326,6 +328,7 @@ def _check(request: RetrieveRequest) -> None:
     for name, values, known in (
         ("category", request.categories or (), CATEGORIES),
         ("skill state", request.skill_states, SKILL_STATES),
+        ("role", request.roles, tuple(sorted(ROLES))),
         ("quantity of a problem", request.problem or (), tuple(problem_terms().quantities)),
     ):
         for value in values:

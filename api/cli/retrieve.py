@@ -68,13 +68,21 @@ def outcome(
     correct: Annotated[
         bool | None, typer.Option("--correct/--incorrect", help="Whether the kernel was correct.")
     ] = None,
-    speedup: Annotated[float | None, typer.Option(help="Over what was there before.")] = None,
+    speedup: Annotated[float | None, typer.Option(help="Over the reference.")] = None,
+    baseline_speedup: Annotated[
+        float | None, typer.Option(help="That of the kernel that was changed.")
+    ] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Report what became of an answer."""
-    said = {"used": used or None, "correct": correct, "speedup": speedup}
+    said = {
+        "used": used or None,
+        "correct": correct,
+        "speedup": speedup,
+        "baseline_speedup": baseline_speedup,
+    }
     with open_target(data_dir, url) as target:
         kept = {name: value for name, value in said.items() if value is not None}
         recorded = target.report_outcome(retrieval_id, kept)

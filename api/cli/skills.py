@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from api.cli import skills_curation
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, table
 from api.cli.target import open_target
 
 app = typer.Typer(help="The skill library.")
+app.add_typer(skills_curation.app)
 
 
 @app.command("list")

@@ -28,6 +28,7 @@ TAGS = [
     {"name": "skills", "description": "Measured transformations."},
     {"name": "evaluations", "description": "Is a kernel right, how fast is it, what to read."},
     {"name": "runs", "description": "Searches for a faster kernel."},
+    {"name": "trajectories", "description": "Searches of other optimizers, evaluated here."},
     {"name": "service", "description": "Is it alive, ready, and what does it do?"},
 ]
 ERRORS: dict[int | str, dict[str, Any]] = {

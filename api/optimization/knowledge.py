@@ -27,9 +27,7 @@ class ServiceKnowledge:
         self._texts: dict[str, str] = {}  # of skills by name
 
     def consult(self, query: Query) -> Knowledge:
-        """Nothing where the verdict has no signal and the log is empty: there is no question."""
-        if not query.signals and not query.log:
-            return Knowledge()
+        """A verdict without a signal is asked about by its operator."""
         answer = self._services.retriever.retrieve(_request(query))
         return self._knowledge(answer, query.hardware)
 
@@ -79,18 +77,26 @@ class ServiceKnowledge:
 
 def _request(query: Query) -> RetrieveRequest:
     return RetrieveRequest(
-        signal=query.signals[0] if query.signals else None,
+        signals=query.signals,
         log=query.log or None,
         metrics=query.metrics or None,
+        query=None if query.signals or query.log else _words(query),
         hardware=query.hardware,
         op=query.op or None,
         language=query.language,
         dtype=query.dtype,
+        problem=query.problem or None,
+        roles=query.roles,
         k=EXCERPTS,
         max_tokens=query.max_tokens,
         run_id=query.run_id or None,
         node_id=str(query.node),
     )
+
+
+def _words(query: Query) -> str:
+    """What to look for where nothing is known to be wrong."""
+    return " ".join(filter(None, ("faster", query.op.replace("_", " "), query.language, "kernel")))
 
 
 def _remedy(move: MoveAnswer) -> Remedy:
@@ -105,6 +111,7 @@ def _remedy(move: MoveAnswer) -> Remedy:
         move.why,
         move.applies,
         move.when,
+        limit.get("unit"),
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from api.evaluation import choose_target, known_ceilings, known_signatures
 from api.optimization.knowledge import ServiceKnowledge, library_recipes
@@ -27,19 +26,23 @@ from optimizer.local.problem_view import problem_view
 from optimizer.local.simulated_bench import SimulatedBench, simulated
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Problem
+from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.confirm import Outcome, confirm
 from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener, Search
+from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Proposal
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 from optimizer.synthesizers.base import Synthesizer
 from optimizer.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.toolchains.base import Target
 from optimizer.toolchains.registry import usable_toolchain
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
+BUILTIN = ("recipe", "sample", "compiler")
 INHERITED = 3
 NOT_PROVEN = Outcome(None, None, "it was cancelled before the winner was measured again")
 
@@ -72,15 +75,16 @@ def optimize(
     `name=weight,name`. run_id: of a new run, where somebody knows it already.
     """
     problem = load_problem(problem_path)
+    _check_models(goal, models)
     store = run_store(services)
     places = places_for(services, hardware, goal.language)
     target = next(iter(places.values())).target
     chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
-    with _bench(services, problem, places) as bench:
+    with bench_for(services, problem, places) as bench:
         view = problem_view(problem, bench.device)
         over = "the reference"
         if isinstance(bench, SimulatedBench):
-            hardware_view = _hardware_view(target, places)
+            hardware_view = hardware_view_of(target, places, goal.language)
             over = compared_with(bench, chosen, view, hardware_view, store, resume)
         if resume is None:
             bench.reference()  # makes the problem's row, which the run's row points to
@@ -97,7 +101,7 @@ def optimize(
             synthesizers=chosen,
             knowledge=ServiceKnowledge(services),
             problem=view,
-            hardware=_hardware_view(target, places),
+            hardware=hardware_view_of(target, places, goal.language),
             listener=listener,
             inherited=_inherited(store, problem, view, target.lineage, places),
         )
@@ -111,7 +115,18 @@ def optimize(
     return Finished(ended, search.tree, outcome, problem)
 
 
-def _bench(
+def _check_models(goal: Goal, models: str) -> None:
+    """Raises InvalidRequest where synthesizers are named and do not go with the models."""
+    named = "llm" in goal.synthesizers
+    if named and not models:
+        raise InvalidRequest("llm is to propose and no model is named", hint="Give --models NAME.")
+    if models and goal.synthesizers and not named:
+        raise InvalidRequest(
+            "--models names a model that may not propose", hint="Add llm to --synthesizers."
+        )
+
+
+def bench_for(
     services: Services, problem: Problem, places: dict[str, Place]
 ) -> LocalBench | SimulatedBench:
     """What measures in these places."""
@@ -167,7 +182,24 @@ def _own_languages(services: Services, hardware: str) -> list[str]:
 
 
 def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
-    """Recipes and torch's compiler: what needs no key."""
+    """Recipes, samples of manuals and torch's compiler: what needs no key; of these, the ones that
+    the goal names. Raises InvalidRequest where none of those is to be had here."""
+    found = _builtin(services, goal, places)
+    if not goal.synthesizers:
+        return found
+    chosen = [one for one in found if one.name in goal.synthesizers]
+    named = set(goal.synthesizers) & set(BUILTIN)
+    absent = sorted(named - {one.name for one in chosen})
+    if absent:
+        raise InvalidRequest(
+            f"{absent[0]} has nothing to propose from here",
+            hint=f"Here are {', '.join(one.name for one in found)}; sample needs code samples of a"
+            " manual, compiler candidates in torch.",
+        )
+    return chosen
+
+
+def _builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     proposers: list[Synthesizer] = []
     services.skills.sync_builtin(services.settings.skills_dir)  # this version's recipes
@@ -198,10 +230,27 @@ def language_models(services: Services, models: str, goal: Goal, listener: Liste
     return LlmSynthesizer(settings, FolderTranscripts(folder))
 
 
-def _hardware_view(target: Any, places: dict[str, Place]) -> HardwareView:
-    return HardwareView(
-        target.hardware, target.lineage, target.device, tuple(places), dict(target.facts)
-    )
+def hardware_view_of(
+    target: Target, places: Mapping[str, Place], language: str | None = None
+) -> HardwareView:
+    """The target as proposers see it. language: the only one that candidates may be in; torch is
+    among the places for the reference's sake then."""
+    ordered = tuple(sorted(places, key=lambda name: name == "torch"))
+    offered = (language,) if language in places else ordered
+    return HardwareView(target.hardware, target.lineage, target.device, offered, dict(target.facts))
+
+
+def attributed(services: Services, run_id: str) -> list[Attribution]:
+    """What of the shown knowledge made each candidate of a run, by asking its proposers again."""
+    store = run_store(services)
+    row = store.run(run_id)
+    problem = load_problem(Path(row.problem))
+    places = places_for(services, row.hardware, row.goal.language)
+    target = next(iter(places.values())).target
+    view = problem_view(problem, target.device or "cpu")
+    task = Task(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
+    proposers = builtin(services, row.goal, places)
+    return attribution(Tree(store.nodes(run_id)), task, proposers, ServiceKnowledge(services))
 
 
 def _begin(

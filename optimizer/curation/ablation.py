@@ -20,6 +20,7 @@ from kb.errors import KernloreError, Unavailable
 from kb.hardware.checks import Problems
 from kb.problem_terms import op_family
 from optimizer.curation.build import ratio_of
+from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.curation.unseen import Unseen, as_only, unseen_cases
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
@@ -27,7 +28,7 @@ from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, Remedy, ShownSkill
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
@@ -230,7 +231,7 @@ class WithSkill:
     def consult(self, query: Query) -> Knowledge:
         found = self._source.consult(query)
         skills = tuple(s for s in found.skills if s.name != self._without)
-        remedies = tuple(r for r in found.remedies if not r.id.startswith(f"{self._without}#"))
+        remedies = tuple(r for r in found.remedies if skill_of(r.id) != self._without)
         if self._skill is None:
             return replace(found, skills=skills, remedies=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
@@ -240,23 +241,6 @@ class WithSkill:
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """Trials say nothing of how useful an answer was to a run."""
-
-
-def remedies_of(skill: SkillRow) -> tuple[Remedy, ...]:
-    """The moves of a skill as a proposer sees them; their ids name it."""
-    return tuple(
-        Remedy(
-            id=f"{skill.name}#{number}",
-            name=str(move.get("id") or skill.name),
-            change=dict(move["change"]),
-            limit=None,
-            limit_name=None,
-            why=str(move.get("why", "")),
-            applies=None,
-            when=str(move.get("when", "")),
-        )
-        for number, move in enumerate(skill.moves)
-    )
 
 
 def recipe_of(skill: SkillRow) -> Recipe | None:
@@ -274,7 +258,7 @@ def _by(skill: SkillRow, node: Node) -> bool:
     proposal = node.proposal
     if proposal is None:
         return False
-    named = any(name.startswith(f"{skill.name}#") for name in proposal.attributed)
+    named = any(skill_of(identity) == skill.name for identity in proposal.attributed)
     return named or proposal.recipe == skill.name
 
 

@@ -65,13 +65,21 @@ def _diagnoser() -> Diagnoser:
 
 
 def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[str, Any]:
-    """A verdict as JSON: retrieval's diagnosis, and `primary`, `kernels` and `not_measured`."""
+    """A verdict as JSON: retrieval's diagnosis, and `primary`, `kernels` and `not_measured`.
+
+    `metrics` and `problem` are what it was derived from, for whoever asks about it: measured and
+    derived metrics by raw names (of a correct kernel), quantities of the problem's leading case.
+    """
     reader = FAILURES.get(evaluation.validity)
-    found = reader(evaluation, around) if reader else _correct(evaluation, around)
+    timing, work = leading_case(evaluation, around.works or {})
+    metrics = {} if reader else gathered(evaluation, around, timing, work)
+    found = reader(evaluation, around) if reader else _correct(evaluation, around, metrics)
     first = found.signals[0].id if found.signals else "unknown"
     refused = {c.collector: c.not_measured for c in around.collected if c.not_measured}
     return {
         **asdict(found),
+        "metrics": metrics,
+        "problem": quantities(work) if work else {},
         "primary": first,
         "kernels": _kernels(around.collected),
         "not_measured": {**(around.not_measured or {}), **refused},
@@ -222,9 +230,10 @@ FAILURES: Mapping[str, Reader] = {
 # -- what works
 
 
-def _correct(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+def _correct(
+    evaluation: Evaluation, around: Surroundings, metrics: Mapping[str, Metric]
+) -> Diagnosis:
     timing, work = leading_case(evaluation, around.works or {})
-    metrics = gathered(evaluation, around, timing, work)
     request = RetrieveRequest(
         metrics=metrics,
         hardware=evaluation.hardware,
@@ -257,7 +266,7 @@ def quantities(work: Work) -> dict[str, float | str]:
         "precision_policy": "relaxed" if work.relaxed else "strict",
     }
     if work.flops:
-        told["flops"] = work.flops
+        told["flops"] = work.needed_flops
     if work.reduction_length is not None:
         told["reduction_length"] = work.reduction_length
     return told

@@ -70,9 +70,7 @@ class Evaluator:
         self.device = target.device or "cpu"
         self.lock = DeviceLock(self.device)
         self.journal: Journal = journal or NoJournal()
-        # Twice the last-level cache of the target, or what is above that of any chip of today.
-        known = target.facts.get("l2_size")
-        self.flush_bytes = int(2 * known) if isinstance(known, int | float) else 256 * MIB
+        self.flush_bytes = flush_bytes_of(target.facts)
         self._level = level_for(settings.isolation, self.device)
         self._owns_pool = pool is None
         self._pool = pool or RunnerPool(RunnerSettings(self.device, settings.threads, self._level))

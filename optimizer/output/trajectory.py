@@ -63,6 +63,7 @@ def _action(node: Node) -> dict[str, Any] | None:
         "origin": proposal.origin,
         "recipe": proposal.recipe,
         "values": dict(proposal.values),
+        "parameters": dict(bundle.parameters),
         "language": bundle.language,
         "entry": bundle.entry,
         "main": bundle.main,

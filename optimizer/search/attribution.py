@@ -20,7 +20,7 @@ from typing import Any
 
 from optimizer.search.context import Context
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
-from optimizer.search.propose import Task, as_it_was, composed, query
+from optimizer.search.propose import Task, as_it_was, composed, query, roles_of
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree
 from optimizer.synthesizers.base import ProposalFailed, Synthesizer
@@ -57,13 +57,14 @@ def attribution(
 ) -> list[Attribution]:
     """For every node that was shown something. synthesizers: as the run had them."""
     by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
+    roles = roles_of(synthesizers, task.problem)
     asked: dict[int, Knowledge] = {}
     found = []
     for node in tree:
         if node.proposal is None or node.parent is None or not _shown(node):
             continue
         if node.parent not in asked:
-            asked[node.parent] = knowledge.consult(query(task, tree[node.parent]))
+            asked[node.parent] = knowledge.consult(query(task, tree[node.parent], roles))
         answer = asked[node.parent]
         told = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
         found.append(replace(told, recorded=node.proposal.attributed))

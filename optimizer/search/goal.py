@@ -11,15 +11,25 @@ from optimizer.search.records import Node, best_of
 
 PolicyName = Literal["best-first", "mcts", "evolutionary"]
 MemoryName = Literal["none", "parent", "siblings", "both", "ancestors"]
+SYNTHESIZERS = ("recipe", "sample", "compiler", "llm", "external")
 POLICIES: tuple[PolicyName, ...] = ("best-first", "mcts", "evolutionary")
 MEMORIES: tuple[MemoryName, ...] = ("none", "parent", "siblings", "both", "ancestors")
+
+
+UNKNOWN_ROOFLINE = (
+    "the share of the roofline is not known here, so that target could not be reached"
+)
+LIMITS = ("candidates", "minutes", "usd", "target", "stall", "target_us", "target_roofline")
 
 
 @dataclass(frozen=True)
 class Goal:
     """language: of the candidates, None for any that has a toolchain here. target: speed-up whose
-    lower bound ends the run. candidates, minutes, usd: budgets; None for no limit. stall:
-    candidates without a better one after which the run ends."""
+    lower bound ends the run; target_us: microseconds a call that the time's upper bound has to
+    reach on each timed case; target_roofline: share (0..1) of what the device's measured ceilings
+    allow, reached by its lower bound. candidates, minutes, usd: budgets; None for no limit. stall:
+    candidates without a better one after which the run ends. synthesizers: names of those that may
+    propose, empty for all."""
 
     language: str | None = None
     target: float | None = None
@@ -31,6 +41,9 @@ class Goal:
     memory: MemoryName = "both"
     seed: int = 0
     stall: int | None = None
+    target_us: float | None = None
+    target_roofline: float | None = None
+    synthesizers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES or self.memory not in MEMORIES:
@@ -38,7 +51,12 @@ class Goal:
                 f"unknown policy {self.policy!r} or memory {self.memory!r}",
                 hint=f"Policies: {', '.join(POLICIES)}. Memories: {', '.join(MEMORIES)}.",
             )
-        for name in ("candidates", "minutes", "usd", "target", "stall"):
+        unknown = next((name for name in self.synthesizers if name not in SYNTHESIZERS), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"there is no synthesizer {unknown!r}", hint=f"There are {', '.join(SYNTHESIZERS)}."
+            )
+        for name in LIMITS:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
@@ -48,7 +66,8 @@ class Goal:
 
 
 def goal_from_json(told: Mapping[str, Any]) -> Goal:
-    return Goal(**{name: told[name] for name in Goal.__dataclass_fields__ if name in told})
+    found = {name: told[name] for name in Goal.__dataclass_fields__ if name in told}
+    return Goal(**{**found, "synthesizers": tuple(found.get("synthesizers", ()))})
 
 
 def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
@@ -58,9 +77,53 @@ def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
     """
     own = [node for node in nodes if not node.inherited and node.parent is not None]
     best = best_of(nodes)
-    spent = sum(node.proposal.cost.usd or 0.0 for node in own if node.proposal is not None)
-    if goal.target is not None and best is not None and best.merit >= goal.target:
+    reached = _reached(goal, best)
+    if reached is not None:
+        return reached
+    ended = _spent(goal, own, best, seconds)
+    unknown = goal.target_roofline is not None and (best is None or roofline_of(best) is None)
+    if ended is not None and unknown:
+        return f"{ended}; {UNKNOWN_ROOFLINE}"
+    return ended
+
+
+def roofline_of(node: Node) -> float | None:
+    """Lower bound of the share (0..1) of what the measured ceilings allow; None where they are not
+    known. The share is one over the time, so its interval is that of the speed-up."""
+    found, share = node.speedup, _number(node, "roofline_pct")
+    if found is None or share is None or found.value <= 0:
+        return None
+    return share / 100 * found.low / found.value
+
+
+def slowest_us(node: Node) -> float | None:
+    """Upper bound of the time in microseconds a call, on the slowest timed case; None where a case
+    has no figure by the clock."""
+    timings = node.evaluation.timings if node.evaluation is not None else ()
+    bounds = [
+        t.baseline_us / t.speedup.low
+        for t in timings
+        if t.state == "measured" and t.baseline_us and t.speedup is not None and t.speedup.low > 0
+    ]
+    return max(bounds) if bounds and len(bounds) == len(timings) else None
+
+
+def _reached(goal: Goal, best: Node | None) -> str | None:
+    if best is None:
+        return None
+    if goal.target is not None and best.merit >= goal.target:
         return f"the target of {goal.target:g} is reached"
+    time = slowest_us(best) if goal.target_us is not None else None
+    if time is not None and goal.target_us is not None and time <= goal.target_us:
+        return f"the target of {goal.target_us:g} us is reached"
+    share = roofline_of(best) if goal.target_roofline is not None else None
+    if share is not None and goal.target_roofline is not None and share >= goal.target_roofline:
+        return f"the target of {goal.target_roofline:g} of the roofline is reached"
+    return None
+
+
+def _spent(goal: Goal, own: list[Node], best: Node | None, seconds: float) -> str | None:
+    spent = sum(node.proposal.cost.usd or 0.0 for node in own if node.proposal is not None)
     if len(own) >= goal.candidates:
         return f"{goal.candidates} candidates were tried"
     if goal.minutes is not None and seconds >= 60 * goal.minutes:
@@ -74,3 +137,8 @@ def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
         if own[-1].number - last >= goal.stall:
             return f"nothing better in {goal.stall} candidates"
     return None
+
+
+def _number(node: Node, name: str) -> float | None:
+    found = node.evaluation.metrics.get(name) if node.evaluation is not None else None
+    return float(found) if isinstance(found, int | float) else None

@@ -17,7 +17,10 @@ Number = float | str
 
 @dataclass(frozen=True)
 class Query:
-    """What just happened. metrics by raw names; log only of what failed."""
+    """What just happened. metrics by raw names, what the verdict was derived from included; log
+    only of what failed. problem: quantities of the problem, named as in kb/problem_terms.toml.
+    roles: of the parameters that a proposer can change; empty where it can change anything.
+    """
 
     signals: tuple[str, ...]
     metrics: Mapping[str, Number]
@@ -29,6 +32,8 @@ class Query:
     run_id: str
     node: int
     max_tokens: int
+    problem: Mapping[str, Number] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,9 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it.
-    when: its predicate, to be decided again where more is known."""
+    """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it, in
+    limit_unit (a unit of kb/hardware/fact_keys.toml). when: its predicate, to be decided again
+    where more is known."""
 
     id: str
     name: str
@@ -54,6 +60,7 @@ class Remedy:
     why: str
     applies: bool | None
     when: str = ""
+    limit_unit: str | None = None
 
 
 @dataclass(frozen=True)

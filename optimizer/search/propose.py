@@ -17,7 +17,7 @@ from optimizer.search.memory import seen
 from optimizer.search.policies import POLICY_OF, Policy
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, Shown
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import ProposalFailed, Synthesizer
+from optimizer.synthesizers.base import OfRoles, ProposalFailed, Synthesizer
 
 SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
 CONTEXT_TOKENS = 6_000
@@ -47,6 +47,7 @@ class Proposer:
         self._task = task
         self._synthesizers = synthesizers
         self._knowledge = knowledge
+        self._roles = roles_of(synthesizers, task.problem)
         self._said = said
         self._policy: Policy = POLICY_OF[task.goal.policy]()
         self._known: dict[int, Knowledge] = {}
@@ -184,7 +185,9 @@ class Proposer:
         """What a proposal from this parent gets to see now."""
         node = tree[parent]
         if parent not in self._known:
-            self._known[parent] = self._knowledge.consult(query(self._task, node))
+            self._known[parent] = self._knowledge.consult(
+                query(self._task, node, self._roles)
+            )
         return composed(self._task, tree, parent, self._known[parent])
 
 
@@ -206,13 +209,20 @@ def composed(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Conte
     )
 
 
-def query(task: Task, node: Node) -> Query:
+def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
+    """Of the parameters that those proposers can change which are bound to some."""
+    bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
+    return tuple(sorted({role for roles in bound for role in roles}))
+
+
+def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
     """What is asked of the knowledge base for a change of this node."""
     found = node.evaluation
+    verdict = found.verdict if found is not None else {}
     of_candidate = found is not None and node.parent is not None
     return Query(
         signals=node.signals,
-        metrics=dict(found.metrics) if found else {},
+        metrics={**found.metrics, **verdict.get("metrics", {})} if found else {},
         log=found.log if found and not found.correct else "",
         hardware=task.hardware.id,
         op=task.problem.op,
@@ -221,6 +231,8 @@ def query(task: Task, node: Node) -> Query:
         run_id=task.run_id,
         node=node.number,
         max_tokens=CONTEXT_TOKENS,
+        problem=dict(verdict.get("problem", {})),
+        roles=roles,
     )
 
 

@@ -5,9 +5,9 @@ Standard library only.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from optimizer.search.context import Context
+from optimizer.search.context import Context, ProblemView
 from optimizer.search.records import Proposal
 
 
@@ -30,4 +30,13 @@ class Synthesizer(Protocol):
         Deterministic in `context` as far as the synthesizer is (a model's answers are stored).
         Raises ProposalFailed.
         """
+        ...
+
+
+@runtime_checkable
+class OfRoles(Protocol):
+    """A synthesizer that can only change what has a role (see kb/moves_vocabulary.py)."""
+
+    def roles(self, problem: ProblemView) -> tuple[str, ...]:
+        """Of everything it can change for this problem."""
         ...

@@ -171,6 +171,6 @@ def _skills(skills: Sequence[SkillAnswer]) -> str:
         return ""
     lines = ["## Skills"]
     for skill in skills:
-        evidence = "measured" if skill.evidence else "not measured here"
+        evidence = skill.evidence["line"] if skill.evidence else "not measured here"
         lines.append(f"- {skill.name} ({skill.tier}, {evidence}): {skill.summary}")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from kb.catalog.moves import StoredMove
 from kb.predicates import Bindings, Value, compile_predicate
 from retrieval.answer import MoveAnswer
 
-MAX_MOVES = 8
+MAX_MOVES = 8  # of any role, and again of the roles that were asked for
 
 
 def fitting_moves(
@@ -22,8 +22,14 @@ def fitting_moves(
     facts: Mapping[str, Fact],
     problem: Mapping[str, Value | None],
     lineage: Sequence[str],
+    roles: Sequence[str] = (),
 ) -> tuple[MoveAnswer, ...]:
-    """Moves that hold, then those that only lack a value; the chip's own before general ones."""
+    """Moves that hold, then those that only lack a value; the chip's own before general ones. After
+    the best of any role come further ones of the roles named, so that none of another role crowds
+    them out.
+
+    A move that names no signal rests on values alone: it has to hold.
+    """
     bindings = Bindings(
         signals=set(signals),
         metrics=metrics,
@@ -33,14 +39,16 @@ def fitting_moves(
     decided: list[tuple[tuple[Any, ...], MoveAnswer]] = []
     for order, move in enumerate(moves):
         outcome = compile_predicate(move.predicate).evaluate(bindings)
-        if outcome.value is False:
+        if outcome.value is False or (not move.signals and outcome.value is not True):
             continue
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         key = (outcome.value is None, leading, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
-    return tuple(answer for _, answer in sorted(decided, key=lambda pair: pair[0])[:MAX_MOVES])
+    ordered = [answer for _, answer in sorted(decided, key=lambda pair: pair[0])]
+    further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
+    return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
 
 
 def _answer(

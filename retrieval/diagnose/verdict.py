@@ -53,8 +53,8 @@ class Diagnoser:
     ) -> Verdict:
         """own: error signatures of the hardware's lineage. Raises UnknownSignal for a given one."""
         findings: dict[str, SignalFinding] = {}
-        if request.signal is not None:
-            signal = self._signals.get(request.signal).id
+        for given in request.given_signals:
+            signal = self._signals.get(given).id
             findings[signal] = SignalFinding(signal, "given")
         matches = self._index(own).match(request.log, MAX_SIGNATURES) if request.log else []
         for match in matches:
@@ -128,7 +128,7 @@ def _with_extracted(normalised: Normalised, matches: Sequence[SignatureMatch]) -
 
 
 def _hint(request: RetrieveRequest, found: bool) -> str:
-    if request.hardware is None and (request.signal or request.log or request.metrics):
+    if request.hardware is None and (request.given_signals or request.log or request.metrics):
         return (
             "No hardware was named: the answer holds only what is true of any chip."
             " Add `hardware` (GET /hardware lists the ids) for the chip's own manuals."

@@ -167,7 +167,8 @@ def _attributed(run: Judging, step: Step) -> Match | None:
     """The skill that made the change for certain."""
     by_id = {known.row.id: known for known in run.known.values()}
     for id_ in step.attributed:
-        known = run.known.get(id_) or by_id.get(id_)  # type: ignore[call-overload]
+        name = id_.partition("#")[0]  # a skill's move is told as `name#number`
+        known = run.known.get(name) or by_id.get(id_)  # type: ignore[call-overload]
         if known is not None:
             return Match(known, "attributed", False)
     return None
@@ -195,7 +196,7 @@ def _applied(run: Judging, change: Change) -> Match | None:
 def _lifted(run: Judging, change: Change, draft: Draft) -> Draft | None:
     """A whole kernel is knowledge only as a recipe; anything else is as it was."""
     node = change.step.child.number
-    if change.transformation != WRITTEN:
+    if change.transformation != WRITTEN and not _foreign_recipe(run, change):
         return _without_excerpts(run, change, draft)
     if run.lifter is None:
         reason = "a whole kernel against the reference: nothing to compare, and no recipe of it"
@@ -210,6 +211,13 @@ def _lifted(run: Judging, change: Change, draft: Draft) -> Draft | None:
     again = compose(run.trajectory, adopted, draft.evidence)
     run.decide("draft", node, True, f"lifted to the recipe {found.name}")
     return replace(again, recipe=found.recipe, files=found.files)
+
+
+def _foreign_recipe(run: Judging, change: Change) -> bool:
+    """An instance of a recipe that is none of the library's: the lifter may have its template."""
+    kernel = change.step.child.kernel
+    adopted = change.transformation.startswith(ADOPTED) and kernel is not None
+    return run.lifter is not None and adopted and kernel.recipe not in run.taken
 
 
 def _without_excerpts(run: Judging, change: Change, draft: Draft) -> Draft:

@@ -46,7 +46,7 @@ def connection(catalog: Catalog) -> Iterator[Connection]:
 
 def put(connection: Connection, *drafts: SkillDraft) -> None:
     for draft in drafts:
-        state = "candidate" if draft.tier == "learned" else "active"
+        state: store.State = "candidate" if draft.tier == "learned" else "active"
         store.put(connection, draft, state=state, actor="curator", reason="test")
 
 

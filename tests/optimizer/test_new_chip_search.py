@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from api.cli.local import LocalTarget
+from api.cli.target import read_settings
 from api.optimization.runs import Finished, optimize, places_for
 from api.optimization.samples import manual_samples
 from api.optimization.stored import run_store
 from ingestion.uploads import Upload
 from kb.catalog import proposed_recipes
-from kb.settings import Settings
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.local.problem_view import problem_view
 from optimizer.local.simulated_bench import SimulatedBench
@@ -55,7 +55,7 @@ class Chip:
         self.id, self.numbers = f"nova-{seed}", CHIPS.draw(seed)
         self.description = folder / "chip" / "hardware.toml"
         CHIPS.write(seed, folder / "chip")
-        self.local = LocalTarget(Settings(data_dir=folder / "data"))
+        self.local = LocalTarget(read_settings(folder / "data"))
         self.local.add_hardware(self.description.read_text(encoding="utf-8"), "hardware.toml")
         self.services = self.local.services
         if manual is not None:

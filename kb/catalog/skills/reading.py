@@ -225,7 +225,8 @@ def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
 def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
     rows = list(connection.execute(query.order_by(t.skills.c.name)))
     scopes = _scopes(connection, [row.id for row in rows])
-    return [SkillHead(*row, scopes[row.id]) for row in rows]
+    found: Iterable[list[Any]] = ([*row, scopes[row.id]] for row in rows)
+    return [SkillHead(*values) for values in found]
 
 
 def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:

@@ -20,6 +20,7 @@ from skills.curator.records import Side, Trajectory, trajectory_from_json
 from skills.curator.storing import means_of, snapshot, store_deltas
 from skills.library import SkillLibrary
 from tests.skills.curator.planted import (
+    LINEAGES,
     RECIPE,
     ROLES,
     SEEDS,
@@ -172,15 +173,20 @@ def test_an_order_in_the_code_itself_keeps_the_change_out(catalog: Catalog, text
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stored_text_never_comes_back_as_a_new_skill(catalog: Catalog, seed: int) -> None:
-    """A kernel that is a shown skill's own snippet counts as its use, whatever it is called."""
+    """A kernel that is a shown skill's own snippet counts as its use, on another chip too, where no
+    other tier finds the skill."""
     distil(kernels(LOOP, PARALLEL.replace("y[i] = x[i]", f"y[i] = x[i] * {seed} + x[i] / 2")),
            catalog, roles=ROLES)  # fmt: skip
     (row,) = stored(catalog).values()
     snippet = row.body.split("## After")[1].split("```cpp\n")[1].split("```")[0]
     copied = kernels(UNKNOWN, snippet, shown={"skills": (row.name,)})
-    made = distil(replace(copied, id="run_2"), catalog, roles=ROLES)
+    copied = replace(copied, id="run_2", hardware="a100", lineage=LINEAGES["a100"])
+    made = distil(copied, catalog, roles=ROLES)
     assert [(d.operation, d.skill) for d in made.deltas] == [("ADD_EVIDENCE", row.name)]
-    assert set(stored(catalog)) == {row.name}
+    assert stored(catalog)[row.name].scopes == row.scopes
+    (unseen,) = (replace(s, shown={}) for s in copied.steps)
+    other = distil(replace(copied, id="run_3", steps=(unseen,)), catalog, roles=ROLES)
+    assert [delta.operation for delta in other.deltas] == ["ADD"]
 
 
 def test_code_of_a_shown_passage_is_left_out(catalog: Catalog) -> None:

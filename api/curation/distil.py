@@ -1,0 +1,246 @@
+"""What a run, or a trajectory that others told, teaches the library.
+
+The record of a distillation is a blob: judged again, with the answers of its drafter and its lifter
+replayed, it must come out the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from api.curation.model_drafter import model_drafter
+from api.optimization.runs import bench_for, places_for
+from api.optimization.stored import run_store
+from api.services import Services
+from api.trajectories.accept import trajectory_store
+from api.trajectories.reading import parameter_roles, searched_problem, trajectory
+from api.trajectories.telling import problem_of
+from kb.catalog import passages
+from kb.catalog import skills as store
+from kb.embedding.base import Embedder
+from kb.errors import InvalidKnowledge, KernloreError, NotFound
+from kb.scope import ALL_ACCESS
+from optimizer.curation.ablation import ConfirmingBench
+from optimizer.curation.lifting import KernelLifter
+from optimizer.curation.told import told_from_json
+from optimizer.curation.tuned import Lifting, Source, tuned_instance
+from optimizer.local.simulated_bench import SimulatedBench
+from optimizer.problem.spec import Problem
+from skills.curator.distillation import Distillation, Lifted, Lifter, Means
+from skills.curator.drafter import Drafter
+from skills.curator.pipeline import distil, replay
+from skills.curator.records import Change, Trajectory
+
+FORMAT = 1
+USABLE = ("active",)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of the curator, and what its lifter answered, by node."""
+
+    distillation: Distillation
+    lifted: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"distillation": self.distillation.as_json(), "lifted": dict(self.lifted)}
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """source: id of the run or the trajectory. tuned: the recipe that it tuned, or why there is
+    none. record: key of the blob."""
+
+    source: str
+    passes: tuple[Pass, ...]
+    tuned: str
+    record: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Decisions and what was stored, without the trajectory; the record has all of it."""
+        made = [one.distillation for one in self.passes]
+        return {
+            "source": self.source,
+            "decisions": [asdict(decision) for one in made for decision in one.decisions],
+            "stored": [asdict(stored) for one in made for stored in one.stored],
+            "tuned": self.tuned,
+            "record": self.record,
+        }
+
+
+def distil_source(services: Services, identity: str, model: str = "") -> Distilled:
+    """Judge it, store candidates and evidence, keep the record. model: to draft sentences, as
+    litellm names it. Raises NotFound, Conflict, and Unavailable for a model that cannot be asked.
+    """
+    services.skills.sync_builtin(services.settings.skills_dir)
+    told = trajectory(services, identity)
+    tuned = tuned_instance(told, library_sources(services))
+    found = {} if isinstance(tuned, str) else {tuned.lifted.name: tuned.lifted}
+    lifting = replace(_lifting(services, identity, told), tuned=found)
+    drafter = model_drafter(model) if model else None
+    asked = [told] if isinstance(tuned, str) else [told, tuned.trajectory]
+    passes = tuple(_pass(services, one, lifting, drafter) for one in asked)
+    told_record = {
+        "format": FORMAT,
+        "source": identity,
+        "passes": [one.as_json() for one in passes],
+    }
+    record = services.blobs.put(json.dumps(told_record, sort_keys=True).encode())
+    return Distilled(
+        identity, passes, tuned if isinstance(tuned, str) else tuned.lifted.name, record
+    )
+
+
+def replayed(services: Services, record: str) -> list[str]:
+    """Judge a record again; what came out differently, nothing where it is the same."""
+    told = json.loads(services.blobs.get(record))
+    if not isinstance(told, dict) or told.get("format") != FORMAT or "passes" not in told:
+        raise InvalidKnowledge(
+            f"{record[:12]} is no distillation of format {FORMAT}",
+            hint="`kernlore skills distill` prints the key of its record.",
+        )
+    differences = []
+    for number, row in enumerate(told["passes"], 1):
+        stored = row["distillation"]
+        embedder = services.embedder if stored["means"]["embedder"] else None
+        again = replay(stored, Means(embedder=embedder), _Again(row["lifted"]))
+        now = json.loads(json.dumps(again.as_json()))
+        names = [name for name in now if name != "stored" and now[name] != stored[name]]
+        differences += [f"pass {number}: {name}" for name in names]
+    return differences
+
+
+def library_sources(services: Services) -> dict[str, Source]:
+    """Recipes of active skills as they are stored."""
+    with services.catalog.read() as connection:
+        rows = store.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
+    return {
+        row.name: Source(row.recipe, row.metadata.get("files", {}))
+        for row in rows
+        if row.recipe is not None
+    }
+
+
+def problem_behind(services: Services, identity: str) -> Problem:
+    """The problem of a run or of a told trajectory."""
+    if identity.startswith("run_"):
+        return searched_problem(run_store(services).run(identity))
+    told = trajectory_store(services)
+    return problem_of(told_from_json(told.told(told.find(identity))).problem)
+
+
+# -- one pass
+
+
+def _pass(services: Services, told: Trajectory, lifting: Lifter, drafter: Drafter | None) -> Pass:
+    kept = _Kept(lifting)
+    made = distil(
+        told,
+        services.catalog,
+        drafter=drafter,
+        lifter=kept,
+        embedder=_embedder(services),
+        roles=parameter_roles(services),
+        shown=_shown(services, told),
+    )
+    return Pass(made, kept.answers)
+
+
+def _embedder(services: Services) -> Embedder:
+    return services.embedder
+
+
+def _shown(services: Services, told: Trajectory) -> dict[str, str]:
+    """Texts of the excerpts that steps were shown, as they are now."""
+    ids = sorted({id_ for step in told.steps for id_ in step.shown.get("excerpts", ())})
+    found = {}
+    with services.catalog.read() as connection:
+        for identity in ids:
+            try:
+                found[identity] = passages.get(connection, identity, ALL_ACCESS).text
+            except NotFound:  # of a version that was deleted since
+                continue
+    return found
+
+
+# -- lifting
+
+
+@dataclass
+class _Kept:
+    """A lifter whose answers are kept. answers: by node, a recipe or why there is none."""
+
+    inner: Lifter
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
+        found = self.inner.lift(trajectory, change)
+        told = found if isinstance(found, str) else json.loads(json.dumps(_plain(found)))
+        self.answers[str(change.step.child.number)] = told
+        return found
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The answers of a record."""
+
+    answers: Mapping[str, Any]
+
+    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
+        told = self.answers.get(str(change.step.child.number), "the record has no answer")
+        return told if isinstance(told, str) else Lifted(**told)
+
+
+def _plain(found: Lifted) -> dict[str, Any]:
+    return {"name": found.name, "recipe": dict(found.recipe), "files": dict(found.files)}
+
+
+def _lifting(services: Services, identity: str, told: Trajectory) -> Lifting:
+    """Whole kernels are tried on the device that the trajectory is about."""
+    languages = {step.child.kernel.language for step in told.steps if _whole(step.child.kernel)}
+    if not languages:
+        return Lifting({})
+    problem = problem_behind(services, identity)
+    try:
+        place = next(iter(places_for(services, told.hardware, None).values()))
+    except KernloreError as error:
+        return Lifting({}, absent=error.message)
+    device = place.target.device
+    if device is None:
+        return Lifting({}, absent=f"no {told.hardware} in this machine")
+
+    @contextmanager
+    def bench(asked: Problem) -> Iterator[ConfirmingBench]:
+        with bench_for(services, asked, places_for(services, told.hardware, None)) as opened:
+            if isinstance(opened, SimulatedBench):
+                raise InvalidKnowledge(
+                    "a simulator has no reference to be right against",
+                    hint="Distil where the chip itself is.",
+                )
+            yield opened
+
+    return Lifting({}, KernelLifter(problem, device, bench))
+
+
+def _whole(kernel: Any) -> bool:
+    return kernel is not None and kernel.recipe is None
+
+
+def stored_lines(made: Distilled) -> Sequence[str]:
+    """Every decision in one line, then what was stored."""
+    lines = []
+    for one in made.passes:
+        if one is not made.passes[0]:
+            lines.append(f"composed: the recipe {made.tuned}")
+        for decision in one.distillation.decisions:
+            word = "" if decision.passed else "refused: "
+            lines.append(f"node {decision.node} {decision.stage}: {word}{decision.reason}")
+    for one in made.passes:
+        for stored in one.distillation.stored:
+            told = f"{stored.operation} {stored.skill}: {stored.outcome}, version {stored.version}"
+            lines.append(f"{told}, {stored.evidence} measurements")
+    return lines

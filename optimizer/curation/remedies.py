@@ -1,0 +1,30 @@
+"""The moves of a skill as a proposer sees them. Imports nothing that runs kernels."""
+
+from __future__ import annotations
+
+from kb.catalog.skills import SkillRow
+from optimizer.search.knowledge import Remedy
+
+MARK = "#"  # between a skill's name and the number of its move
+
+
+def remedies_of(skill: SkillRow) -> tuple[Remedy, ...]:
+    """Their ids name the skill; `skill_of` reads it back."""
+    return tuple(
+        Remedy(
+            id=f"{skill.name}{MARK}{number}",
+            name=str(move.get("id") or skill.name),
+            change=dict(move["change"]),
+            limit=None,
+            limit_name=None,
+            why=str(move.get("why", "")),
+            applies=None,
+            when=str(move.get("when", "")),
+        )
+        for number, move in enumerate(skill.moves)
+    )
+
+
+def skill_of(identity: str) -> str:
+    """The skill that a remedy's id names; any other id as it is."""
+    return identity.partition(MARK)[0]
