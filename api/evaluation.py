@@ -23,7 +23,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.journal.catalog import CatalogJournal
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO, Chosen, here, target_for
+from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, target_for
 from optimizer.isolation.levels import WANTED
 from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.problem.spec import Case, Problem
@@ -198,7 +198,7 @@ def choose_target(services: Services, hardware: str, language: str) -> Chosen:
     known = registry.all()
     devices: tuple[DetectedDevice, ...] = probe(_resolver(services)).devices
     identity = here(devices) if hardware == AUTO else registry.resolve(hardware)
-    return target_for(
+    chosen = target_for(
         identity,
         registry.lineage(identity),
         known,
@@ -207,6 +207,11 @@ def choose_target(services: Services, hardware: str, language: str) -> Chosen:
         devices,
         _cuda,
     )
+    if chosen.target.device is None:
+        return chosen
+    # The chip that is here knows itself better than its family's manuals do.
+    facts = {**chosen.target.facts, **facts_of(identify(chosen.target.device))}
+    return replace(chosen, target=replace(chosen.target, facts=facts))
 
 
 def _language_of_suffix(services: Services, hardware: str, candidate: Path) -> str | None:

@@ -162,8 +162,8 @@ def _move(move: Move, headings: Collection[str], vocabulary: Vocabulary) -> Iter
     yield from _unknown("fact", (n for n in names.facts if not n.startswith("x_")), fact_keys())
     yield from _unknown("problem word", names.problem, problem_terms().names)
     yield from _terms(move.when)
-    if not names.signals:
-        yield "no signal in `when`; nothing would bring it up"
+    if not names.signals and not names.metrics:
+        yield "neither signal nor metric in `when`; it would be offered for what does not compile"
     if move.limit and not move.limit.startswith("x_") and move.limit not in fact_keys():
         yield f"limit {move.limit} is no fact key"
     if move.section not in headings:

@@ -5,33 +5,39 @@ A sample in a language that the hardware's own toolchain compiles is lifted with
 language (see `sample_code`, `sample_limits`); one that cannot be is reported with the reason.
 Proposals are data for a person to accept or reject. They are tried on the manual's own hardware
 only, where the compiler and the correctness check decide whether they were understood.
+
+No sample fails its manual, and no manual holds up the others: samples are as many and as long as
+the limits here say, and the rest is reported as left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingestion.elements import Element
-from ingestion.facts import ProposedFact, propose_facts
+from ingestion.facts import propose_facts
 from ingestion.sample_code import PAD, Constant, NotLiftable, Sample, read_sample
-from ingestion.sample_limits import Passage, constraints_of
+from ingestion.sample_limits import Claim, Manual, Passage, claims_in, constraints_of, read_manual
 from ingestion.sections import Section
 
 FORMAT = 1
 MAX_SAMPLE = 20_000  # characters
+MAX_SAMPLES = 50  # of a manual
+MAX_TEXT = 200_000  # characters of all its samples
 STEPS = 3  # powers of two to either side of the sample's value
 LARGEST_DOMAIN = 4096
 
 
 @dataclass(frozen=True)
 class ProposedRecipe:
-    """name: of the section and the entry. section: heading path. body: JSON, see `body_of`."""
+    """name: of the section and the entry. hardware: what it is for. section: heading path. body:
+    JSON, see `body_of`."""
 
     name: str
     language: str
+    hardware: tuple[str, ...]
     section: tuple[str, ...]
     code: str
     body: Mapping[str, Any]
@@ -45,41 +51,86 @@ class LeftOut:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A code block in a language of its section's hardware. section: which one it is."""
+
+    section: int
+    language: str
+    hardware: tuple[str, ...]
+    code: str
+
+
 def propose_recipes(
-    sections: Sequence[Section], languages: Collection[str]
+    sections: Sequence[Section], scope: Callable[[tuple[str, ...]], Mapping[str, tuple[str, ...]]]
 ) -> tuple[list[ProposedRecipe], list[LeftOut]]:
-    """From the sections of one manual. languages: those of the hardware; a block without a language
-    counts where there is only one."""
-    passages = [Passage(" > ".join(s.path[-2:]), _prose(s.elements)) for s in sections]
-    facts = [fact for section in sections for fact in propose_facts(section.elements)]
+    """From the sections of one manual. scope: of a heading path, the languages of the hardware that
+    it is about, each with the chips that compile it; a block without a language counts where there
+    is only one."""
+    samples = [
+        one
+        for n, section in enumerate(sections)
+        for one in _samples(n, section, scope(section.path))
+    ]
+    if not samples:
+        return [], []
+    taken, refused = _within_bounds(samples)
+    left_out = [LeftOut(sections[one.section].path, reason) for one, reason in refused]
+    passages = [_passage(section) for section in sections]
+    manual = read_manual(
+        passages, (fact for section in sections for fact in propose_facts(section.elements))
+    )
+    claims = {n: claims_in(passages[n].text) for n in {one.section for one in taken}}
     found: list[ProposedRecipe] = []
-    left_out: list[LeftOut] = []
-    for section, own in zip(sections, passages, strict=True):
-        for language, code in _samples(section, languages):
-            try:
-                sample = read_sample(code)
-                body = body_of(sample, own, passages, facts)
-            except NotLiftable as problem:
-                left_out.append(LeftOut(section.path, str(problem)))
-                continue
-            name = _name(section.title, sample.entry, {recipe.name for recipe in found})
-            found.append(ProposedRecipe(name, language, section.path, code, body))
+    for one in taken:
+        section = sections[one.section]
+        try:
+            sample = read_sample(one.code)
+            body = body_of(sample, passages[one.section].section, claims[one.section], manual)
+        except NotLiftable as problem:
+            left_out.append(LeftOut(section.path, str(problem)))
+            continue
+        name = _name(section.title, sample.entry, {recipe.name for recipe in found})
+        found.append(ProposedRecipe(name, one.language, one.hardware, section.path, one.code, body))
     return found, left_out
 
 
-def _samples(section: Section, languages: Collection[str]) -> Iterator[tuple[str, str]]:
+def _samples(
+    number: int, section: Section, languages: Mapping[str, tuple[str, ...]]
+) -> Iterator[_Found]:
     for element in section.elements:
-        if element.kind != "code" or len(element.text) > MAX_SAMPLE:
+        if element.kind != "code":
             continue
         language = (element.language or "").lower()
         if not language and len(languages) == 1:
             (language,) = languages
         if language in languages:
-            yield language, element.text
+            yield _Found(number, language, languages[language], element.text)
 
 
-def _prose(elements: Sequence[Element]) -> str:
-    return "\n".join(element.text for element in elements if element.kind != "code")
+def _within_bounds(samples: Sequence[_Found]) -> tuple[list[_Found], list[tuple[_Found, str]]]:
+    """Those that are read, in their order; the others with the reason."""
+    taken: list[_Found] = []
+    refused: list[tuple[_Found, str]] = []
+    text = 0
+    for one in samples:
+        if len(one.code) > MAX_SAMPLE:
+            reason = f"it is longer than {MAX_SAMPLE} characters"
+        elif len(taken) == MAX_SAMPLES:
+            reason = f"{MAX_SAMPLES} samples of the manual are read, and it comes after them"
+        elif text + len(one.code) > MAX_TEXT:
+            reason = f"with it, the manual's samples are longer than {MAX_TEXT} characters"
+        else:
+            taken.append(one)
+            text += len(one.code)
+            continue
+        refused.append((one, reason))
+    return taken, refused
+
+
+def _passage(section: Section) -> Passage:
+    prose = "\n".join(element.text for element in section.elements if element.kind != "code")
+    return Passage(" > ".join(section.path[-2:]), prose)
 
 
 def _name(title: str, entry: str, taken: set[str]) -> str:
@@ -91,7 +142,7 @@ def _name(title: str, entry: str, taken: set[str]) -> str:
 
 
 def body_of(
-    sample: Sample, own: Passage, passages: Sequence[Passage], facts: Sequence[ProposedFact]
+    sample: Sample, section: str, claims: Sequence[Claim], manual: Manual
 ) -> dict[str, Any]:
     """What is stored. `@{name}` in template and constraints stands for a size of the problem or for
     a constant; tensors name the sizes of their dimensions. Raises NotLiftable."""
@@ -109,7 +160,7 @@ def body_of(
         "parameters": [_parameter(constant) for constant in sample.constants],
         "constraints": [
             {"predicate": constraint.predicate, "why": constraint.why}
-            for constraint in constraints_of(sample, own, passages, facts)
+            for constraint in constraints_of(sample, section, claims, manual)
         ],
     }
 

@@ -3,13 +3,15 @@ named constants, arrays of constant size, and which literal is which.
 
 Only what many kernel languages share is used: an argument list with sizes in brackets, constants
 that are assigned an integer once, arrays with bracketed sizes, one loop on a line. A sample that is
-written otherwise is refused with the reason. What a literal is called here is a guess that the
-compiler and the correctness check of a candidate decide.
+written otherwise is refused with the reason, and so is one of more parts than a person would write
+into a manual: the work that a sample takes is bounded. What a literal is called here is a guess
+that the compiler and the correctness check of a candidate decide.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,11 +23,20 @@ from kb.predicates import compile_expression
 
 OUTPUT_WORDS = frozenset({"out", "output", "result", "dst"})
 PAD = "pad"
+PLACEHOLDER = "@{"
 
+MAX_TOKENS = 3_000
+MAX_SIZES = 64  # of tensors
+MAX_CONSTANTS = 32
+MAX_ARRAYS = 32
+
+# Possessive, so that no text takes more than one pass.
 _DEFINED = re.compile(
-    r"(?P<name>[A-Za-z_]\w*)[ \t]*(?:(?::[ \t]*[\w.]+[ \t]*)?:?=(?!=)|,|[ \t]equ\b|[ \t])[ \t]*"
-    r"(?P<value>\d+)(?![\w.])[ \t]*(?:;|\n|$)"
+    r"\b(?P<name>[A-Za-z_]\w*+)"
+    r"(?:[ \t]*+(?:(?::[ \t]*+[\w.]++[ \t]*+)?:?=(?!=)|,)|[ \t]++equ\b|[ \t])[ \t]*+"
+    r"(?P<value>[0-9]++)(?![\w.])[ \t]*+(?:;|\n|$)"
 )
+_SIZE_MARKS = frozenset("+-*/%()")
 _CHANGES = frozenset({"=", ":=", "+=", "-=", "*=", "/=", "++", "--"})
 
 
@@ -109,7 +120,10 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        if PLACEHOLDER in text:
+            raise NotLiftable(f"it contains {PLACEHOLDER}, which stands for sizes in templates")
         self.tokens = tokens_of(text)
+        _at_most(MAX_TOKENS, len(self.tokens), "words and marks")
         self.entry, self.first, self.end = self._argument_list()
         self.tensors = self._tensors(self.tokens[self.first : self.end])
         self.names = {tensor.name for tensor in self.tensors}
@@ -122,10 +136,14 @@ class _Reader:
         arrays = self._arrays({constant.name for constant in named})
         unnamed = self._unnamed(arrays, places)
         constants = [*named, *unnamed]
+        _at_most(MAX_CONSTANTS, len(constants), "constants")
         pads = [c.name for c in constants if c.role == PAD]
         places |= {token.start for constant in unnamed for token in constant.uses}
         sizes = Sizes(self.tensors, self.body, {c.name for c in constants})
         dims, bound, steps = sizes.bound([t for t in self.body if t.start not in places])
+        name = _twice([*(c.name for c in constants), *sizes.values])
+        if name:
+            raise NotLiftable(f"two sizes or constants of it would be called {name[:60]}")
         literals = [(t.start, len(t.text), c.name) for c in constants for t in c.uses]
         names = {token.start: constant.name for constant in unnamed for token in constant.uses}
         names |= {start: f"@{{{size}}}" for start, _, size in bound}
@@ -168,6 +186,7 @@ class _Reader:
 
     def _tensors(self, inside: Sequence[Token]) -> list[Tensor]:
         told = [_argument(part) for part in split(inside)]
+        _at_most(MAX_SIZES, sum(len(literals) for _, _, literals in told), "sizes of arguments")
         if any(not literals for _, _, literals in told):
             raise NotLiftable("an argument of its kernel states no size")
         says = any(output for _, output, _ in told)
@@ -176,6 +195,9 @@ class _Reader:
             Tensor(name, "output" if (out if says else n == last) else "input", literals)
             for n, (name, out, literals) in enumerate(told)
         ]
+        name = _twice([tensor.name for tensor in tensors])
+        if name:
+            raise NotLiftable(f"two arguments of its kernel are called {name[:60]}")
         if not any(tensor.role == "input" for tensor in tensors):
             raise NotLiftable("its kernel has no input")
         return tensors
@@ -216,6 +238,7 @@ class _Reader:
             seen |= {token.text for token in statement if token.kind == "name"}
             if declared is not None:
                 found.append(declared)
+        _at_most(MAX_ARRAYS, len(found), "arrays")
         return found
 
     def _unnamed(self, arrays: Sequence[_Declared], named: set[int]) -> list[Constant]:
@@ -252,10 +275,36 @@ class _Declared:
 def _array(declared: _Declared, names: Mapping[int, str], pads: Sequence[str]) -> Array:
     """names: of the literals that are no plain numbers, by place."""
     pad = next((t.text for t in declared.rest if t.text in pads), "")
+    for dim in declared.dims:
+        _check_size(declared.name, dim)
     dims = tuple(
         " ".join(names.get(token.start, token.text) for token in dim) for dim in declared.dims
     )
     return Array(declared.name, declared.kind, dims, pad)
+
+
+def _check_size(array: str, dim: Sequence[Token]) -> None:
+    """Raises NotLiftable for what is no arithmetic of numbers and constants: a limit has to count
+    with it."""
+    text = " ".join(token.text for token in dim)
+    says = f"the size [{text[:60]}] of its array {array[:60]} is no arithmetic"
+    if not all(t.kind in ("int", "odd", "name") or t.text in _SIZE_MARKS for t in dim):
+        raise NotLiftable(says)
+    try:
+        compile_expression(text)
+        compile_expression(f"({text}) * 1")
+    except InvalidPredicate as problem:
+        raise NotLiftable(says) from problem
+
+
+def _at_most(limit: int, count: int, what: str) -> None:
+    if count > limit:
+        raise NotLiftable(f"it has {count} {what}, of which at most {limit} are read")
+
+
+def _twice(names: Sequence[str]) -> str:
+    """A name that stands there more than once, or empty."""
+    return next((name for name, count in Counter(names).items() if count > 1), "")
 
 
 def _usable(name: str) -> bool:
@@ -282,6 +331,10 @@ def _argument(tokens: Sequence[Token]) -> tuple[str, bool, tuple[Token, ...]]:
 def _declaration(
     statement: Sequence[Token], known: set[str], constants: set[str]
 ) -> _Declared | None:
+    depth = sum((t.text == "[") - (t.text == "]") for t in statement)
+    if depth > 0:
+        line = " ".join(t.text for t in statement)
+        raise NotLiftable(f"a bracket is never closed: {line[:60]}")
     for place, token in enumerate(statement[1:], 1):
         if token.kind != "name" or token.text in known:
             continue

@@ -29,6 +29,7 @@ from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import read_document
 from ingestion.recipes import propose_recipes
+from ingestion.sample_scopes import SampleScopes
 from ingestion.scopes import SectionScopes
 from ingestion.sections import split_sections
 from ingestion.tags import Tagger
@@ -199,7 +200,8 @@ class Worker:
             path = Path(folder) / "document"
             path.write_bytes(parts.blobs.get(version.blob_key))
             parsed = parts.parsers.parse(path, version.file_name)
-        scopes = SectionScopes(hardware, parts.registry.all())
+        registry = parts.registry.all()
+        scopes = SectionScopes(hardware, registry)
         read = read_document(parsed, parts.embedder, parts.tagger, scopes)
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
@@ -207,7 +209,7 @@ class Worker:
         title = None if job.payload.get("title_given") else parsed.title
         moves = moves_of(parsed.front_matter)
         recipes, left_out = propose_recipes(
-            split_sections(parsed.elements), self._own_languages(hardware)
+            split_sections(parsed.elements), SampleScopes(scopes, hardware, registry).of
         )
         content = versions.VersionContent(
             read.content.sections, read.content.passages, read.content.report, title
@@ -222,7 +224,7 @@ class Worker:
                 withdraw_proposals(connection, version.document_id)
                 proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
                 replace_document_moves(connection, version.document_id, moves, hardware)
-                replace_document_recipes(connection, version_id, recipes, hardware)
+                replace_document_recipes(connection, version_id, recipes)
         report = {
             **content.report,
             "facts_proposed": proposed,
@@ -238,17 +240,6 @@ class Worker:
             {"stage": "embedding", "state": state, **_counts(report)},
         )
         self._waiting[job.id] = parts.jobs.get(job.id)
-
-    def _own_languages(self, hardware: list[str]) -> set[str]:
-        """Languages that command templates of exactly these chips compile: there, a whole sample is
-        a whole candidate."""
-        known = self._parts.registry.all()
-        return {
-            language
-            for place in hardware
-            for language, chain in (known[place].toolchains if place in known else {}).items()
-            if not chain.builtin
-        }
 
     def _fact(
         self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]

@@ -18,11 +18,12 @@ from kb.scope import ALL_ACCESS
 class RetrieveRequest:
     """Any combination of signal, log, metrics and query; at least one of them.
 
-    signals: further ones after `signal`, the leading one first. roles: of what the asker can change
-    (kb/moves_vocabulary.py): moves of these are told in addition to the best of any role. metrics: raw profiler names to numbers (or numeric text). problem: further quantities of the
-    problem, named as in kb/problem_terms.toml. k: excerpts in the ranked list.
-    max_tokens: budget of the packed context. run_id, node_id: of an optimizer's run, for the log.
-    Everything else narrows the answer."""
+    signals: further ones after `signal`, the leading one first. metrics: raw profiler names to
+    numbers (or numeric text). problem: further quantities of the problem, named as in
+    kb/problem_terms.toml. roles: of what the asker can change (kb/moves_vocabulary.py): moves of
+    these come in addition to the best of any role. k: excerpts in the ranked list. max_tokens:
+    budget of the packed context. run_id, node_id: of an optimizer's run, for the log. Everything
+    else narrows the answer."""
 
     signal: str | None = None
     log: str | None = None

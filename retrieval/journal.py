@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError, SQLAlchemyError, StatementError
 
 from kb import clock
 from kb.catalog import skills
@@ -33,6 +35,8 @@ FLUSH_SECONDS = 1.0
 NOISE = 0.02
 REFERENCE = 0  # number of a run's node that is the problem's own reference
 
+log = structlog.get_logger(__name__)
+
 
 class Journal:
     """Append-only; `record` never waits for the disk."""
@@ -40,6 +44,7 @@ class Journal:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._unwritten: list[dict[str, Any]] = []  # off the queue, kept until they are stored
         self._writing = threading.Lock()  # one batch at a time, so that flush means flushed
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -48,19 +53,30 @@ class Journal:
     def record(self, row: Mapping[str, Any]) -> None:
         self._queue.put({**row, "created_at": clock.now()})
         with self._starting:
-            if self._thread is None:
+            if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
                 self._thread.start()
 
     def flush(self) -> None:
-        """Write everything recorded so far."""
+        """Write everything recorded so far. Where the catalog cannot be written to, that is raised
+        and the rows wait for the next time; one that can never be stored is left out and logged."""
         with self._writing:
-            rows = []
             while not self._queue.empty():
-                rows.append(self._queue.get())
-            for start in range(0, len(rows), BATCH):
-                with self._catalog.write() as connection:
-                    _write(connection, rows[start : start + BATCH])
+                self._unwritten.append(self._queue.get())
+            size = BATCH
+            while self._unwritten:
+                batch = self._unwritten[:size]
+                try:
+                    with self._catalog.write() as connection:
+                        _write(connection, batch)
+                except OperationalError:  # locked, or the disk is full
+                    raise
+                except StatementError:
+                    if len(batch) > 1:  # one by one, to find which of them it is
+                        size = 1
+                        continue
+                    log.exception("retrieval cannot be stored", retrieval=batch[0]["id"])
+                del self._unwritten[: len(batch)]
 
     def report(
         self,
@@ -122,8 +138,15 @@ class Journal:
         self.flush()
 
     def _run(self) -> None:
+        failing = False
         while not self._stop.wait(FLUSH_SECONDS):
-            self.flush()
+            try:
+                self.flush()
+                failing = False
+            except SQLAlchemyError:
+                if not failing:  # once, and not with every try
+                    log.exception("retrievals wait to be stored")
+                failing = True
 
 
 @dataclass(frozen=True)

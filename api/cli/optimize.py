@@ -21,12 +21,21 @@ def optimize(
     problem: Annotated[str, typer.Argument(help="A problem file, folder or shipped name.")],
     hardware: Annotated[str, typer.Option(help="Hardware id, or auto for what is here.")] = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
-    target: Annotated[str | None, typer.Option(help="Stop at this speed-up: 1.5x or 1.5.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop at this speed-up (1.5x), this time a call (120us) or this share of what the"
+            " device's measured ceilings allow (0.85roofline)."
+        ),
+    ] = None,
     candidates: Annotated[int, typer.Option(help="At most so many.")] = 30,
     minutes: Annotated[float | None, typer.Option(help="At most so long.")] = None,
     usd: Annotated[float | None, typer.Option(help="At most so much for models.")] = None,
     models: Annotated[
         str, typer.Option(help="Language models to ask too, as litellm names them: a=2,b.")
+    ] = "",
+    synthesizers: Annotated[
+        str, typer.Option(help="Only these propose: recipe, sample, compiler, llm; with commas.")
     ] = "",
     knowledge: Annotated[str, typer.Option(help="on or off.")] = "on",
     policy: Annotated[str, typer.Option(help="best-first, mcts or evolutionary.")] = "best-first",
@@ -40,6 +49,9 @@ def optimize(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the module and the report.")
     ] = None,
+    distill: Annotated[
+        bool, typer.Option("--distill", help="Then distil what the run teaches into skills.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -51,7 +63,8 @@ def optimize(
     goal = goal_from_json(
         {
             "language": language,
-            "target": _speedup(target),
+            **_target(target),
+            "synthesizers": _synthesizers(synthesizers),
             "candidates": candidates,
             "minutes": minutes,
             "usd": usd,
@@ -66,23 +79,55 @@ def optimize(
     try:
         finished = _search(local, problem, goal, hardware, models, as_json)
         told = _written(finished, output)
+        if distill and finished.run.state == "finished":
+            told["distilled"] = _distilled(local, finished.run.id)
     finally:
         local.close()
     show(told, as_json, _rendered)
+    if not distill and told["outcome"]["gain"] is not None:
+        note(f"what it teaches: kernlore skills distill {finished.run.id}")
     return 0
 
 
-def _speedup(text: str | None) -> float | None:
+TARGETS = {"x": "target", "us": "target_us", "roofline": "target_roofline"}
+
+
+def _target(text: str | None) -> dict[str, float]:
+    """The field of the goal that a target is. Raises InvalidRequest."""
     from kb.errors import InvalidRequest
 
     if text is None:
-        return None
+        return {}
+    unit = next((unit for unit in ("roofline", "us", "x") if text.endswith(unit)), "")
     try:
-        return float(text.removesuffix("x"))
-    except ValueError as error:
+        value = float(text.removesuffix(unit))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf") or (unit == "roofline" and value > 1):
         raise InvalidRequest(
-            f"--target is {text!r}", hint="Give a speed-up over the reference, like 1.5x."
-        ) from error
+            f"--target is {text!r}",
+            hint="Give a speed-up over the reference (1.5x), microseconds a call (120us), or a"
+            " share of the roofline up to 1 (0.85roofline).",
+        )
+    return {TARGETS[unit or "x"]: value}
+
+
+def _synthesizers(text: str) -> tuple[str, ...]:
+    from kb.errors import InvalidRequest
+
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if "external" in names:
+        raise InvalidRequest(
+            "nobody can hand in candidates to a search of the shell",
+            hint='Start the run at the service: POST /runs with "proposers": ["external"].',
+        )
+    return names
+
+
+def _distilled(local: LocalTarget, run: str) -> dict[str, Any]:
+    from api.curation.distil import distil_source
+
+    return distil_source(local.services, run).as_json()
 
 
 def switched_on(word: str) -> bool:
@@ -151,7 +196,7 @@ def _through_tools(module: Path, hardware: str) -> str:
 
 
 def _rendered(told: Any) -> str:
-    """Three lines: the gain, the file, how to use it."""
+    """The gain, the file, how to use it; then what was distilled, where that was asked for."""
     gain, over = told["outcome"]["gain"], told["outcome"]["over"]
     if gain is None:
         stays = f"{over} stays" if told["correct"] else "there is no right kernel"
@@ -166,4 +211,9 @@ def _rendered(told: Any) -> str:
             f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over the reference"
             f" ({told['ended']})"
         )
-    return "\n".join([first, told["module"], told["import"]])
+    lines = [first, told["module"], told["import"]]
+    if "distilled" in told:
+        from api.cli.skills_curation import distilled_text
+
+        lines.append(distilled_text(told["distilled"]))
+    return "\n".join(lines)

@@ -39,8 +39,19 @@ def list_runs(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def show_run(
+    run: RunId,
+    attribution: Annotated[
+        bool,
+        typer.Option("--attribution", help="What of the shown knowledge made each candidate."),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Goal, result, verdict counts and what each origin brought."""
+    if attribution:
+        _show_attribution(run, data_dir, as_json)
+        return
     with _opened(data_dir) as local:
         from api.optimization.stored import run_store
 
@@ -48,7 +59,9 @@ def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> N
         row, tree = _loaded(store, run)
     told = {
         **_summary(row),
-        "goal": {name: value for name, value in row.goal.as_json().items() if value is not None},
+        "goal": {
+            name: value for name, value in row.goal.as_json().items() if value not in (None, ())
+        },
         "candidates": len(tree) - 1,
         "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
         "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
@@ -58,6 +71,30 @@ def show_run(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> N
         **{f"{name} version": version for name, version in row.environment.items()},
     }
     show(told, as_json, pairs)
+
+
+def _show_attribution(run: str, data_dir: Path | None, as_json: bool) -> None:
+    """Its proposers are asked again, with all that was shown and without each item of it."""
+    with _opened(data_dir) as local:
+        from api.optimization.runs import attributed
+
+        found = [one.as_json() for one in attributed(local.services, run)]
+    headers = ("node", "shown", "claimed", "attributed", "note")
+
+    def rendered(rows: Any) -> str:
+        if not rows:
+            return "no candidate was shown knowledge"
+        told = [
+            [row["node"], len(row["shown"]), _ids(row["claimed"]), _ids(row["attributed"])]
+            for row in rows
+        ]
+        return table(headers, [[*line, row["note"]] for line, row in zip(told, rows, strict=True)])
+
+    show(found, as_json, rendered)
+
+
+def _ids(ids: Any) -> str:
+    return ", ".join(ids) or "-"
 
 
 @app.command("tree")

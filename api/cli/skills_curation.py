@@ -54,7 +54,8 @@ def distill(
 def distilled_text(told: Any) -> str:
     """Every decision in one line, then what was stored."""
     lines = [
-        f"node {d['node']} {d['stage']}: {'' if d['passed'] else 'refused: '}{d['reason']}"
+        f"{'composed step to ' if d['composed'] else ''}node {d['node']} {d['stage']}:"
+        f" {'' if d['passed'] else 'refused: '}{d['reason']}"
         for d in told["decisions"]
     ]
     stored = [

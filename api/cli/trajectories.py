@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from api.cli.options import AsJson, DataDir
 from api.cli.output import note, pairs, show, table
 from api.cli.runs import _opened
 from kb.errors import InvalidRequest
+from kb.ids import new_id
 
 if TYPE_CHECKING:
     from api.services import Services
@@ -86,13 +88,14 @@ def submit(
 
 @app.command("verify")
 def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = False) -> int:
-    """Evaluate one that is not ready, now that its hardware is here."""
+    """Evaluate one that is not ready, now that its hardware is here; not what another process is
+    evaluating already."""
     with _opened(data_dir) as local:
         from api.trajectories.accept import again, trajectory_store
 
-        row = trajectory_store(local.services).find(identity)
-        if row.state != "ready":
-            row = _verified(local.services, again(local.services, row))
+        store = trajectory_store(local.services)
+        store.expire()
+        row = _verified(local.services, again(local.services, store.find(identity)))
     return _told(row, as_json)
 
 
@@ -108,7 +111,7 @@ def export(
         bool, typer.Option("--trainable", help="Only what may be trained on; says what was not.")
     ] = False,
     with_excerpts: Annotated[
-        bool, typer.Option("--with-excerpts", help="Texts of uploaded documents too.")
+        bool, typer.Option("--with-excerpts", help="Texts of uploads and of others' skills too.")
     ] = False,
     accept_model: Annotated[
         list[str] | None,
@@ -172,20 +175,19 @@ def _problem(given: Path) -> Any:
 
 def _verified(services: Services, row: StoredTrajectory) -> StoredTrajectory:
     from api.evaluation_queue import EvaluationQueue
-    from api.trajectories.accept import trajectory_store
     from api.trajectories.reevaluate import Reevaluation
     from api.trajectories.reevaluate import verify as carry_out
 
-    if row.state != "queued":
-        return row
-    queue = EvaluationQueue(services)
-    try:
-        return carry_out(Reevaluation(services, queue, said=note), row, "command")
-    except KeyboardInterrupt:  # what was evaluated is stored under its key; the rest can follow
-        trajectory_store(services).change(row.id, "queued")
-        raise
-    finally:
-        queue.close()
+    if row.state == "queued":
+        queue = EvaluationQueue(services)
+        try:
+            owner = new_id(f"command{os.getpid()}")
+            row = carry_out(Reevaluation(services, queue, said=note), row, owner)
+        finally:
+            queue.close()
+    if row.state == "running":
+        note(f"another process is evaluating it; `kernlore trajectories show {row.id}` has the end")
+    return row
 
 
 def _told(row: StoredTrajectory, as_json: bool) -> int:

@@ -7,7 +7,7 @@ replayed, it must come out the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -21,7 +21,6 @@ from api.trajectories.reading import parameter_roles, searched_problem, trajecto
 from api.trajectories.telling import problem_of
 from kb.catalog import passages
 from kb.catalog import skills as store
-from kb.embedding.base import Embedder
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.curation.ablation import ConfirmingBench
@@ -33,7 +32,7 @@ from optimizer.problem.spec import Problem
 from skills.curator.distillation import Distillation, Lifted, Lifter, Means
 from skills.curator.drafter import Drafter
 from skills.curator.pipeline import distil, replay
-from skills.curator.records import Change, Trajectory
+from skills.curator.records import Change, Kernel, Trajectory
 
 FORMAT = 1
 USABLE = ("active",)
@@ -65,7 +64,11 @@ class Distilled:
         made = [one.distillation for one in self.passes]
         return {
             "source": self.source,
-            "decisions": [asdict(decision) for one in made for decision in one.decisions],
+            "decisions": [
+                {**asdict(decision), "composed": one is not made[0]}
+                for one in made
+                for decision in one.decisions
+            ],
             "stored": [asdict(stored) for one in made for stored in one.stored],
             "tuned": self.tuned,
             "record": self.record,
@@ -89,7 +92,8 @@ def distil_source(services: Services, identity: str, model: str = "") -> Distill
         "source": identity,
         "passes": [one.as_json() for one in passes],
     }
-    record = services.blobs.put(json.dumps(told_record, sort_keys=True).encode())
+    # Keys in their own order: the hash of a skill's content is of its recipe as it is written.
+    record = services.blobs.put(json.dumps(told_record).encode())
     return Distilled(
         identity, passes, tuned if isinstance(tuned, str) else tuned.lifted.name, record
     )
@@ -143,15 +147,11 @@ def _pass(services: Services, told: Trajectory, lifting: Lifter, drafter: Drafte
         services.catalog,
         drafter=drafter,
         lifter=kept,
-        embedder=_embedder(services),
+        embedder=services.embedder,
         roles=parameter_roles(services),
         shown=_shown(services, told),
     )
     return Pass(made, kept.answers)
-
-
-def _embedder(services: Services) -> Embedder:
-    return services.embedder
 
 
 def _shown(services: Services, told: Trajectory) -> dict[str, str]:
@@ -201,8 +201,7 @@ def _plain(found: Lifted) -> dict[str, Any]:
 
 def _lifting(services: Services, identity: str, told: Trajectory) -> Lifting:
     """Whole kernels are tried on the device that the trajectory is about."""
-    languages = {step.child.kernel.language for step in told.steps if _whole(step.child.kernel)}
-    if not languages:
+    if not any(_whole(step.child.kernel) for step in told.steps):
         return Lifting({})
     problem = problem_behind(services, identity)
     try:
@@ -226,21 +225,5 @@ def _lifting(services: Services, identity: str, told: Trajectory) -> Lifting:
     return Lifting({}, KernelLifter(problem, device, bench))
 
 
-def _whole(kernel: Any) -> bool:
+def _whole(kernel: Kernel | None) -> bool:
     return kernel is not None and kernel.recipe is None
-
-
-def stored_lines(made: Distilled) -> Sequence[str]:
-    """Every decision in one line, then what was stored."""
-    lines = []
-    for one in made.passes:
-        if one is not made.passes[0]:
-            lines.append(f"composed: the recipe {made.tuned}")
-        for decision in one.distillation.decisions:
-            word = "" if decision.passed else "refused: "
-            lines.append(f"node {decision.node} {decision.stage}: {word}{decision.reason}")
-    for one in made.passes:
-        for stored in one.distillation.stored:
-            told = f"{stored.operation} {stored.skill}: {stored.outcome}, version {stored.version}"
-            lines.append(f"{told}, {stored.evidence} measurements")
-    return lines

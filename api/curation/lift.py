@@ -14,13 +14,15 @@ from typing import Any
 
 from api.services import Services
 from kb.catalog import skills as store
+from kb.catalog.skills import Lift, wilson
 from kb.scope import ALL_ACCESS
-
-Z = 1.959963984540054  # 95 %, two-sided
 
 
 @dataclass(frozen=True)
-class Bounds:
+class Difference:
+    """Of two rates, with its 95 % interval."""
+
+    value: float
     low: float
     high: float
 
@@ -41,24 +43,24 @@ def lift_told(services: Services, name: str) -> dict[str, Any]:
     if not found.shown or not found.withheld:
         missing = "shown" if not found.shown else "withheld"
         return {**told, "reason": f"no outcome of an answer that had it {missing}: no lift"}
-    shown, withheld = found.shown_wins / found.shown, found.withheld_wins / found.withheld
-    one, other = wilson(found.shown_wins, found.shown), wilson(found.withheld_wins, found.withheld)
-    down = math.hypot(shown - one.low, other.high - withheld)
-    up = math.hypot(one.high - shown, withheld - other.low)
-    lift = shown - withheld
-    certain = lift - down > 0 or lift + up < 0
+    lift = difference(found)
+    certain = lift.low > 0 or lift.high < 0
     return {
         **told,
-        "lift": round(lift, 4),
-        "low": round(lift - down, 4),
-        "high": round(lift + up, 4),
+        "lift": round(lift.value, 4),
+        "low": round(lift.low, 4),
+        "high": round(lift.high, 4),
         "reason": "certain at 95 %" if certain else "the interval holds 0: nothing certain",
     }
 
 
-def wilson(wins: int, trials: int) -> Bounds:
-    """The 95 % score interval of a rate; trials above 0."""
-    rate, spread = wins / trials, Z * Z / trials
-    centre = (rate + spread / 2) / (1 + spread)
-    half = Z / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
-    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
+def difference(found: Lift) -> Difference:
+    """Rate shown minus rate withheld; both counts above 0."""
+    shown, withheld = found.shown_wins / found.shown, found.withheld_wins / found.withheld
+    one, other = wilson(found.shown_wins, found.shown), wilson(found.withheld_wins, found.withheld)
+    value = shown - withheld
+    return Difference(
+        value,
+        value - math.hypot(shown - one.low, other.high - withheld),
+        value + math.hypot(one.high - shown, withheld - other.low),
+    )

@@ -7,6 +7,7 @@ from typing import Any
 from kb.catalog import skills as rows
 from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
+from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.records import Node
 from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
@@ -24,7 +25,7 @@ class ServiceKnowledge:
     def __init__(self, services: Any) -> None:
         """services: api.services.Services."""
         self._services = services
-        self._texts: dict[str, str] = {}  # of skills by name
+        self._skills: dict[str, rows.SkillRow] = {}  # by name
 
     def consult(self, query: Query) -> Knowledge:
         """A verdict without a signal is asked about by its operator."""
@@ -43,12 +44,19 @@ class ServiceKnowledge:
                 Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
                 for e in answer.excerpts
             ),
-            remedies=tuple(_remedy(move) for move in answer.moves),
+            remedies=(
+                *(_remedy(move) for move in answer.moves),
+                *(
+                    remedy
+                    for skill in answer.skills
+                    for remedy in remedies_of(self._skill(skill.name))
+                ),
+            ),
             skills=tuple(
                 ShownSkill(
                     skill.name,
                     skill.summary,
-                    self._text(skill.name),
+                    self._skill(skill.name).body,
                     float(skill.score.get("total", 0.0)),
                 )
                 for skill in answer.skills
@@ -56,16 +64,19 @@ class ServiceKnowledge:
             facts=dict(self._services.registry.values(hardware)),
         )
 
-    def _text(self, skill: str) -> str:
-        if skill not in self._texts:
-            self._texts[skill] = self._services.skills.show(skill).body
-        return self._texts[skill]
+    def _skill(self, name: str) -> rows.SkillRow:
+        if name not in self._skills:
+            with self._services.catalog.read() as connection:
+                self._skills[name] = rows.get(connection, name, ALL_ACCESS)
+        return self._skills[name]
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """What came of an answer; only ids that it showed count."""
         shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
         found = node.speedup
-        kept = [name for name in used if name in shown]
+        # A skill's move is credited to the skill, which is what the answer showed.
+        named = (skill_of(name) if skill_of(name) in node.shown.skills else name for name in used)
+        kept = list(dict.fromkeys(name for name in named if name in shown))
         self._services.retriever.report_outcome(
             retrieval_id,
             used=kept,

@@ -236,7 +236,7 @@ def hardware_view_of(
     """The target as proposers see it. language: the only one that candidates may be in; torch is
     among the places for the reference's sake then."""
     ordered = tuple(sorted(places, key=lambda name: name == "torch"))
-    offered = (language,) if language in places else ordered
+    offered = (language,) if language is not None and language in places else ordered
     return HardwareView(target.hardware, target.lineage, target.device, offered, dict(target.facts))
 
 

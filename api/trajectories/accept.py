@@ -28,18 +28,22 @@ def accept(services: Services, body: TrajectoryBody) -> StoredTrajectory:
     absent = absence(services, told, problem)
     store = trajectory_store(services)
     state: State = "unverified" if absent else "queued"
+    store.expire()
     store.add(told.id, _origin(body), state, told.as_json(), _summary(told, problem, absent))
-    row = store.find(told.id)
-    return again(services, row) if row.state in AGAIN else row
+    return again(services, store.find(told.id))
 
 
 def again(services: Services, row: StoredTrajectory) -> StoredTrajectory:
-    """One that is not ready is queued anew, if its hardware is here now."""
+    """One that failed or was not verified is queued anew, if its hardware is here now. Any other is
+    left as it is: somebody has it in hand, or it is ready."""
+    if row.state not in AGAIN:
+        return row
     store = trajectory_store(services)
     told = told_from_json(store.told(row))
     absent = absence(services, told, problem_of(told.problem))
     state: State = "unverified" if absent else "queued"
-    return store.change(row.id, state, reason=absent, error=None)
+    store.change(row.id, state, only_from=AGAIN, reason=absent, error=None)
+    return store.find(row.id)
 
 
 def absence(services: Services, told: Told, problem: Problem) -> str:

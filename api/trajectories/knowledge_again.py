@@ -1,7 +1,8 @@
 """What a proposal was shown, looked up again by its ids: texts as they are now.
 
-Texts of uploaded documents are somebody else's: without leave they are left out, and so are those
-of unknown ids. The text of a built-in document or skill is this product's own.
+Texts of uploaded documents are somebody else's, and so are skills that were imported or learned
+here: without leave they are left out, and so are those of unknown ids. The text of a built-in
+document or of a shipped skill, with its moves, is this product's own.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from sqlalchemy import Connection
 
 from api.services import Services
 from kb.catalog import passages
+from kb.catalog import skills as store
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
+from optimizer.curation.remedies import MARK, remedies_of, skill_of
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import Shown
 
-BUILTIN = "builtin"
+BUILTIN = "builtin"  # origin of a document
+SHIPPED = "shipped"  # origin of a skill
 LEFT_OUT = "(text left out)"
 
 
 @dataclass
 class KnowledgeAgain:
-    """with_uploads: texts of uploaded documents too."""
+    """with_uploads: texts of uploaded documents and of others' skills too."""
 
     services: Services
     with_uploads: bool
@@ -57,7 +61,7 @@ class KnowledgeAgain:
             with self.services.catalog.read() as connection:
                 own = self._passage_origin(connection, identity) == BUILTIN
                 own = own or self._move_is_own(connection, identity)
-            self._own[identity] = own or self._skill_is_own(identity)
+            self._own[identity] = own or self._skill_is_own(skill_of(identity))
         return self._own[identity]
 
     # -- one of each kind
@@ -77,6 +81,8 @@ class KnowledgeAgain:
     def _remedy(
         self, connection: Connection, name: str, facts: dict[str, Any], left_out: list[str]
     ) -> Remedy | None:
+        if MARK in name:
+            return self._remedy_of_skill(connection, name, left_out)
         row = connection.execute(sa.select(t.moves).where(t.moves.c.id == name)).one_or_none()
         if row is None:
             left_out.append(name)
@@ -96,12 +102,26 @@ class KnowledgeAgain:
         left_out.append(name)
         return replace(remedy, name=name, why=LEFT_OUT)
 
+    def _remedy_of_skill(
+        self, connection: Connection, name: str, left_out: list[str]
+    ) -> Remedy | None:
+        row = store.find(connection, skill_of(name), ALL_ACCESS)
+        moves = remedies_of(row) if row is not None else ()
+        remedy = next((move for move in moves if move.id == name), None)
+        if remedy is not None and row is not None and (self.with_uploads or row.origin == SHIPPED):
+            return remedy
+        left_out.append(name)
+        return None if remedy is None else replace(remedy, name=name, why=LEFT_OUT, when="")
+
     def _skill(self, name: str, left_out: list[str]) -> ShownSkill | None:
         try:
             found = self.services.skills.show(name)
         except NotFound:
             left_out.append(name)
             return None
+        if not (self.with_uploads or found.origin == SHIPPED):
+            left_out.append(name)
+            return ShownSkill(name, "", LEFT_OUT, 0.0)
         return ShownSkill(name, found.summary.description, found.body, 0.0)
 
     # -- whose it is
@@ -125,6 +145,6 @@ class KnowledgeAgain:
 
     def _skill_is_own(self, name: str) -> bool:
         try:
-            return bool(self.services.skills.show(name).origin == BUILTIN)
+            return bool(self.services.skills.show(name).origin == SHIPPED)
         except NotFound:
             return False

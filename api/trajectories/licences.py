@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.services import Services
-from api.trajectories.knowledge_again import BUILTIN
+from api.trajectories.knowledge_again import SHIPPED as SHIPPED_SKILL
 from kb.errors import NotFound
 from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.problem.spec import Problem
@@ -42,7 +42,7 @@ class LicenceBook:
             found = self._services.skills.show(name or "")
         except NotFound:
             return None
-        if found.origin == BUILTIN:
+        if found.origin == SHIPPED_SKILL:
             return OWN
         licence = found.front_matter.get("license")
         return licence if isinstance(licence, str) else None

@@ -1,19 +1,21 @@
 """The service's thread that evaluates told trajectories, one after the other. What waits is rows of
-the catalog, so a restart goes on with it.
+the catalog, so a restart goes on with it, and so it does with what another process left.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from api.evaluation_queue import EvaluationQueue
 from api.services import Services
-from kb.catalog.trajectories import State, StoredTrajectory
+from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
+from kb.ids import new_id
 
-WORKER = "service"
 WAITING = 20  # each is many minutes of measuring
 STOP_SECONDS = 15.0
 
@@ -21,32 +23,23 @@ log = structlog.get_logger(__name__)
 
 
 class TrajectoryQueue:
-    """The thread starts with the first trajectory, or with one that an earlier service left."""
+    """The thread looks for work when it is woken, and once in a lease: a worker that was killed
+    wakes nobody."""
 
     def __init__(self, services: Services, evaluations: EvaluationQueue) -> None:
         self._services = services
         self._evaluations = evaluations
+        # Not `accept.trajectory_store`: what that imports takes seconds.
+        self._store = Trajectories(services.catalog, services.blobs)
+        self._owner = new_id(f"service{os.getpid()}")
         self._changing = threading.Lock()  # protects _thread
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def resume(self) -> None:
-        """Queue anew what the service was working on when it ended."""
-        from api.trajectories.accept import trajectory_store
-
-        store = trajectory_store(self._services)
-        for row in store.latest(WAITING, ("running",)):
-            if row.summary.get("worker") == WORKER:
-                store.change(row.id, "queued")
-        if store.latest(1, ("queued",)):
-            self.wake()
-
     def check_room(self) -> None:
         """Unavailable when too many wait already."""
-        from api.trajectories.accept import trajectory_store
-
-        waiting = len(trajectory_store(self._services).latest(WAITING, ("queued",)))
+        waiting = len(self._store.latest(WAITING, ("queued",)))
         if waiting >= WAITING:
             raise Unavailable(
                 f"{waiting} trajectories are waiting already",
@@ -54,9 +47,11 @@ class TrajectoryQueue:
             )
 
     def wake(self) -> None:
+        """Look for work now; starts the thread where there is none that lives."""
         self._wake.set()
         with self._changing:
-            if self._thread is None and not self._stopped.is_set():
+            alive = self._thread is not None and self._thread.is_alive()
+            if not alive and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._work, name="trajectories", daemon=True)
                 self._thread.start()
 
@@ -69,27 +64,37 @@ class TrajectoryQueue:
     def _work(self) -> None:
         while not self._stopped.is_set():
             self._wake.clear()
+            if not self._worked():
+                self._wake.wait(self._services.settings.lease_seconds)
+
+    def _worked(self) -> bool:
+        """Whether there may be more to do at once."""
+        row = None
+        try:
             row = self._next()
-            if row is None:
-                self._wake.wait()
-                continue
-            self._carry_out(row)
+            if row is not None:
+                self._carry_out(row)
+            return row is not None
+        except Exception:  # the job boundary: the thread serves whoever comes next
+            if not self._stopped.is_set():  # else the catalog is being closed
+                log.exception("trajectory queue failed", trajectory=row.id if row else None)
+            return False
 
     def _next(self) -> StoredTrajectory | None:
-        """The oldest."""
-        from api.trajectories.accept import trajectory_store
-
-        states: tuple[State, ...] = ("queued",)
-        waiting = trajectory_store(self._services).latest(10 * WAITING, states)
+        """The oldest, with those that a dead worker left."""
+        for identity in self._store.expire():
+            log.warning("trajectory queued again", trajectory=identity, reason="lease_expired")
+        waiting = self._store.latest(10 * WAITING, ("queued",))
         return waiting[-1] if waiting else None
 
     def _carry_out(self, row: StoredTrajectory) -> None:
-        from api.trajectories.accept import trajectory_store
         from api.trajectories.reevaluate import Reevaluation, verify
 
         work = Reevaluation(self._services, self._evaluations, self._stopped.is_set)
         try:
-            verify(work, row, WORKER)
+            verify(work, row, self._owner)
+        except DBAPIError:  # the catalog's failure, not the trajectory's, which is queued again
+            raise  # once its lease has run out
         except Exception:  # the job boundary: recorded, never swallowed
             if self._stopped.is_set():  # the catalog is being closed
                 return
@@ -100,4 +105,4 @@ class TrajectoryQueue:
                 "hint": "This is a defect of Kernlore; the log has it under the trajectory's id.",
                 "details": {"trajectory": row.id},
             }
-            trajectory_store(self._services).change(row.id, "failed", error=told)
+            self._store.end(row.id, self._owner, "failed", error=told)

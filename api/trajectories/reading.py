@@ -35,13 +35,6 @@ def trajectory(services: Services, identity: str) -> Trajectory:
     return trajectory_from_json(found["trajectory"])
 
 
-def distillable(services: Services, limit: int = 1000) -> list[str]:
-    """Ids of finished runs, then of told trajectories that are ready; each the oldest first."""
-    runs = [run.id for run in run_store(services).latest(limit) if run.state == "finished"]
-    told = [row.id for row in trajectory_store(services).latest(limit, ("ready",))]
-    return [*reversed(runs), *reversed(told)]
-
-
 def parameter_roles(services: Services) -> dict[str, dict[str, str]]:
     """Of the active recipes, for the curator's contrast."""
     return roles_of(library_recipes(services))
@@ -65,7 +58,7 @@ def shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
         "origin": row.origin,
         "state": row.state,
         "created_at": row.created_at,
-        **{name: value for name, value in row.summary.items() if name != "worker"},
+        **row.summary,
         "evaluated_here": row.state == "ready",
         **more,
     }

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from api.evaluation import ask_for, choose_target
 from api.evaluation_queue import EvaluationQueue, Sent
 from api.services import Services
 from api.trajectories.accept import trajectory_store
+from api.trajectories.lease import renewed
 from api.trajectories.reading import main_dtype
 from api.trajectories.telling import problem_of
-from kb.catalog.trajectories import StoredTrajectory
+from kb.catalog.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from optimizer.bundle import Bundle
 from optimizer.curation.build import steps_of, subject_of
@@ -32,9 +35,11 @@ from skills.curator.records import Trajectory
 POLL_SECONDS = 0.2
 FULL_SECONDS = 600.0  # how long to wait for a place in the queue
 
+log = structlog.get_logger(__name__)
+
 
 class Stopped(Exception):
-    """The service ends; the rest is done when it is started again."""
+    """The service ends, or the trajectory is somebody else's by now: they do the rest."""
 
 
 @dataclass
@@ -46,17 +51,26 @@ class Results:
     first: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How it ended. summary: for lists; found: what was measured, where it is ready."""
+
+    state: State
+    summary: Mapping[str, Any]
+    found: Mapping[str, Any] | None = None
+
+
 @dataclass
 class Reevaluation:
-    """Of one trajectory. stopped: asked between polls."""
+    """Of one trajectory. stopped: asked between polls; nothing is stored here but evaluations."""
 
     services: Services
     evaluations: EvaluationQueue
     stopped: Callable[[], bool] = lambda: False
     said: Callable[[str], None] = lambda message: None
 
-    def carry_out(self, row: StoredTrajectory) -> StoredTrajectory:
-        """The row afterwards: ready, or failed where not a single step could be evaluated."""
+    def carry_out(self, row: StoredTrajectory) -> Ended:
+        """Ready, or failed where not a single step could be evaluated."""
         store = trajectory_store(self.services)
         told = told_from_json(store.told(row))
         problem = problem_of(told.problem)
@@ -67,7 +81,7 @@ class Reevaluation:
                 self._evaluate(told, step.bundle, step.cases, results)
                 self.said(f"step {step.number} of {len(told.steps)}: {_said(results, sha256)}")
         if not results.found:
-            return store.change(row.id, "failed", error=dict(results.first or {}))
+            return Ended("failed", {"error": dict(results.first or {})})
         reference = self._reference(told, problem)
         tree = tree_of(told.steps, reference, results.found, results.problems)
         trajectory = self._trajectory(row, told, problem, tree)
@@ -76,7 +90,7 @@ class Reevaluation:
             "trajectory": trajectory.as_json(),
             "evaluations": {str(number): key for number, key in keys.items()},
         }
-        return store.finish(row.id, found, reason="", error=None, **_outcome(told, tree))
+        return Ended("ready", {"reason": "", "error": None, **_outcome(told, tree)}, found)
 
     def _trajectory(
         self, row: StoredTrajectory, told: Told, problem: Problem, tree: Tree
@@ -150,18 +164,39 @@ class Reevaluation:
         time.sleep(POLL_SECONDS)
 
 
-def verify(work: Reevaluation, row: StoredTrajectory, worker: str) -> StoredTrajectory:
-    """Carry out a queued one and record how it ended; one that somebody else works on is left."""
+def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:
+    """Carry out a queued one and record how it ended; one that somebody else works on is left.
+
+    Where that cannot be recorded, the lease runs out and the trajectory is queued again."""
     store = trajectory_store(work.services)
-    if not store.take(row.id, worker):
+    seconds = work.services.settings.lease_seconds
+    if not store.take(row.id, owner, seconds):
         return store.find(row.id)
+    with renewed(store, row.id, owner, seconds) as lost:
+
+        def stopped() -> bool:
+            return work.stopped() or lost.is_set()
+
+        try:
+            ended = _ended(replace(work, stopped=stopped), row)
+        except Stopped:
+            store.release(row.id, owner)
+        except KeyboardInterrupt:  # what was evaluated is stored under its key; the rest can follow
+            store.release(row.id, owner)
+            raise
+        else:
+            if not store.end(row.id, owner, ended.state, ended.found, **ended.summary):
+                log.warning("trajectory lost", trajectory=row.id, reason="its lease ran out")
+    return store.find(row.id)
+
+
+def _ended(work: Reevaluation, row: StoredTrajectory) -> Ended:
     try:
         return work.carry_out(row)
-    except Stopped:
-        return store.change(row.id, "queued")
-    except (KernloreError, KeyError) as error:
-        told = error.as_json() if isinstance(error, KernloreError) else _damaged(error).as_json()
-        return store.change(row.id, "failed", error=told)
+    except KernloreError as error:
+        return Ended("failed", {"error": error.as_json()})
+    except KeyError as error:
+        return Ended("failed", {"error": _damaged(error).as_json()})
 
 
 def _damaged(error: KeyError) -> NotFound:

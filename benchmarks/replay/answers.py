@@ -1,8 +1,8 @@
 """What the knowledge base said about the points of a table, kept so that a replay asks nobody.
 
 An answer is kept under everything of the question that it depends on: signals, metrics, log,
-operator, language, dtype and hardware. Texts of excerpts and skills are not kept: no proposer that
-is replayed reads them.
+operator, language, dtype, quantities of the problem, roles and hardware. Texts of excerpts and
+skills are not kept: no proposer that is replayed reads them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from benchmarks.replay.spaces import Space
 from benchmarks.replay.table import REFERENCE, Row
 from kb.errors import NotFound
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, knowledge_from_json
+from optimizer.search.propose import roles_of
+from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 
 LANGUAGE = "cpp"
 TOKENS = 6_000
@@ -26,17 +28,26 @@ TOKENS = 6_000
 
 def question_of(query: Query) -> str:
     """Equal for queries that get the same answer."""
-    told = [query.signals, dict(query.metrics), query.log, query.op, query.language, query.dtype]
-    text = json.dumps([*told, query.hardware], sort_keys=True)
+    told: list[Any] = [
+        query.signals,
+        dict(query.metrics),
+        query.log,
+        query.op,
+        query.language,
+        query.dtype,
+    ]
+    told += [query.hardware, dict(query.problem), query.roles]
+    text = json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def query_of(space: Space, row: Row) -> Query:
     """What the search asks when it starts from this point."""
     found = row.evaluation
+    derived = found.verdict.get("metrics", {})
     return Query(
         signals=tuple(signal["id"] for signal in found.verdict.get("signals", ())),
-        metrics=dict(found.metrics),
+        metrics={**found.metrics, **derived},
         log="" if found.correct else found.log,
         hardware=found.hardware,
         op=space.view.op,
@@ -45,6 +56,8 @@ def query_of(space: Space, row: Row) -> Query:
         run_id="",
         node=0,
         max_tokens=TOKENS,
+        problem=dict(found.verdict.get("problem", {})),
+        roles=roles_of([RecipeSynthesizer(space.recipes, [LANGUAGE])], space.view),
     )
 
 

@@ -17,6 +17,7 @@ from benchmarks.replay.answers import Answers, query_of
 from benchmarks.replay.arms import Facts, assuming
 from benchmarks.replay.spaces import Space
 from benchmarks.replay.table import Row, Table
+from optimizer.abi import ITEM_BYTES
 from optimizer.search.knowledge import Knowledge, Remedy
 from optimizer.synthesizers.recipe.match import allowed
 from optimizer.synthesizers.recipe.synthesizer import Fitting, moved, stepped
@@ -95,7 +96,8 @@ def followed(
     for remedy in knowledge.remedies:
         for parameter in fitting.recipe.parameters:
             if parameter.role == remedy.change.get("role"):
-                value = moved(parameter, row.values[parameter.name], remedy)
+                item = ITEM_BYTES.get(space.view.main.dtype or "")
+                value = moved(parameter, row.values[parameter.name], remedy, item)
                 yield from _step(space, table, row, parameter, value, facts, remedy)
 
 

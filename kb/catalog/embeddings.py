@@ -44,6 +44,16 @@ def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> No
         connection.execute(t.embeddings.insert().prefix_with("OR IGNORE", dialect="sqlite"), rows)
 
 
+def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
+    """The vector of one text, by its SHA-256; None where this model has not embedded it."""
+    found = connection.execute(
+        sa.select(t.embeddings.c.vector).where(
+            t.embeddings.c.text_sha256 == sha256, t.embeddings.c.model_fingerprint == model
+        )
+    ).scalar()
+    return None if found is None else np.frombuffer(found, "<f4")
+
+
 def missing(connection: Connection, model: str, limit: int) -> list[MissingText]:
     """Texts of active passages without a vector of this model, oldest first."""
     rows = connection.execute(

@@ -2,12 +2,14 @@
 
 Bodies are JSON that `ingestion.recipes` writes and the search reads; nothing here looks into one.
 They belong to their document: a new version replaces them, and what a person decided about a sample
-that is still the same stays decided. They are no skills: nothing exports them.
+that is still the same stays decided, whatever its section is called now. They are no skills:
+nothing exports them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -33,6 +35,8 @@ class RecipeLike(Protocol):
     @property
     def language(self) -> str: ...
     @property
+    def hardware(self) -> tuple[str, ...]: ...
+    @property
     def section(self) -> tuple[str, ...]: ...
     @property
     def code(self) -> str: ...
@@ -57,7 +61,7 @@ class StoredRecipe:
 
 
 def replace_document_recipes(
-    connection: Connection, version_id: str, recipes: Sequence[RecipeLike], hardware: Sequence[str]
+    connection: Connection, version_id: str, recipes: Sequence[RecipeLike]
 ) -> int:
     """What the document of this version proposes becomes these; returns how many."""
     document = connection.execute(
@@ -69,17 +73,22 @@ def replace_document_recipes(
     before = connection.execute(sa.select(t.recipes.c.id, t.recipes.c.status).where(mine)).all()
     decided = {row.id: row.status for row in before}
     connection.execute(t.recipes.delete().where(mine))
+    passages = _passages(connection, version_id, {recipe.section for recipe in recipes})
+    seen: Counter[str] = Counter()
     for recipe in recipes:
-        identity = derived_id("rcp", document.id, recipe.name, sha256(recipe.code))
+        code = sha256(recipe.code)
+        # Samples with the same text are told apart by their order.
+        identity = derived_id("rcp", document.id, code, seen[code])
+        seen[code] += 1
         connection.execute(
             t.recipes.insert().values(
                 id=identity,
                 name=recipe.name,
                 language=recipe.language,
                 document_id=document.id,
-                passage_id=_passage(connection, version_id, recipe),
+                passage_id=_beginning(recipe, passages[recipe.section]),
                 skill_id=None,
-                hardware=list(hardware),
+                hardware=list(recipe.hardware),
                 body={**recipe.body, "section": list(recipe.section)},
                 status=decided.get(identity, "proposed"),
                 origin=ORIGIN,
@@ -90,19 +99,29 @@ def replace_document_recipes(
     return len(recipes)
 
 
-def _passage(connection: Connection, version_id: str, recipe: RecipeLike) -> str | None:
-    """The passage that the sample begins in: short ones share one with the text around them."""
+def _passages(
+    connection: Connection, version_id: str, sections: Set[tuple[str, ...]]
+) -> dict[tuple[str, ...], list[tuple[str, str]]]:
+    """By heading path, id and text without white space of the passages there, in their order."""
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {path: [] for path in sections}
+    if not sections:
+        return found
     rows = connection.execute(
         sa.select(t.passages.c.id, t.passages.c.text, t.sections.c.path)
         .join(t.sections, t.sections.c.id == t.passages.c.section_id)
         .where(t.passages.c.version_id == version_id)
         .order_by(t.passages.c.ordinal)
     )
-    beginning = "".join(recipe.code.split())[:BEGINNING]
     for row in rows:
-        if tuple(row.path) == recipe.section and beginning in "".join(row.text.split()):
-            return str(row.id)
-    return None
+        if (path := tuple(row.path)) in found:
+            found[path].append((row.id, "".join(row.text.split())))
+    return found
+
+
+def _beginning(recipe: RecipeLike, passages: Sequence[tuple[str, str]]) -> str | None:
+    """The passage that the sample begins in: short ones share one with the text around them."""
+    beginning = "".join(recipe.code.split())[:BEGINNING]
+    return next((id_ for id_, text in passages if beginning in text), None)
 
 
 def listed(

@@ -1,5 +1,11 @@
 """Trajectories that others told, as rows; what was told and what was found of it lie in blobs.
 
+    unverified | failed -> queued -> running -> ready | failed
+
+A worker owns a running one only while its lease lasts. When the worker dies, the lease runs out and
+`expire` queues it again: what was evaluated before is known by its key, so nothing is lost. Every
+change names the states that it starts from, and is none where the row is in another one.
+
 Knows nothing about evaluating: a row is what somebody claims until its state is `ready`.
 """
 
@@ -11,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from kb import clock
 from kb.blobs import Blobs
@@ -23,7 +30,8 @@ from kb.scope import ALL_ACCESS
 # unverified: the hardware is not here, so nothing in it was measured. failed: it could not be.
 State = Literal["queued", "running", "ready", "failed", "unverified"]
 STATES: tuple[State, ...] = get_args(State)
-_FOUND = "found_blob"
+# Kept in the summary, shown to nobody.
+_FOUND, _OWNER, _LEASE = "found_blob", "worker", "lease_expires_at"
 
 
 @dataclass(frozen=True)
@@ -97,34 +105,76 @@ class Trajectories:
             rows = connection.execute(query.order_by(newest, t.trajectories.c.id).limit(limit))
             return [_stored(row) for row in rows]
 
-    def change(self, identity: str, state: State, **summary: Any) -> StoredTrajectory:
-        """Set the state and what the summary is to say beside what it says already."""
+    def change(
+        self, identity: str, state: State, *, only_from: Sequence[State], **summary: Any
+    ) -> bool:
+        """Set the state and what the summary is to say beside what it says already. False, and
+        nothing changes, where it is in none of the states of `only_from`."""
         with self._catalog.write() as connection:
-            row = connection.execute(self._select().where(t.trajectories.c.id == identity)).one()
-            connection.execute(
-                sa.update(t.trajectories)
-                .where(t.trajectories.c.id == identity)
-                .values(state=state, summary={**row.summary, **summary})
-            )
-        return self.find(identity)
+            row = self._in_state(connection, identity, only_from)
+            if row is not None:
+                _set(connection, row, state, summary)
+        return row is not None
 
-    def take(self, identity: str, worker: str) -> bool:
-        """Queued becomes running; False where somebody else has it, or it is not queued."""
+    # -- by a worker
+
+    def take(self, identity: str, owner: str, lease_seconds: float) -> bool:
+        """Queued becomes running, the caller's until the lease runs out; False where somebody else
+        has it, or it is not queued."""
+        lease = {_OWNER: owner, _LEASE: clock.after(lease_seconds)}
+        return self.change(identity, "running", only_from=("queued",), **lease)
+
+    def renew(self, identity: str, owner: str, lease_seconds: float) -> bool:
+        """False where it is no longer the caller's."""
+        return self._own(identity, owner, "running", {_LEASE: clock.after(lease_seconds)})
+
+    def release(self, identity: str, owner: str) -> bool:
+        """Queue it again; False where it is no longer the caller's."""
+        return self._own(identity, owner, "queued", {_OWNER: None, _LEASE: None})
+
+    def end(
+        self,
+        identity: str,
+        owner: str,
+        state: State,
+        found: Mapping[str, Any] | None = None,
+        **summary: Any,
+    ) -> bool:
+        """Ready with what was measured, or failed. False, and nothing changes, where it is no
+        longer the caller's: whoever took over will end it."""
+        told: dict[str, Any] = {_OWNER: None, _LEASE: None, **summary}
+        if found is not None:
+            told[_FOUND] = self._blobs.put(json.dumps(found, sort_keys=True).encode())
+        return self._own(identity, owner, state, told)
+
+    def expire(self) -> list[str]:
+        """Queue every running one again whose lease ran out; their ids."""
+        if not self.latest(1, ("running",)):
+            return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
-            row = connection.execute(self._select().where(t.trajectories.c.id == identity)).one()
-            if row.state != "queued":
+            query = self._select().where(t.trajectories.c.state == "running")
+            lapsed = [row for row in connection.execute(query) if _lapsed(row)]
+            for row in lapsed:
+                _set(connection, row, "queued", {_OWNER: None, _LEASE: None})
+        return [row.id for row in lapsed]
+
+    def _own(self, identity: str, owner: str, state: State, summary: Mapping[str, Any]) -> bool:
+        with self._catalog.write() as connection:
+            row = self._in_state(connection, identity, ("running",))
+            if row is None or row.summary.get(_OWNER) != owner:
                 return False
-            connection.execute(
-                sa.update(t.trajectories)
-                .where(t.trajectories.c.id == identity)
-                .values(state="running", summary={**row.summary, "worker": worker})
-            )
+            _set(connection, row, state, summary)
         return True
 
-    def finish(self, identity: str, found: Mapping[str, Any], **summary: Any) -> StoredTrajectory:
-        """Ready, with what was measured."""
-        key = self._blobs.put(json.dumps(found, sort_keys=True).encode())
-        return self.change(identity, "ready", **{_FOUND: key}, **summary)
+    def _in_state(
+        self, connection: Connection, identity: str, states: Sequence[State]
+    ) -> sa.Row[Any] | None:
+        """Read under the write lock, which holds until the change is kept: nobody gets between.
+
+        Not by SQL on the summary's JSON: it may hold an infinite bound, which SQLite's functions
+        refuse before 3.42."""
+        chosen = t.trajectories.c.id == identity, t.trajectories.c.state.in_(states)
+        return connection.execute(self._select().where(*chosen)).one_or_none()
 
     def dtype_of(self, problem_sha256: str, case: str) -> str | None:
         """Of a problem's case as an evaluation found it; None before there is one."""
@@ -154,8 +204,25 @@ class Trajectories:
         return sa.select(t.trajectories).where(t.trajectories.c.access_scope == self._scope)
 
 
+def _set(
+    connection: Connection, row: sa.Row[Any], state: State, summary: Mapping[str, Any]
+) -> None:
+    connection.execute(
+        sa.update(t.trajectories)
+        .where(t.trajectories.c.id == row.id)
+        .values(state=state, summary={**row.summary, **summary})
+    )
+
+
+def _lapsed(row: sa.Row[Any]) -> bool:
+    """One without a lease has no worker either."""
+    until = row.summary.get(_LEASE)
+    return until is None or str(until) < clock.now()
+
+
 def _stored(row: sa.Row[Any]) -> StoredTrajectory:
-    summary = {name: value for name, value in row.summary.items() if name != _FOUND}
+    kept = (_FOUND, _OWNER, _LEASE)
+    summary = {name: value for name, value in row.summary.items() if name not in kept}
     return StoredTrajectory(
         row.id,
         row.origin,

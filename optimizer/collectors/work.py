@@ -84,12 +84,14 @@ def work_of(case: OpenCase) -> Work:
 
 
 def _causal(case: OpenCase) -> bool:
-    """As the reference's own operator is told; a mask that is given as a tensor is not looked at."""
+    """As the reference's own operator is told; a mask in a tensor is not looked at."""
     if op_family(case.problem.op) != "attention":
         return False
     from optimizer.problem.traits import traits_of  # runs the reference, and needs torch
 
-    return any(name.endswith(".is_causal") and told is True for name, told in traits_of(case).items())
+    return any(
+        name.endswith(".is_causal") and told is True for name, told in traits_of(case).items()
+    )
 
 
 def main_dtype(signature: Signature) -> str:

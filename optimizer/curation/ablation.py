@@ -18,14 +18,14 @@ from typing import Protocol
 from kb.catalog.skills import SkillRow
 from kb.errors import KernloreError, Unavailable
 from kb.hardware.checks import Problems
-from kb.problem_terms import op_family
+from kb.problem_terms import canonical_dtype, op_family
 from optimizer.curation.build import ratio_of
 from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.curation.unseen import Unseen, as_only, unseen_cases
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.local.problem_view import problem_view
-from optimizer.problem.spec import Problem
+from optimizer.problem.spec import Case, Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
@@ -45,14 +45,15 @@ ROUNDS = 2  # of fresh processes for each winner
 class ConfirmingBench(Protocol):
     """A bench that also measures a winner anew."""
 
-    device: str
+    @property
+    def device(self) -> str: ...
 
     @property
     def at_once(self) -> int: ...
 
     def reference(self) -> Evaluation: ...
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation: ...
+    def evaluate(self, proposal: Proposal) -> Evaluation: ...
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation: ...
 
@@ -89,6 +90,7 @@ class RecipeAblation:
                 f"{skill.name} says what to avoid, and only what to do can be left out",
                 hint="A person can approve it once it has been measured.",
             )
+        self._admitted(skill)
         recipe = recipe_of(skill)
         if recipe is None and not skill.moves:
             raise Unavailable(
@@ -98,7 +100,7 @@ class RecipeAblation:
         made = 0
         for unseen in self._targets(skill):
             try:
-                trial = self._trial(skill, recipe, unseen, budget)
+                trial = self._trial(skill, recipe, unseen, budget, self._means.seed + made)
             except LacksSkill:
                 continue
             made += 1
@@ -111,6 +113,21 @@ class RecipeAblation:
                 hint="Add a problem of its op family with `kernlore problem new`.",
             )
 
+    def _admitted(self, skill: SkillRow) -> None:
+        """What is about another chip or language cannot be proven here."""
+        here = self._means.hardware
+        chips, languages = set(skill.scopes.hardware), set(skill.scopes.languages)
+        if chips and not chips & set(here.lineage):
+            raise Unavailable(
+                f"{skill.name} is about {', '.join(sorted(chips))}, and this is {here.id}",
+                hint="Verify it on that hardware, or in a portable session.",
+            )
+        if languages and not languages & set(here.languages):
+            raise Unavailable(
+                f"{skill.name} is about {', '.join(sorted(languages))}, which nothing here builds",
+                hint="Install the toolchain, or verify it on a machine that has it.",
+            )
+
     def _targets(self, skill: SkillRow) -> Iterator[Unseen]:
         """Other problems of its families first: they are further from what it was made of."""
         device = self._means.hardware.device or "cpu"
@@ -118,7 +135,7 @@ class RecipeAblation:
         own = {sha256 for sha256, _ in self._means.seen}
         fitting = [p for p in self._means.problems if not families or op_family(p.op) in families]
         for problem in fitting:
-            main = next((c for c in problem.searched if c.timed and c.fits(device)), None)
+            main = next((c for c in problem.searched if _timed_for(skill, c, device)), None)
             if problem.sha256 not in own and main is not None:
                 yield as_only(problem, main, "another problem")
         for problem in fitting:
@@ -127,13 +144,18 @@ class RecipeAblation:
                 seed = self._means.seed
                 yield from unseen_cases(problem, device, MAX_TRIALS, seed, known)
 
-    def _trial(self, skill: SkillRow, recipe: Recipe | None, unseen: Unseen, budget: int) -> Trial:
+    def _trial(
+        self, skill: SkillRow, recipe: Recipe | None, unseen: Unseen, budget: int, seed: int
+    ) -> Trial:
+        """seed: another one for each trial, so that one lucky order does not decide all."""
         began = time.time()
+        about = skill.scopes.languages
+        languages = [n for n in self._means.hardware.languages if not about or n in about]
         with self._means.bench(unseen.problem) as bench:
-            with_tree = self._search(bench, unseen, budget, skill, recipe)
+            with_tree = self._search(bench, unseen, budget, seed, languages, skill, recipe)
             if not any(_by(skill, node) for node in with_tree):
                 raise LacksSkill
-            without_tree = self._search(bench, unseen, budget, None, None, without=skill.name)
+            without_tree = self._search(bench, unseen, budget, seed, languages, without=skill.name)
             gain, note = self._gain(bench, with_tree, without_tree)
         told = with_tree.root.evaluation
         assert told is not None
@@ -144,7 +166,7 @@ class RecipeAblation:
             problem_sha256=unseen.problem.sha256,
             case=unseen.case.name,
             unseen=unseen.why,
-            seed=self._means.seed,
+            seed=seed,
             without=_arm(without_tree),
             with_skill=_arm(with_tree),
             gain=gain,
@@ -160,14 +182,15 @@ class RecipeAblation:
         bench: ConfirmingBench,
         unseen: Unseen,
         budget: int,
-        skill: SkillRow | None,
-        recipe: Recipe | None,
+        seed: int,
+        languages: Sequence[str],
+        skill: SkillRow | None = None,
+        recipe: Recipe | None = None,
         without: str = "",
     ) -> Tree:
         recipes = [one for one in self._means.recipes if one.name != without]
         if recipe is not None:
             recipes = [recipe, *(one for one in recipes if one.name != recipe.name)]
-        languages = self._means.hardware.languages
         knowledge = WithSkill(self._means.knowledge, skill, without)
         with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
             run = RunRow(
@@ -175,7 +198,7 @@ class RecipeAblation:
                 problem=str(unseen.problem.path),
                 problem_sha256=unseen.problem.sha256,
                 hardware=self._means.hardware.id,
-                goal=Goal(candidates=budget, seed=self._means.seed),
+                goal=Goal(candidates=budget, seed=seed),
             )
             store = FileStore(Path(folder))
             store.begin(run)
@@ -209,7 +232,8 @@ class RecipeAblation:
             return None, "the machine was too busy to measure the winners again"
         if same:
             return Ratio(1.0, 1.0, 1.0, mine.n), "both arms have the same winner"
-        return _over(mine, other), ""
+        gain = _over(mine, other)
+        return gain, "" if gain is not None else "a figure without bounds"
 
     def _again(self, bench: ConfirmingBench, node: Node | None) -> Interval | None:
         """Of the reference over it, over ROUNDS of fresh processes."""
@@ -229,7 +253,8 @@ class WithSkill:
         self._without = without or (skill.name if skill is not None else "")
 
     def consult(self, query: Query) -> Knowledge:
-        found = self._source.consult(query)
+        """As if nobody ran: nothing is withheld by chance, and both arms see the same."""
+        found = self._source.consult(replace(query, run_id=""))
         skills = tuple(s for s in found.skills if s.name != self._without)
         remedies = tuple(r for r in found.remedies if skill_of(r.id) != self._without)
         if self._skill is None:
@@ -276,8 +301,18 @@ def _bundle(node: Node) -> str:
     return node.proposal.bundle.sha256 if node.proposal is not None else ""
 
 
-def _over(one: Interval, other: Interval) -> Ratio:
-    """Errors of the two are independent: each was measured against the reference by itself."""
+def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
+    dtypes = {canonical_dtype(dtype) for dtype in skill.scopes.dtypes}
+    fitting = not dtypes or case.dtype is None or canonical_dtype(case.dtype) in dtypes
+    return case.timed and case.fits(device) and fitting
+
+
+def _over(one: Interval, other: Interval) -> Ratio | None:
+    """Errors of the two are independent: each was measured against the reference by itself. None
+    where one of them has no bound."""
+    bounds = (one.low, one.high, other.low, other.high)
+    if not all(0 < bound < math.inf for bound in bounds):
+        return None
     centre = math.log(one.value) - math.log(other.value)
     halves = [(math.log(i.high) - math.log(i.low)) / 2 for i in (one, other)]
     half = math.hypot(*halves)

@@ -6,9 +6,8 @@ kept as text and never as a figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from kb.ids import derived_id
 from kb.problem_terms import op_family
 from optimizer.bundle import Bundle
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
@@ -26,12 +25,7 @@ from skills.curator.records import (
     Subject,
     Trajectory,
 )
-from skills.recipes.recipe import Recipe
-
-
-def roles_of(recipes: Iterable[Recipe]) -> dict[str, dict[str, str]]:
-    """Recipe -> parameter -> its role as moves call it: what `skills.curator.contrast` asks for."""
-    return {recipe.name: {p.name: p.role for p in recipe.parameters} for recipe in recipes}
+from skills.curator.storing import roles_of as roles_of  # read here beside the trajectories
 
 
 def trajectory_of(
@@ -42,10 +36,11 @@ def trajectory_of(
     lineage: Sequence[str] = (),
     dtype: str | None = None,
 ) -> Trajectory:
-    """All changes of a run, in the order of its nodes. lineage: of the hardware, itself first.
-    dtype: of the main case, where the problem does not declare one."""
+    """All changes of a run, in the order of its nodes; its id is the run's, under which
+    `/trajectories` shows it. lineage: of the hardware, itself first. dtype: of the main case, where
+    the problem does not declare one."""
     return Trajectory(
-        id=derived_id("trj", run.id),
+        id=run.id,
         subject=subject_of(problem, dtype),
         hardware=run.hardware,
         lineage=tuple(lineage) or (run.hardware,),

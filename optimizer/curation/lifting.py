@@ -22,7 +22,7 @@ from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Problem
 from optimizer.search.context import CaseView, ProblemView
 from optimizer.search.records import Proposal
-from optimizer.synthesizers.recipe.instantiate import C_LIKE, instantiate
+from optimizer.synthesizers.recipe.instantiate import C_LIKE, ENTRY, PYTHON, instantiate
 from optimizer.synthesizers.recipe.match import ROLE_OF
 from optimizer.synthesizers.recipe.synthesizer import fit
 from skills.curator.contrast import constant_role
@@ -33,6 +33,7 @@ from skills.recipes.recipe import FORMAT, PLACEHOLDER, Recipe, Value, parse_reci
 UNSEEN_CASES = 3
 OTHER_VALUES = 2
 MAX_PARAMETERS = 4
+_RUN = re.compile(r"^def run\(", re.MULTILINE)
 _CONSTANT = {
     True: re.compile(r"(?P<name>\b[A-Za-z_]\w*)\s*(?::\s*tl\.constexpr\s*)?=\s*(?P<value>\d+)\b"),
     False: re.compile(
@@ -142,7 +143,7 @@ def constants_of(kernel: Kernel) -> list[Constant]:
             start, end = match.span("value")
             constant = Constant(name, role, int(groups["value"]), start, end)
             found.setdefault(name, []).append(constant)
-    # A name with two different values is no constant; with the same one it is changed everywhere.
+    # A name that is defined twice may mean two things.
     single = [c for c in found.values() if len(c) == 1]
     return [constants[0] for constants in single][:MAX_PARAMETERS]
 
@@ -154,6 +155,10 @@ def lifted_from(
     if len(kernel.files) != 1:
         raise NotLifted(f"it has {len(kernel.files)} files, and a template is one")
     text = kernel.files[kernel.main]
+    if kernel.language in C_LIKE and kernel.entry != ENTRY:
+        raise NotLifted(f"its entry is {kernel.entry}, and a recipe's is {ENTRY}")
+    if kernel.language in PYTHON and not _RUN.search(text):
+        raise NotLifted("it is a module of its own, and a recipe in Python is a function `run`")
     if PLACEHOLDER.search(text):
         raise NotLifted("its text has what looks like a placeholder of a template")
     for constant in sorted(constants, key=lambda c: -c.start):

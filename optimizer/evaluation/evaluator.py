@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,14 @@ from optimizer.toolchains.base import Loader, Target, Toolchain
 
 # What harnesses commonly allow in float32; only without defence 16.
 USUAL_TOLERANCE = 1e-2
+CACHES = ("l1_size", "l2_size", "l3_size")  # facts
+
+
+def flush_bytes_of(facts: Mapping[str, float | str]) -> int:
+    """Twice the last-level cache of the target, or what is above that of any chip of today. The
+    last level is the largest that the facts name: a CPU's second level is one core's."""
+    sizes = [size for key in CACHES if isinstance(size := facts.get(key), int | float)]
+    return int(2 * max(sizes)) if sizes else 256 * MIB
 
 
 class Evaluator:

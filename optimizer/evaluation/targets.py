@@ -10,9 +10,14 @@ from typing import Literal
 from kb.errors import Unavailable
 from kb.hardware.device import DetectedDevice
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from optimizer.collectors.probe import DeviceIdentity
 from optimizer.toolchains.base import Target
 
 AUTO = "auto"
+# As the operating system names a core's caches, and the fact of each.
+CACHES = {"L1d": "l1_size", "L2": "l2_size", "L3": "l3_size"}
+# Widest first; flags of /proc/cpuinfo.
+VECTORS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,22 @@ def target_for(
         ),
         (toolchain.builtin or None) if toolchain else None,
     )
+
+
+def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
+    """Facts that a CPU of this machine tells about itself, by key: caches in bytes, as one core
+    sees them, and the width of its vectors, where an instruction set has several. A GPU's are
+    those of its data sheet."""
+    if identity.kind != "cpu":
+        return {}
+    known = identity.caches
+    found: dict[str, float | str] = {
+        fact: float(known[level]) for level, fact in CACHES.items() if level in known
+    }
+    bits = next((bits for flag, bits in VECTORS if flag in identity.flags), None)
+    if bits is not None:
+        found |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
+    return found
 
 
 def _toolchain(

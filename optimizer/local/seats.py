@@ -15,7 +15,7 @@ import torch
 
 from optimizer.isolation.device_lock import DeviceLock
 from optimizer.isolation.launch import Zygote
-from optimizer.isolation.pool import RunnerPool
+from optimizer.isolation.pool import SPARE, RunnerPool
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -78,10 +78,12 @@ class SeatRunner(RunnerProcess):
 class SeatPool(RunnerPool):
     """Runners on one of several devices."""
 
-    def __init__(self, settings: RunnerSettings, visible: str) -> None:
+    def __init__(
+        self, settings: RunnerSettings, visible: str, spare: int = SPARE, fork: bool = True
+    ) -> None:
         self._visible = visible
-        super().__init__(settings)
+        super().__init__(settings, spare, fork)
 
-    def prepare(self) -> None:
+    def _start_missing(self) -> None:
         while len(self._waiting) < self._spare:
             self._waiting.append(SeatRunner(self._settings, self._zygote, self._visible))

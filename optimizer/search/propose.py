@@ -185,14 +185,15 @@ class Proposer:
         """What a proposal from this parent gets to see now."""
         node = tree[parent]
         if parent not in self._known:
-            self._known[parent] = self._knowledge.consult(
-                query(self._task, node, self._roles)
-            )
+            self._known[parent] = self._knowledge.consult(query(self._task, node, self._roles))
         return composed(self._task, tree, parent, self._known[parent])
 
 
 def composed(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
-    """The context of the tree's next node."""
+    """The context of the tree's next node. Facts of the very device stand before those that the
+    knowledge base has of its family."""
+    if knowledge.facts:
+        knowledge = replace(knowledge, facts={**knowledge.facts, **task.hardware.facts})
     return Context(
         problem=task.problem,
         hardware=task.hardware,

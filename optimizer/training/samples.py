@@ -5,12 +5,12 @@ Knows no file format and no trainer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.timing.statistics import independent_ratio
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.tree import Tree
 
@@ -152,7 +152,7 @@ def state_of(tree: Tree, node: Node) -> dict[str, Any]:
 
 
 def _over_parent(tree: Tree, node: Node, found: Evaluation) -> Interval | None:
-    """Both intervals are independent, so their errors add as squares on the log scale."""
+    """None where the two have no figures of the same cases and clock."""
     parent = tree[node.parent or REFERENCE]
     own = found.speedup
     if parent.number == REFERENCE:
@@ -163,11 +163,4 @@ def _over_parent(tree: Tree, node: Node, found: Evaluation) -> Interval | None:
     comparable = (timed_cases(found), found.device, found.timing)
     if comparable != (timed_cases(other), other.device, other.timing):
         return None
-    below = other.speedup
-    if not all(0 < bound < math.inf for i in (own, below) for bound in (i.low, i.high)):
-        return None
-    centre = math.log(own.value / below.value)
-    down = math.hypot(math.log(own.value / own.low), math.log(below.high / below.value))
-    up = math.hypot(math.log(own.high / own.value), math.log(below.value / below.low))
-    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
-    return Interval(value, low, high, min(own.n, below.n))
+    return independent_ratio(own, other.speedup)

@@ -6,7 +6,7 @@ score's parts, then diversity.
 relevance: 1 / (1 + place) of the best of the skill's signals in the verdict; 0.4 where it names
 none of them; less where a precondition lacks a value.
 evidence, from n trials (uses with a known effect, and measurements with and without it) of which w
-helped:
+helped, or, measured of a skill to avoid, did harm:
 
     bound    = Wilson's lower bound at 95 %, and for as long as 0.5 lies above it, the smaller of
                0.5 and w / n
@@ -14,7 +14,6 @@ helped:
 
 so 0.5 without trials, never above Wilson's bound once that is over 0.5, and a win never lowers it
 (the bound alone would put one win in one trial, 0.21, far below a skill that nobody tried).
-Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
 scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5 for a suspect skill, 0.8 where
 its newest evidence is of another toolchain than the one in use, else 1.
 
@@ -45,7 +44,6 @@ MAX_SKILLS = 3
 DEFAULT_STATES = ("active",)
 UNMEASURED = 0.5
 SHRINKAGE = 8  # trials at which the record counts as much as not knowing
-Z95 = 1.959964
 OPEN_PRECONDITION = 0.8  # a predicate that lacks a value
 NO_SIGNAL = 0.4
 SUSPECT, OTHER_TOOLCHAIN = 0.5, 0.8
@@ -136,22 +134,12 @@ def choose_skills(
 # -- the parts of the score
 
 
-def wilson_low(wins: int, trials: int) -> float:
-    """Lower end of Wilson's 95 % score interval of a rate; 0 without trials."""
-    if trials == 0:
-        return 0.0
-    rate, square = wins / trials, Z95 * Z95
-    centre = rate + square / (2 * trials)
-    spread = Z95 * math.sqrt((rate * (1 - rate) + square / (4 * trials)) / trials)
-    return max(0.0, (centre - spread) / (1 + square / trials))
-
-
 def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
-    """See the module. tested: measurements with and without it, and how many of them it won."""
+    """See the module. tested: trials with and without it, and how many of them bore it out."""
     trials, wins = skill.trials + tested[0], skill.wins + tested[1]
     if trials == 0:
         return UNMEASURED
-    bound = max(wilson_low(wins, trials), min(UNMEASURED, wins / trials))
+    bound = max(store.wilson(wins, trials).low, min(UNMEASURED, wins / trials))
     return round(UNMEASURED + trials / (trials + SHRINKAGE) * (bound - UNMEASURED), 4)
 
 

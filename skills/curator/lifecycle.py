@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
-from kb.catalog.skills import EvidenceRow, SkillEvent, State
+from kb.catalog.skills import EvidenceRow, SkillEvent, SkillHead, State
 from kb.errors import Conflict
 from kb.scope import ALL_ACCESS
 
@@ -38,11 +38,18 @@ class Queued:
 
 
 def approve(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+    catalog: Catalog,
+    name: str,
+    *,
+    actor: str,
+    reason: str,
+    force: bool = False,
+    access_scope: str = ALL_ACCESS,
 ) -> SkillEvent:
-    """A candidate or suspect skill becomes active; a learned one only when its present text has
-    been measured. Raises Conflict."""
-    return _move(catalog, name, "active", ("candidate", "suspect"), actor, reason, access_scope)
+    """A candidate or suspect skill becomes active; a learned one only when trials bear out its
+    present text, or where a person says `force`, which its history keeps. Raises Conflict."""
+    states = ("candidate", "suspect")
+    return _move(catalog, name, "active", states, actor, reason, access_scope, force=force)
 
 
 def quarantine(
@@ -62,8 +69,8 @@ def retire(
 def restore(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
-    """Bring back what was retired or quarantined: a retired one as active where that needs no new
-    measurement, else as a candidate. Its uses are counted anew."""
+    """Bring back what was retired or quarantined: as active where it was that when it was retired
+    and needs no new measurement, else as a candidate. Its uses are counted anew."""
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
         if skill.state not in ("retired", "quarantined"):
@@ -72,10 +79,20 @@ def restore(
                 hint="Only what is retired or quarantined can be restored.",
             )
         proven = skill.tier == "curated" or store.measured(connection, skill)
-        state: State = "active" if skill.state == "retired" and proven else "candidate"
+        was_active = (
+            skill.state == "retired" and _before(connection, skill, access_scope) == "active"
+        )
+        state: State = "active" if was_active and proven else "candidate"
         return store.set_state(
             connection, name, state, actor=actor, reason=reason, access_scope=access_scope
         )
+
+
+def _before(connection: Connection, skill: SkillHead, access_scope: str) -> str | None:
+    """The state from which it came into its present one."""
+    events = store.events(connection, skill.id, access_scope)
+    moves = [e for e in events if e.event == "state" and e.to_state == skill.state]
+    return moves[-1].from_state if moves else None
 
 
 def _move(
@@ -86,6 +103,8 @@ def _move(
     actor: str,
     reason: str,
     access_scope: str,
+    *,
+    force: bool = False,
 ) -> SkillEvent:
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
@@ -95,7 +114,13 @@ def _move(
                 hint="Restore it first.",
             )
         return store.set_state(
-            connection, name, state, actor=actor, reason=reason, access_scope=access_scope
+            connection,
+            name,
+            state,
+            actor=actor,
+            reason=reason,
+            force=force,
+            access_scope=access_scope,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from kb.catalog.skills import EvidenceRow, SkillRow
@@ -39,6 +40,11 @@ class Known:
 
     row: SkillRow
     evidence: tuple[EvidenceRow, ...] = ()
+
+    @cached_property
+    def body_key(self) -> str:
+        """What its text is recognised by; worked out once, however many drafts are compared."""
+        return body_key(_text(self.row))
 
 
 def backing(known: Known) -> list[EvidenceRow]:
@@ -118,7 +124,7 @@ def match(draft: Draft, library: Sequence[Known], texts: Texts, lineages: Lineag
         return Match(contested[0], "key", True)
     key = body_key(draft.template())
     for known in near:
-        if body_key(_text(known.row)) == key and known.row.polarity == draft.polarity:
+        if known.body_key == key and known.row.polarity == draft.polarity:
             return Match(known, "content", False)
     claims.sort(key=lambda known: _opposite(draft, known))
     if claims:

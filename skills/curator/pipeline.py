@@ -216,8 +216,9 @@ def _lifted(run: Judging, change: Change, draft: Draft) -> Draft | None:
 def _foreign_recipe(run: Judging, change: Change) -> bool:
     """An instance of a recipe that is none of the library's: the lifter may have its template."""
     kernel = change.step.child.kernel
-    adopted = change.transformation.startswith(ADOPTED) and kernel is not None
-    return run.lifter is not None and adopted and kernel.recipe not in run.taken
+    if run.lifter is None or kernel is None or not change.transformation.startswith(ADOPTED):
+        return False
+    return kernel.recipe is not None and kernel.recipe not in run.taken
 
 
 def _without_excerpts(run: Judging, change: Change, draft: Draft) -> Draft:

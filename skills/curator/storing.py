@@ -7,7 +7,7 @@ time. A library that changed between snapshot and storing is a Conflict: distil 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -19,14 +19,16 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import EvidenceKind, EvidenceRow, SkillRow
 from kb.embedding.base import Embedder
 from kb.errors import Conflict
+from kb.hardware.checks import Problems
 from kb.hardware.lineage import lineage
-from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS
 from skills.curator.contrast import Roles
 from skills.curator.distillation import Delta, Distillation, Library, Means, StoredDelta
 from skills.curator.match import Known
 from skills.curator.observe import outside, record_of, trials_of
 from skills.curator.records import Trajectory
+from skills.curator.vectors import KeptVectors
+from skills.recipes.recipe import Recipe, parse_recipe
 from skills.schema import advice
 from skills.skillfile import content_sha256
 
@@ -34,13 +36,23 @@ ACTOR = "curator"
 
 
 def snapshot(catalog: Catalog, trajectory: Trajectory, access_scope: str = ALL_ACCESS) -> Library:
-    """What of the library the trajectory can meet."""
+    """What of the library the trajectory can meet: skills about its op family or any, and those
+    that a step names."""
+    named = {skill_of(id_) for step in trajectory.steps for id_ in step.attributed}
+    named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
     with catalog.read() as connection:
-        rows = store.listed(connection, access_scope=access_scope)
-        near = relevant([Known(row) for row in rows], trajectory)
-        evidence = store.evidence_for(connection, [known.row.id for known in near], access_scope)
-    known = tuple(Known(one.row, tuple(evidence.get(one.row.id, ()))) for one in near)
-    return Library(known, frozenset(row.name for row in rows))
+        rows = store.about(connection, trajectory.subject.family, named, access_scope)
+        evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
+        taken = store.names(connection, access_scope)
+    rows.sort(key=lambda row: row.name)
+    return Library(
+        tuple(Known(row, tuple(evidence.get(row.id, ()))) for row in rows), frozenset(taken)
+    )
+
+
+def skill_of(attributed: str) -> str:
+    """Name or id of the skill that a change is attributed to: a skill's move is `name#number`."""
+    return attributed.partition("#")[0]
 
 
 def means_of(
@@ -51,24 +63,33 @@ def means_of(
     shown: Mapping[str, str] | None = None,
     embedder: Embedder | None = None,
 ) -> Means:
-    """What is registered here. roles: of recipes, else those of the library's own."""
+    """What is registered here. roles: of recipes, else those of the library's own. Texts that the
+    embedder reads are embedded once and kept in the catalog."""
     specs = HardwareRegistry(catalog).all()
     return Means(
-        roles=recipe_roles(library.known) if roles is None else roles,
+        roles=roles_of(_recipes(library.known)) if roles is None else roles,
         names={id_: (spec.id, spec.name, *spec.aliases) for id_, spec in specs.items()},
         lineages={id_: lineage(id_, specs) for id_ in specs},
         shown=dict(shown or {}),
-        embedder=embedder,
+        embedder=KeptVectors(catalog, embedder) if embedder is not None else None,
     )
 
 
-def recipe_roles(known: Sequence[Known]) -> dict[str, dict[str, str]]:
-    """Recipe -> parameter -> role, of the skills that have one."""
-    return {
-        one.row.name: {str(p["name"]): str(p["role"]) for p in one.row.recipe.get("parameters", ())}
-        for one in known
-        if one.row.recipe is not None
-    }
+def roles_of(recipes: Iterable[Recipe]) -> dict[str, dict[str, str]]:
+    """Recipe -> parameter -> its role as moves call it: what `skills.curator.contrast` asks for."""
+    return {recipe.name: {p.name: p.role for p in recipe.parameters} for recipe in recipes}
+
+
+def _recipes(known: Iterable[Known]) -> Iterator[Recipe]:
+    """Raises InvalidKnowledge for one that cannot be read."""
+    for row in (one.row for one in known):
+        if row.recipe is not None:
+            problems = Problems(f"skill {row.name}")
+            files = row.metadata.get("files", {})
+            recipe = parse_recipe(row.name, row.recipe, files, problems)
+            problems.raise_if_any()
+            assert recipe is not None
+            yield recipe
 
 
 def store_deltas(
@@ -161,17 +182,3 @@ def _narrow(
         **signed,
     )
     return narrowed.version
-
-
-def relevant(known: Sequence[Known], trajectory: Trajectory) -> tuple[Known, ...]:
-    """Of a library, the skills that some change of this trajectory can meet: those about its op
-    family or any, and those that a step names."""
-    named = {id_ for step in trajectory.steps for id_ in step.attributed}
-    named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
-    return tuple(
-        one
-        for one in known
-        if not one.row.scopes.ops
-        or trajectory.subject.family in {op_family(op) for op in one.row.scopes.ops}
-        or named & {one.row.name, one.row.id}
-    )

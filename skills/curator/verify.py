@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills import SkillRow, State
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, Unavailable
 from kb.scope import ALL_ACCESS
@@ -68,13 +68,20 @@ class Ablation(Protocol):
         ...
 
 
+Effect = Literal["helps", "harms", "open"]
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """helps: certain; gain: over all trials; reason: in words."""
+    """effect: open where nothing is certain; gain: over all trials; reason: in words."""
 
-    helps: bool
+    effect: Effect
     gain: Ratio | None
     reason: str
+
+    @property
+    def helps(self) -> bool:
+        return self.effect == "helps"
 
 
 @dataclass(frozen=True)
@@ -110,41 +117,53 @@ def verify(
         raise Conflict(
             f"{name} is {skill.state}", hint="Restore it first, or verify one that is in use."
         )
+    trials: list[Trial] = []
     try:
-        trials = tuple(ablation.trials(skill, budget))
+        for trial in ablation.trials(skill, budget):
+            with catalog.write() as connection:  # each as it comes: it took minutes
+                _same(store.get(connection, name, access_scope), skill)
+                _keep(connection, name, trial, actor, access_scope)
+            trials.append(trial)
     except Unavailable as problem:
         _note(catalog, skill, f"not verified: {problem.message}", actor, access_scope)
         raise
     verdict = judge(trials)
     with catalog.write() as connection:
         present = store.get(connection, name, access_scope)
-        if (present.version, present.state) != (skill.version, skill.state):
-            raise Conflict(f"{name} changed while it was measured", hint="Verify it again.")
-        for trial in trials:
-            _keep(connection, name, trial, actor, access_scope)
+        _same(present, skill)
         state = _moved(connection, present, verdict, budget, actor, access_scope)
-    return Verification(name, state, verdict, trials)
+    return Verification(name, state, verdict, tuple(trials))
+
+
+def _same(present: SkillRow, measured: SkillRow) -> None:
+    if (present.version, present.state) != (measured.version, measured.state):
+        raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
 
 def judge(trials: Sequence[Trial]) -> Verdict:
-    """A certain gain over all trials together, and no trial in which it certainly harms."""
+    """A certain gain over all trials together, in at least LEAST_TRIALS of which the skill changed
+    who wins, and no trial in which it certainly harms."""
     wrong = sum(trial.wrong for trial in trials)
     gains = [trial.gain for trial in trials if trial.gain is not None]
     gain = together(gains) if gains else None
     if wrong:
-        return Verdict(False, gain, f"{wrong} candidates made by it were not correct")
-    if len(gains) < LEAST_TRIALS:
-        return Verdict(
-            False, gain, f"measured on {len(gains)} unseen cases, {LEAST_TRIALS} are needed"
-        )
-    assert gain is not None
+        return Verdict("harms", gain, f"{wrong} candidates made by it were not correct")
     harmed = [t for t in trials if t.gain is not None and t.gain.high < 1.0]
     if harmed:
         where = ", ".join(f"{t.problem} {t.case}" for t in harmed)
-        return Verdict(False, gain, f"it is certainly slower on {where}")
+        return Verdict("harms", gain, f"it is certainly slower on {where}")
+    # Where both arms have the same winner the figure is 1 without any doubt, and tells nothing.
+    telling = [g for g in gains if g.low < g.high]
+    if gain is None or len(telling) < LEAST_TRIALS:
+        return Verdict(
+            "open",
+            gain,
+            f"it changed the winner on {len(telling)} of {len(trials)} unseen cases,"
+            f" {LEAST_TRIALS} are needed",
+        )
     if gain.low <= 1.0:
-        return Verdict(False, gain, f"no certain gain over the search without it: {_told(gain)}")
-    return Verdict(True, gain, f"{_told(gain)} over the search without it")
+        return Verdict("open", gain, f"no certain gain over the search without it: {_told(gain)}")
+    return Verdict("helps", gain, f"{_told(gain)} over the search without it")
 
 
 def together(gains: Sequence[Ratio]) -> Ratio:
@@ -163,13 +182,11 @@ def _told(gain: Ratio) -> str:
 
 def _keep(connection: Any, name: str, trial: Trial, actor: str, access_scope: str) -> None:
     """A trial without a figure is kept too: that it was tried is known."""
-    simulated = "simulator" in trial.note
     gain = trial.gain
-    kind: Literal["ablation", "simulator"] = "simulator" if simulated else "ablation"
     store.add_evidence(
         connection,
         name,
-        kind=kind,
+        kind="ablation",
         hardware=trial.hardware,
         n=gain.n if gain is not None else max(1, trial.with_skill.tried),
         actor=actor,
@@ -205,12 +222,16 @@ def _moved(
         "details": details,
         "access_scope": access_scope,
     }
-    if verdict.helps and skill.state != "active":
-        store.set_state(connection, skill.name, "active", **signed)
-        return "active"
-    if not verdict.helps and skill.state == "suspect" and skill.tier == "learned":
-        store.set_state(connection, skill.name, "candidate", **signed)
-        return "candidate"
+    to: State | None = None
+    if verdict.effect == "helps" and skill.state != "active":
+        to = "active"
+    elif verdict.effect == "harms" and skill.state == "active":
+        to = "suspect"
+    elif verdict.effect == "harms" and skill.state == "suspect" and skill.tier == "learned":
+        to = "candidate"
+    if to is not None:
+        store.set_state(connection, skill.name, to, **signed)
+        return to
     change = (skill.state, skill.state)
     append_event(connection, skill.id, "verified", change, actor, verdict.reason, details)
     return skill.state

@@ -23,6 +23,7 @@ Value = int | float | str | bool
 TensorRole = Literal["input", "weight", "output"]
 TENSOR_ROLES: tuple[TensorRole, ...] = ("input", "weight", "output")
 MAX_VALUES = 64
+UNITS = ("elements", "B", "bit", "threads", "count")
 
 PLACEHOLDER = re.compile(r"@\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -58,7 +59,8 @@ class TensorPattern:
 @dataclass(frozen=True)
 class Parameter:
     """role: what moves call it. values: in their natural order, so that a move can step up or down.
-    tested: those that were evaluated where the recipe comes from."""
+    tested: those that were evaluated where the recipe comes from. unit: of the values, where a
+    move's limit may bound them: `elements` of the problem's type, or a unit of fact_keys.toml."""
 
     name: str
     role: str
@@ -66,6 +68,7 @@ class Parameter:
     default: Value
     about: str = ""
     tested: tuple[Value, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def _tensor(table: TableReader) -> TensorPattern:
 
 
 def _parameter(table: TableReader) -> Parameter:
-    table.only(("name", "role", "values", "default", "about", "tested"))
+    table.only(("name", "role", "values", "default", "about", "tested", "unit"))
     role = table.choice("role", tuple(sorted(ROLES)), "block")
     values = _values(table, "values")
     default = table.raw.get("default", values[0] if values else 0)
@@ -153,6 +156,7 @@ def _parameter(table: TableReader) -> Parameter:
         default,
         table.text("about"),
         _values(table, "tested"),
+        table.text("unit") and table.choice("unit", UNITS, "elements"),
     )
 
 

@@ -12,15 +12,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.evaluation_queue import EvaluationQueue
 from api.services import Services
-from api.trajectories.accept import accept, again, trajectory_store
-from api.trajectories.bodies import TrajectoryBody
+from api.trajectories.accept import again, trajectory_store
 from api.trajectories.export import Asked, export_trajectories
-from api.trajectories.queue import TrajectoryQueue
-from api.trajectories.reading import distillable, trajectory
+from api.trajectories.reading import trajectory
 from kb.errors import Conflict
-from kb.settings import Settings
 from skills.curator.gate import gate
 from skills.curator.records import Trajectory
 from tests.api.conftest import assert_error
@@ -114,7 +110,6 @@ def test_what_the_curator_gets_is_what_was_measured(
 ) -> None:
     record = found(client, liar["id"])
     assert record.evaluated_here and record.actor == "another-optimizer"
-    assert record.id in distillable(services_of(client))
     assert record.subject.dtype == "float32"
     slow, _, again = record.steps
     assert slow.child.measured is not None and slow.child.measured.validity == "correct"
@@ -190,7 +185,6 @@ def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_pa
     with pytest.raises(Conflict, match="unverified"):
         found(client, row["id"])
     services = services_of(client)
-    assert row["id"] not in distillable(services)
     manifest = export_trajectories(services, Asked("sft"), tmp_path / "all")
     assert any(row["id"] in reason for reason in manifest["left_out"])
     assert again(services, trajectory_store(services).find(row["id"])).state == "unverified"
@@ -259,29 +253,6 @@ def test_other_bad_requests(client: TestClient) -> None:
     assert_error(foreign, 403, "evaluation_forbidden")
     assert_error(client.get("/trajectories/trj_0"), 404, "not_found")
     assert_error(client.get("/trajectories/run_0"), 404, "not_found")
-
-
-def test_work_that_a_service_left_is_taken_up(tmp_path: Path) -> None:
-    """One that a command works on is left alone, and nobody takes a row that is taken."""
-    services = Services(Settings(data_dir=tmp_path / "data"))
-    from ingestion.builtin import builtin_hardware
-
-    for spec in builtin_hardware(services.settings.knowledge_dir):
-        services.registry.put(spec, "builtin")
-    store = trajectory_store(services)
-    rows = [
-        accept(services, TrajectoryBody.model_validate(body(steps=[{"source": f"int {name};"}])))
-        for name in ("a", "b", "c")
-    ]
-    assert {row.state for row in rows} == {"queued"}
-    assert store.take(rows[0].id, "service") and not store.take(rows[0].id, "command")
-    assert store.take(rows[1].id, "command")
-    queue = TrajectoryQueue(services, EvaluationQueue(services))
-    queue.close()  # only the rows are of interest: nothing is to run
-    queue.resume()
-    states = [store.find(row.id).state for row in rows]
-    assert states == ["queued", "running", "queued"]
-    services.close()
 
 
 def test_an_exported_run_is_told_again(

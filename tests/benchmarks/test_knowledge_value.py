@@ -26,13 +26,15 @@ from benchmarks.replay.arms import (
 )
 from benchmarks.replay.audit import coverage, effect, plain_steps, repeat
 from benchmarks.replay.measuring import ATTEMPTS, measure, missing
+from benchmarks.replay.rediagnosis import Device, load_device, rediagnosed, save_device
 from benchmarks.replay.reporting import Comparison, arms_table, roles_table
 from benchmarks.replay.spaces import Space, space_of
 from benchmarks.replay.statistics import counts, ratio, ratios, summary
 from benchmarks.replay.table import REFERENCE, Row, Table, append, load, save
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.problem.load import load_problem
 from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import POLICIES
@@ -520,3 +522,27 @@ def test_plain_steps_obey_the_facts(space: Space, table: Table) -> None:
 
 def test_nothing_known_of_steps_has_no_effect() -> None:
     assert effect([]) is None
+
+
+def test_verdicts_are_made_again_from_what_was_measured(tmp_path: Path, space: Space) -> None:
+    moved = 2 * 512 * 96 * 4
+    rate = Point(moved, 1e9, 0.0, 9)
+    ceilings = Ceilings("d", "cpu", 2, 0, (rate,), matmul={"float32": Figure(1e12, 0.0, 9)})
+    save_device(tmp_path / "device.json", Device(ceilings, {"vector_bits": 256.0}))
+    device = load_device(tmp_path / "device.json")
+    assert device == Device(ceilings, {"vector_bits": 256.0})
+    timing = CaseTiming(space.view.main.name, "measured", 1_000.0, moved / 1e9 * 1e6 / 0.7)
+    right = replace(evaluation(2.0), timings=(timing,))
+    rows = [
+        Row("scale", "scale", {"chunk": 1, "tile": 8}, "a", right),
+        Row("scale", "scale", {"chunk": 4, "tile": 8}, "b", evaluation(None)),
+        Row("scale", REFERENCE, {}, "c", replace(right, language="torch")),
+    ]
+    found = rediagnosed(Table(rows), [space], device, device.facts, ("x86-64", "any")).rows
+    verdict = found[0].evaluation.verdict
+    assert verdict["primary"] == "memory_bound" and verdict["metrics"]["copy_bandwidth_pct"] == 70
+    assert query_of(space, found[0]).metrics == verdict["metrics"]
+    assert [row.evaluation for row in found[1:]] == [row.evaluation for row in rows[1:]]
+    (tmp_path / "device.json").write_text('{"ceilings": {"form": 0}, "facts": {}}')
+    with pytest.raises(InvalidRequest):
+        load_device(tmp_path / "device.json")

@@ -108,7 +108,7 @@ def test_a_correct_folder_is_clean(tmp_path: Path) -> None:
     [
         ("signals: [memory_bound]", "signals: [memory_bond]", "unknown signal 'memory_bond'"),
         ("signals.memory_bound", "signals.memory_bond", "unknown signal 'memory_bond'"),
-        ("signals.memory_bound and ", "", "no signal in `when`"),
+        ("signals.memory_bound and ", "", "neither signal nor metric in `when`"),
         ("facts.vector_load_max", "facts.vector_lode_max", "unknown fact 'vector_lode_max'"),
         ("facts.vector_load_max >=", "metrics.dram_pct >=", "unknown metric 'dram_pct'"),
         ("problem.op ==", "problem.operator ==", "unknown problem word 'operator'"),

@@ -4,16 +4,28 @@ the manual says, kept with the document."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ingestion.elements import Element
 from ingestion.formats import parse
-from ingestion.recipes import ProposedRecipe, domain, propose_recipes
+from ingestion.recipes import (
+    MAX_SAMPLE,
+    MAX_SAMPLES,
+    MAX_TEXT,
+    LeftOut,
+    ProposedRecipe,
+    domain,
+    propose_recipes,
+)
 from ingestion.sample_code import NotLiftable, read_sample
-from ingestion.sections import split_sections
+from ingestion.sections import Section, split_sections
 from kb.catalog import proposed_recipes as stored
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
@@ -38,9 +50,23 @@ routine blend(float x[128, 48], float y[128, 48], float out z[128, 48])
 """
 
 
+Scope = Callable[[tuple[str, ...]], Mapping[str, tuple[str, ...]]]
+
+
+def of_one_chip(language: str) -> Scope:
+    return lambda path: {language: ("q1",)}
+
+
+def proposed(code: str, prose: str = "") -> tuple[list[ProposedRecipe], list[LeftOut]]:
+    """From one section with this text and this block."""
+    elements = (Element("text", prose), Element("code", code, language="quill"))
+    section = Section(("Q1", "Blend"), 2, None, elements)
+    return propose_recipes([section], of_one_chip("quill"))
+
+
 def lifted(manual: str, language: str = "novac") -> ProposedRecipe:
     parsed = parse(manual.encode(), "manual.md")
-    found, left_out = propose_recipes(split_sections(parsed.elements), {language})
+    found, left_out = propose_recipes(split_sections(parsed.elements), of_one_chip(language))
     assert left_out == []
     [recipe] = found
     return recipe
@@ -165,9 +191,134 @@ def test_only_samples_of_the_hardware_s_languages_are_read() -> None:
         f"# Q1\n\n```sh\nrun k(a[4])\n```\n\n```quill\nk(in A[4], out B[4]) {{ }}\n```\n\n{QUILL}"
     )
     parsed = parse(text.encode(), "manual.md")
-    found, left_out = propose_recipes(split_sections(parsed.elements), {"quill"})
+    found, left_out = propose_recipes(split_sections(parsed.elements), of_one_chip("quill"))
     assert found == []
     assert [one.reason for one in left_out] == ["it has no constant that could be another"]
+
+
+# ---------------------------------------------------------------- odd and long samples
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ("1 << 4", r"\[1 < < 4\] of its array buf"),
+        ("16 & 3", r"\[16 & 3\] of its array buf"),
+        ("~16", r"\[~ 16\] of its array buf"),
+        ("0:16", r"\[0 : 16\] of its array buf"),
+        ("016", r"\[016\] of its array buf"),
+        ("16u", r"\[16u\] of its array buf"),
+        ('"16"', "of its array buf"),
+        ("16) * (2", "of its array buf"),
+        ("9" * 5000, "of its array buf"),
+        ("16 + " * 200 + "16", "of its array buf"),
+    ],
+)
+def test_a_size_that_is_no_arithmetic_leaves_its_sample_out(size: str, says: str) -> None:
+    found, [left_out] = proposed(QUILL.replace("buf[STEP, 48];", f"buf[{size}];"))
+    assert found == [] and re.search(says, left_out.reason), left_out.reason
+    assert left_out.section == ("Q1", "Blend") and len(left_out.reason) < 200
+
+
+def test_sizes_broken_over_lines_are_read_and_ones_that_never_end_are_not() -> None:
+    broken, none = proposed(QUILL.replace("buf[STEP, 48]", "buf[STEP,  // rows\n      48]"))
+    whole, _ = proposed(QUILL)
+    assert none == [] and broken[0].body["constraints"] == whole[0].body["constraints"]
+    _, [left_out] = proposed(QUILL.replace("buf[STEP, 48]", "buf[STEP,"))
+    assert left_out.reason.startswith("a bracket is never closed: local buf [ STEP ,")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("more(", "@{more}(", "stands for sizes"),
+        ("float y", "float x", "two arguments of its kernel are called x"),
+        ("STEP", "x_0", "two sizes or constants of it would be called x_0"),
+    ],
+)
+def test_what_a_template_could_not_tell_apart_is_left_out(old: str, new: str, says: str) -> None:
+    _, [left_out] = proposed(QUILL.replace(old, new))
+    assert says in left_out.reason
+
+
+SCRAPS = st.sampled_from(
+    [
+        *"[](){};,=:#+-*/%<&~x0é²٣ '\n\\\"",
+        *("/*", "//", "<<", "local ", "buf", "STEP", "PAD", "16", "048", "1e9", "0x1f", "@{x_0}"),
+    ]
+)
+CODE = st.one_of(
+    st.text(),
+    st.lists(SCRAPS).map("".join),
+    st.builds(
+        lambda scraps, place, length: QUILL[:place] + "".join(scraps) + QUILL[place + length :],
+        st.lists(SCRAPS, max_size=6),
+        st.integers(0, len(QUILL)),
+        st.integers(0, 12),
+    ),
+)
+PHRASES = st.sampled_from(
+    [
+        *("Take 816 of the 4096 bytes", "48 of 4096 words", "a multiple of ", "16 bytes", "0", "7"),
+        *("row", "column", "pitch", ". ", "\n- ", ","),
+    ]
+)
+PROSE = st.one_of(st.text(), st.lists(PHRASES).map(" ".join))
+
+
+@given(CODE, PROSE)
+@settings(max_examples=400, deadline=None)
+def test_no_code_and_no_prose_is_an_error(code: str, prose: str) -> None:
+    found, left_out = proposed(code, prose)
+    assert len(found) + len(left_out) == 1
+    for recipe in found:
+        defaults = {p["name"]: p["default"] for p in recipe.body["parameters"]}
+        assert sized(recipe.body["template"], {**recipe.body["sizes"], **defaults}) == code
+
+
+def test_thirty_kinds_of_array_are_counted_together() -> None:
+    """Not in every choice of them, of which there are a thousand million."""
+    arrays = "".join(f"  kind{n} more{n}[STEP, 48];\n" for n in range(29))
+    code = QUILL.replace("  local sum[6, 8];\n", arrays)
+    elements = 30 * 16 * 48
+    [recipe], _ = proposed(code, f"The arrays take {4 * elements} of the 100000 bytes of memory.")
+    limits = [c["predicate"] for c in recipe.body["constraints"]]
+    [limit] = [one for one in limits if one.endswith("<= 100000")]
+    assert limit.count("STEP") == 30
+    [recipe], _ = proposed(code, "One takes 768 of the 4096 words of memory.")
+    assert not any("4096" in c["predicate"] for c in recipe.body["constraints"])
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (QUILL.replace("take(", "take(" + "a " * 3000), "words and marks"),
+        (QUILL.replace("[128, 48],", f"[{'128, ' * 70}48],", 1), "sizes of arguments"),
+        (
+            QUILL.replace("  local sum[6, 8];\n", "".join(f"tile a{n}[8];\n" for n in range(40))),
+            "41 arrays",
+        ),
+        (QUILL + "".join(f"N{n} = 8;\nuse(N{n});\n" for n in range(40)), "4. constants"),
+        (QUILL + " " * MAX_SAMPLE, f"longer than {MAX_SAMPLE}"),
+    ],
+)
+def test_a_sample_of_more_parts_than_are_read_is_left_out(code: str, says: str) -> None:
+    found, [left_out] = proposed(code)
+    assert found == [] and re.search(says, left_out.reason), left_out.reason
+
+
+def test_a_manual_of_many_samples_has_its_first_ones_read() -> None:
+    def of(code: str, count: int) -> tuple[list[ProposedRecipe], list[LeftOut]]:
+        block = Element("code", code, language="quill")
+        section = Section(("Q1",), 1, None, (block,) * count)
+        return propose_recipes([section], of_one_chip("quill"))
+
+    found, left_out = of(QUILL, MAX_SAMPLES + 3)
+    assert len(found) == MAX_SAMPLES
+    assert ["comes after them" in one.reason for one in left_out] == [True] * 3
+    long = f"{QUILL}{' ' * (MAX_SAMPLE - len(QUILL))}"
+    found, left_out = of(long, MAX_TEXT // MAX_SAMPLE + 1)
+    assert len(found) == MAX_TEXT // MAX_SAMPLE and f"{MAX_TEXT} characters" in left_out[0].reason
 
 
 # ---------------------------------------------------------------- in the catalog
@@ -228,3 +379,90 @@ def test_a_decision_outlives_a_revision_that_keeps_the_sample(chip_store: Store)
 def test_a_manual_of_a_chip_without_command_templates_proposes_nothing(store: Store) -> None:
     store.ingest("h100.md", MANUAL, hardware=("h100",))
     assert listed(store, "h100") == []
+
+
+def test_a_decision_outlives_another_heading_and_equal_samples_are_told_apart(
+    chip_store: Store,
+) -> None:
+    twice = f"{MANUAL}\n## Again\n\n```quill\n{QUILL}```\n"
+    chip_store.ingest("q1.md", twice, hardware=("q1",))
+    first, second = sorted(listed(chip_store), key=lambda r: r.section != ("Q1 manual", "Blend"))
+    assert second.section == ("Q1 manual", "Again") and first.id != second.id
+    with chip_store.catalog.write() as connection:
+        stored.decide(connection, first.id, "rejected")
+    renamed = twice.replace("## Blend", "## Mixing two arrays")
+    chip_store.ingest("q1.md", renamed, hardware=("q1",))
+    told = {recipe.section[-1]: (recipe.id, recipe.status) for recipe in listed(chip_store)}
+    assert told == {
+        "Mixing two arrays": (first.id, "rejected"),
+        "Again": (second.id, "proposed"),
+    }
+
+
+def test_an_odd_sample_leaves_its_manual_readable(chip_store: Store) -> None:
+    odd = QUILL.replace("buf[STEP, 48];", "buf[1 << 4];")
+    text = f"{MANUAL}\n## Odd\n\nRead me too.\n\n```quill\n{odd}```\n"
+    submitted = chip_store.ingest("q1.md", text, hardware=("q1",))
+    job = chip_store.job(submitted)
+    assert (job.state, (job.result or {})["recipes_proposed"]) == ("ready", 1)
+    [reason] = (job.result or {})["samples_left_out"]
+    assert reason.startswith("Q1 manual > Odd: the size [1 < < 4]")
+    assert any("Read me too" in p.text for p in chip_store.passages_of(submitted.document_id))
+
+
+def test_storing_many_samples_reads_the_manual_once(chip_store: Store) -> None:
+    blocks = "".join(
+        f"## Part {n}\n\n```quill\n{QUILL.replace('STEP 16', f'STEP {n}')}```\n\n"
+        for n in range(8, 20)
+    )
+    asked: list[str] = []
+
+    def watch(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", watch)
+    try:
+        chip_store.ingest("q1.md", f"# Q1\n\n{blocks}", hardware=("q1",))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", watch)
+    recipes = listed(chip_store)
+    assert len(recipes) == 12 and all(recipe.passage_id for recipe in recipes)
+    assert len({recipe.passage_id for recipe in recipes}) == 12
+    texts = [s for s in asked if "sections.path" in s and "passages.text" in s]
+    assert len([s for s in texts if "embeddings" not in s]) == 1
+
+
+OTHER = (
+    CHIP.replace('"q1"', '"rill9"')
+    .replace('"Q1"', '"Rill 9"')
+    .replace('["quill"]', '["quill", "rill"]')
+    + '\n[toolchains.rill]\nrun = "true {source} {input}"\ntiming = "simulator"\n'
+)
+FIRST = CHIP.replace('"q1"', '"quill7"').replace('"Q1"', '"Quill 7"')
+
+
+@pytest.mark.parametrize(
+    ("heading", "language", "hardware"),
+    [
+        ("Blend", "quill", ("quill7", "rill9")),
+        ("Blend", "rill", ("rill9",)),
+        ("On Rill 9", "quill", ("rill9",)),
+        ("On Rill 9", "rill", ("rill9",)),
+        ("On Quill 7", "quill", ("quill7",)),
+        ("On Quill 7", "rill", None),
+        ("On Rill 9\n\n### Blend", "quill", ("rill9",)),
+        ("On Rill 9\n\n### Unlike Quill 7", "quill", ("rill9",)),
+        ("Rill 9 compared with Quill 7", "quill", ("quill7", "rill9")),
+        ("Rill 9 compared with older chips", "quill", ("quill7", "rill9")),
+    ],
+)
+def test_a_sample_is_for_the_chips_of_its_section(
+    store: Store, heading: str, language: str, hardware: tuple[str, ...] | None
+) -> None:
+    for chip_id, description in (("quill7", FIRST), ("rill9", OTHER)):
+        store.registry.put(parse_hardware(description, chip_id), "api")
+    manual = f"# Two chips\n\n## {heading}\n\n```{language}\n{QUILL}```\n"
+    store.ingest("two.md", manual, hardware=("quill7", "rill9"))
+    with store.catalog.read() as connection:
+        found = stored.listed(connection)
+    assert [recipe.hardware for recipe in found] == ([] if hardware is None else [hardware])

@@ -19,7 +19,6 @@ from retrieval.compose.skill_choice import (
     Choice,
     choose_skills,
     evidence_part,
-    wilson_low,
 )
 
 SCOPE = ScopeFilter(("h100", "hopper", ANY))
@@ -103,9 +102,10 @@ def names(choice: Choice) -> list[str]:
 
 
 def test_wilson_is_the_published_interval() -> None:
-    assert wilson_low(8, 10) == pytest.approx(0.4902, abs=1e-4)
-    assert wilson_low(20, 20) == pytest.approx(0.8389, abs=1e-4)
-    assert wilson_low(0, 0) == wilson_low(0, 5) == 0.0
+    assert store.wilson(8, 10).low == pytest.approx(0.4902, abs=1e-4)
+    assert store.wilson(20, 20).low == pytest.approx(0.8389, abs=1e-4)
+    assert store.wilson(0, 5).low == 0.0 and store.wilson(5, 5).high == 1.0
+    assert store.wilson(0, 0) == store.Bounds(0.0, 1.0)
 
 
 def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
@@ -117,7 +117,7 @@ def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
     for trials in range(1, 40):
         scores = [part(trials, wins) for wins in range(trials + 1)]
         assert scores == sorted(scores)
-        assert part(trials, trials) <= max(0.5, wilson_low(trials, trials))
+        assert part(trials, trials) <= max(0.5, store.wilson(trials, trials).low)
     assert part(8, 0) == 0.25 and part(40, 40) > 0.8
     assert evidence_part(HEAD, (4, 4)) == evidence_part(replace(HEAD, trials=4, wins=4))
 
@@ -165,6 +165,15 @@ def test_measured_to_be_slower_sinks(catalog: Catalog) -> None:
     for _ in range(4):
         measure(catalog, "a-slower", low=0.8)
     assert names(choose(catalog)) == ["b-unmeasured", "a-slower"]
+
+
+def test_what_is_certainly_slower_raises_the_advice_to_avoid_it(catalog: Catalog) -> None:
+    put(catalog, "a-unmeasured")
+    put(catalog, "b-slow", polarity="avoid")
+    for _ in range(6):
+        measure(catalog, "b-slow", low=0.5)
+    first, second = choose(catalog).answers
+    assert (first.name, second.score["evidence"]) == ("b-slow", 0.5)
 
 
 def test_evidence_of_another_toolchain_counts_less(catalog: Catalog) -> None:

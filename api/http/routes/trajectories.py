@@ -35,7 +35,7 @@ def _queue(request: Request) -> TrajectoryQueue:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the evaluations, whose queue it uses."""
     app.state.trajectories = TrajectoryQueue(app.state.services, app.state.evaluations)
-    app.state.trajectories.resume()
+    app.state.trajectories.wake()  # an earlier service may have left some
     try:
         yield
     finally:

@@ -12,19 +12,19 @@ from kb.catalog.skills.evidence import (
     evidence_for,
     evidence_line,
     evidence_of,
-    tested,
 )
 from kb.catalog.skills.links import link, links_of
+from kb.catalog.skills.rates import Bounds, wilson
 from kb.catalog.skills.reading import (
+    about,
     candidate_skills,
     events,
     find,
-    find_by_content,
-    find_by_key,
     get,
     heads,
     heads_of,
     listed,
+    names,
     search,
 )
 from kb.catalog.skills.rows import (
@@ -53,22 +53,26 @@ from kb.catalog.skills.rows import (
     UseRow,
     structured_key,
 )
+from kb.catalog.skills.support import FAILURES, TRIALS, measured, tested
 from kb.catalog.skills.toolchains import (
     note_toolchain,
     present_toolchains,
     toolchain_name,
 )
 from kb.catalog.skills.uses import lift_of, nth_last_retrieval, record_uses, uses_of
-from kb.catalog.skills.writing import measured, narrow, put, set_state
+from kb.catalog.skills.writing import narrow, put, set_state
 
 __all__ = [
     "EVIDENCE_KINDS",
+    "FAILURES",
     "LINK_KINDS",
     "NOT_MEASURED",
     "ROLES",
     "STATES",
     "TIERS",
     "TRANSITIONS",
+    "TRIALS",
+    "Bounds",
     "EvidenceKind",
     "EvidenceRow",
     "Lift",
@@ -86,6 +90,7 @@ __all__ = [
     "Stored",
     "Tier",
     "UseRow",
+    "about",
     "add_evidence",
     "candidate_skills",
     "events",
@@ -93,8 +98,6 @@ __all__ = [
     "evidence_line",
     "evidence_of",
     "find",
-    "find_by_content",
-    "find_by_key",
     "get",
     "heads",
     "heads_of",
@@ -103,6 +106,7 @@ __all__ = [
     "links_of",
     "listed",
     "measured",
+    "names",
     "narrow",
     "note_toolchain",
     "nth_last_retrieval",
@@ -115,4 +119,5 @@ __all__ = [
     "tested",
     "toolchain_name",
     "uses_of",
+    "wilson",
 ]

@@ -145,28 +145,6 @@ def evidence_for(
     return found
 
 
-def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Of measurements with and without a skill that are as new as its present text: how many have
-    a speed-up, and for how many its lower bound is above 1. Simulated ones do not count."""
-    wins = sa.func.sum(sa.case((t.evidence.c.speedup_low > 1.0, 1), else_=0))
-    found: dict[str, tuple[int, int]] = {}
-    for part in portions(list(skill_ids)):
-        rows = connection.execute(
-            sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
-            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
-            .where(
-                t.evidence.c.subject_kind == "skill",
-                t.evidence.c.subject_id.in_(part),
-                t.evidence.c.kind != "simulator",
-                t.evidence.c.speedup.is_not(None),
-                t.evidence.c.created_at >= t.skills.c.written_at,
-            )
-            .group_by(t.evidence.c.subject_id)
-        )
-        found |= {identity: (int(known), int(won)) for identity, known, won in rows}
-    return found
-
-
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
     """The figures of a skill's evidence on one line; the bound is the lowest one measured. Times of
     a simulator are counted, never mixed with those of a clock."""

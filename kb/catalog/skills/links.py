@@ -1,4 +1,4 @@
-"""Relations of skills: what conflicts with, was merged into, or comes from what."""
+"""Relations of skills: which of them say the opposite of each other."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ def link(
     access_scope: str = ALL_ACCESS,
 ) -> bool:
     """Say that skill `source` stands in this relation to skill `target`; False where that was
-    known. Both get an event. `conflicts_with` holds both ways and is stored once."""
+    known. Both get an event. It holds both ways and is stored once."""
     one_of(kind, LINK_KINDS, "kind of link")
     if source == target:
         raise InvalidRequest(f"{source} cannot be linked to itself", hint="Name two skills.")
     ends = [get(connection, name, access_scope) for name in (source, target)]
-    if kind == "conflicts_with":
-        ends.sort(key=lambda skill: skill.name)
+    ends.sort(key=lambda skill: skill.name)
     first, second = ends
     known = connection.execute(
         sa.select(t.skill_links.c.kind).where(

@@ -1,4 +1,4 @@
-"""Skills as they are found: by name, by key, by scope, by words. `SkillHead`s where many are read;
+"""Skills as they are found: by name, by scope, by words. `SkillHead`s where many are read;
 whole rows only where the texts are wanted.
 """
 
@@ -15,7 +15,7 @@ from kb.catalog.skills.rows import SCOPE_KINDS, SkillEvent, SkillHead, SkillRow,
 from kb.catalog.tables import skills as t
 from kb.errors import NotFound, nearest
 from kb.ids import SkillId
-from kb.problem_terms import canonical_dtype, canonical_op
+from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, ANY
 
 _EVENT_COLUMNS = [t.skill_events.c[name] for name in SkillEvent.__dataclass_fields__]
@@ -53,18 +53,43 @@ def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> Sk
     return found
 
 
-def find_by_key(connection: Connection, key: str, access_scope: str = ALL_ACCESS) -> list[SkillRow]:
-    """Skills that claim the same about the same situation (`structured_key`), by name; of every
-    state and polarity."""
-    return _rows(connection, _whole(access_scope).where(t.skills.c.structured_key == key))
+def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
+    """Of all skills, in their order."""
+    return list(
+        connection.execute(
+            sa.select(t.skills.c.name)
+            .where(t.skills.c.access_scope == access_scope)
+            .order_by(t.skills.c.name)
+        ).scalars()
+    )
 
 
-def find_by_content(
-    connection: Connection, sha256: str, access_scope: str = ALL_ACCESS
-) -> SkillRow | None:
-    """The skill that says exactly this; the first by name where several do."""
-    rows = _rows(connection, _whole(access_scope).where(t.skills.c.content_sha256 == sha256))
-    return rows[0] if rows else None
+def about(
+    connection: Connection, family: str, named: Iterable[str] = (), access_scope: str = ALL_ACCESS
+) -> list[SkillRow]:
+    """Skills about an operator of this family or about any, and the named ones (by name or id);
+    whole, by name."""
+    known = connection.execute(
+        sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
+    ).scalars()
+    ops = [op for op in known if op_family(op) == family]
+    ids = _ids(connection, _admits("op", ops), access_scope)
+    for part in portions(sorted(set(named))):
+        chosen = sa.or_(t.skills.c.name.in_(part), t.skills.c.id.in_(part))
+        ids |= _ids(connection, chosen, access_scope)
+    return [
+        row
+        for part in portions(sorted(ids))
+        for row in _rows(connection, _whole(access_scope).where(t.skills.c.id.in_(part)))
+    ]
+
+
+def _ids(connection: Connection, where: sa.ColumnElement[bool], access_scope: str) -> set[SkillId]:
+    return set(
+        connection.execute(
+            sa.select(t.skills.c.id).where(t.skills.c.access_scope == access_scope, where)
+        ).scalars()
+    )
 
 
 def heads_of(

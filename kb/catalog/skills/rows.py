@@ -16,13 +16,13 @@ Tier = Literal["curated", "learned"]
 State = Literal["candidate", "active", "suspect", "retired", "quarantined"]
 Outcome = Literal["created", "updated", "unchanged"]
 EvidenceKind = Literal["ablation", "pair", "lift", "simulator"]
-LinkKind = Literal["conflicts_with", "merged_into", "derived_from"]
+LinkKind = Literal["conflicts_with"]
 Role = Literal["shown", "used", "withheld"]
 
 TIERS: tuple[Tier, ...] = ("curated", "learned")
 STATES: tuple[State, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
 EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("ablation", "pair", "lift", "simulator")
-LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with", "merged_into", "derived_from")
+LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with",)
 ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
 WRITTEN = ("created", "revised")  # events that change what a skill says
 TRANSITIONS: Mapping[str, frozenset[str]] = {
@@ -159,8 +159,7 @@ class EvidenceRow:
 
 @dataclass(frozen=True)
 class Link:
-    """A relation of two skills, by name. It reads `source kind target` (source merged_into
-    target)."""
+    """A relation of two skills, by name. It reads `source kind target`."""
 
     source: str
     kind: str

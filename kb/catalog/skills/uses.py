@@ -83,7 +83,11 @@ def uses_of(
 
 def lift_of(connection: Connection, skill_id: str) -> Lift:
     """Outcomes with a known effect of answers that showed the skill, beside those that would have
-    shown it and withheld it: the difference of the two rates is what showing it is worth."""
+    shown it and withheld it: the difference of the two rates is what showing it is worth.
+
+    Only answers to runs count, because chance decided of those alone which of the two it was, and
+    only those since the present text was written.
+    """
     rows = connection.execute(
         sa.select(
             t.skill_uses.c.role,
@@ -91,7 +95,14 @@ def lift_of(connection: Connection, skill_id: str) -> Lift:
             sa.func.coalesce(sa.func.sum(outcomes.c.helped), 0),
         )
         .join(outcomes, outcomes.c.retrieval_id == t.skill_uses.c.retrieval_id)
-        .where(t.skill_uses.c.skill_id == skill_id, t.skill_uses.c.role.in_(("shown", "withheld")))
+        .join(retrievals, retrievals.c.id == t.skill_uses.c.retrieval_id)
+        .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
+        .where(
+            t.skill_uses.c.skill_id == skill_id,
+            t.skill_uses.c.role.in_(("shown", "withheld")),
+            sa.func.coalesce(retrievals.c.run_id, "") != "",
+            retrievals.c.created_at >= t.skills.c.written_at,
+        )
         .group_by(t.skill_uses.c.role)
     )
     found = {role: (int(known), int(wins)) for role, known, wins in rows}

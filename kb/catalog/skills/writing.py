@@ -1,7 +1,8 @@
 """Changes of skills: every change of a row or of its state writes an event with an actor and a
 reason in the same transaction.
 
-A learned skill starts as a candidate and is active only while its present text has been measured.
+A learned skill starts as a candidate and is active only while trials bear out its present text, or
+a person let it be without.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kb.catalog.skills.rows import (
     Stored,
     structured_key,
 )
+from kb.catalog.skills.support import AVOID, measured
 from kb.catalog.tables import skills as t
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import SkillId, derived_id, new_id
@@ -99,12 +101,14 @@ def set_state(
     actor: str,
     reason: str,
     details: Mapping[str, Any] | None = None,
+    force: bool = False,
     access_scope: str = ALL_ACCESS,
 ) -> SkillEvent:
     """Move a skill to another state, with the event that says who did it and why.
 
-    One that comes back from retired or quarantined is counted anew: whoever brings it back knows
-    its record.
+    force: a person lets a learned one be active that no trial bears out; the event says so in its
+    details (`approved_without_measurement`). One that comes back from retired or quarantined is
+    counted anew: whoever brings it back knows its record.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -114,11 +118,11 @@ def set_state(
             f"{name} is {skill.state} and cannot become {state}",
             hint=f"From {skill.state} it can become {', '.join(sorted(allowed))}.",
         )
+    noted = dict(details or {})
     if state == "active" and skill.tier == "learned" and not measured(connection, skill):
-        raise Conflict(
-            f"{name} is learned and version {skill.version} of it has no measurement here",
-            hint="Measure it with and without the skill first; until then it stays a candidate.",
-        )
+        if not force:
+            raise _unmeasured(skill)
+        noted["approved_without_measurement"] = True
     anew = {"trials": 0, "wins": 0} if skill.state in ("retired", "quarantined") else {}
     connection.execute(
         t.skills.update()
@@ -126,7 +130,7 @@ def set_state(
         .values(state=state, updated_at=clock.now(), **anew)
     )
     change = (skill.state, state)
-    event = append_event(connection, skill.id, "state", change, actor, reason, details or {})
+    event = append_event(connection, skill.id, "state", change, actor, reason, noted)
     bump_revision(connection)
     return event
 
@@ -178,19 +182,6 @@ def narrow(
     return Stored(skill.id, "updated", version)
 
 
-def measured(connection: Connection, skill: SkillHead) -> bool:
-    """Whether there is a figure by the clock at least as new as the present text."""
-    newest = connection.execute(
-        sa.select(sa.func.max(t.evidence.c.created_at)).where(
-            t.evidence.c.subject_kind == "skill",
-            t.evidence.c.subject_id == skill.id,
-            t.evidence.c.kind != "simulator",
-            t.evidence.c.speedup.is_not(None),
-        )
-    ).scalar()
-    return newest is not None and newest >= skill.written_at
-
-
 def append_event(
     connection: Connection,
     skill_id: str,
@@ -210,6 +201,23 @@ def append_event(
         t.skill_events.insert().values(**vars(row), id=new_id("ske"), skill_id=skill_id)
     )
     return row
+
+
+def _unmeasured(skill: SkillRow) -> Conflict:
+    """What is missing, and how it is come by."""
+    if skill.polarity == AVOID:
+        hint = (
+            "It can be approved once what it warns of failed, or was certainly slower, on another"
+            " problem or case than the one that it comes from: distil such a run."
+        )
+    else:
+        hint = f"Measure it with and without the skill: `kernlore skills verify {skill.name}`."
+    return Conflict(
+        f"{skill.name} is learned and version {skill.version} of it has no measurement here that"
+        " bears it out",
+        hint=f"{hint} Until then it stays as it is, unless a person approves it with `force`.",
+        details={"skill": skill.name, "state": skill.state, "polarity": skill.polarity},
+    )
 
 
 def _signed(actor: str, reason: str) -> None:

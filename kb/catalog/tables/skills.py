@@ -84,7 +84,7 @@ skill_links = Table(
     metadata,
     ref("skill_id", "skills.id", index=False),
     Column("other_id", String, nullable=False),
-    Column("kind", String, nullable=False),  # conflicts_with | merged_into | derived_from
+    Column("kind", String, nullable=False),  # conflicts_with
     when(),
     PrimaryKeyConstraint("skill_id", "other_id", "kind"),
     Index(None, "other_id"),

@@ -60,6 +60,28 @@ def quantile(degrees: int) -> float:
     return _T[min(max(degrees, 1), len(_T)) - 1] if degrees <= len(_T) else NORMAL
 
 
+def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
+    """upper / lower of two figures from sessions of their own; None where a bound of either is 0 or
+    infinite, as after one pair of blocks: nothing is known of the ratio then.
+
+    Errors are independent, so their distances from the two values add as squares, on the log scale
+    and for each side by itself: the interval of a difference by Zou and Donner, Statistics in
+    Medicine 27 (2008) 1693-1702. `skills.curator.gate.ratio` is the same rule for the curator's
+    records, which may not import this package.
+    """
+    if not (_bounded(upper) and _bounded(lower)):
+        return None
+    centre = math.log(upper.value / lower.value)
+    down = math.hypot(math.log(upper.value / upper.low), math.log(lower.high / lower.value))
+    up = math.hypot(math.log(upper.high / upper.value), math.log(lower.value / lower.low))
+    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
+    return Interval(value, low, high, min(upper.n, lower.n))
+
+
+def _bounded(found: Interval) -> bool:
+    return 0 < found.low <= found.value <= found.high < math.inf
+
+
 def combined(intervals: Sequence[tuple[Interval, float]]) -> Interval:
     """The weighted geometric mean over cases; errors of the cases are independent."""
     total = sum(weight for _, weight in intervals)

@@ -1,21 +1,24 @@
 """Proposes instances of recipes: defaults first, then changes of one value.
 
 With knowledge, facts prune the domains and the moves that fit the parent's verdict say which value
-to change; without, or when moves are used up, neighbours are tried in order (coordinate descent)
-and then what is left of the space, in an order drawn from the seed.
+to change; without, or when moves are used up, neighbours are tried (coordinate descent) and then
+what is left of the space, in an order drawn from the seed. What changes brought in this run decides
+which of them come first (see `order`).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from optimizer.abi import ITEM_BYTES
 from optimizer.search.context import Context, ProblemView
 from optimizer.search.knowledge import Remedy
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.synthesizers.recipe.instantiate import instantiate
 from optimizer.synthesizers.recipe.match import Binding, Refusal, allowed, match, space
+from optimizer.synthesizers.recipe.order import record_of, step_between
 from skills.recipes.recipe import Parameter, Recipe, Value
 
 Values = Mapping[str, Value]
@@ -33,11 +36,13 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values and why they were chosen. attributed: ids of the moves behind them."""
+    """Values and why they were chosen. attributed: ids of the moves behind them. applies: whether
+    the move's predicate was decided."""
 
     values: Values
     plan: str
     attributed: tuple[str, ...] = ()
+    applies: bool | None = None
 
 
 class RecipeSynthesizer:
@@ -59,6 +64,11 @@ class RecipeSynthesizer:
             found = (fit(recipe, context.problem, facts) for recipe in self._recipes)
             self._fitting[key] = [fitting for fitting in found if fitting is not None]
         return self._fitting[key]
+
+    def roles(self, problem: ProblemView) -> tuple[str, ...]:
+        """Of the parameters of every recipe that fits, whatever the facts allow of it."""
+        fitting = [recipe for recipe in self._recipes if fit(recipe, problem, {}) is not None]
+        return tuple(sorted({p.role for recipe in fitting for p in recipe.parameters}))
 
     def propose(self, context: Context) -> Proposal | None:
         facts = _facts(context)
@@ -132,7 +142,13 @@ def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
 def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) -> Iterator[Choice]:
     """What may follow these values, the best-founded first; all of it allowed."""
     recipe, binding = fitting.recipe, fitting.binding
-    for choice in _all_changes(context, recipe, values):
+    record = record_of(recipe, context.tried)
+
+    def rank(choice: Choice) -> int:
+        step = step_between(recipe, values, choice.values)
+        return record.rank(step, choice.attributed, choice.applies)
+
+    for choice in sorted(_all_changes(context, recipe, values), key=rank):
         if allowed(recipe, choice.values, binding, facts):
             yield choice
     rest = list(space(recipe, binding, facts))
@@ -143,7 +159,8 @@ def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) 
 
 def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[Choice]:
     for remedy in context.knowledge.remedies:
-        yield from _by_move(recipe, values, remedy)
+        if remedy.applies is not False:
+            yield from _by_move(context, recipe, values, remedy)
     chance = random.Random(f"{context.seed}:{context.parent.number}")
     parameters = list(recipe.parameters)
     chance.shuffle(parameters)
@@ -155,19 +172,28 @@ def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[C
                 yield Choice({**values, parameter.name: value}, plan)
 
 
-def _by_move(recipe: Recipe, values: Values, remedy: Remedy) -> Iterator[Choice]:
-    """Every parameter of the move's role, changed as it says."""
+def _by_move(context: Context, recipe: Recipe, values: Values, remedy: Remedy) -> Iterator[Choice]:
+    """Every parameter of the move's role, changed as it says. What is known of the very chip bounds
+    it, before what is known of its family."""
+    limit = _facts(context).get(remedy.limit_name or "")
+    if isinstance(limit, int | float):
+        remedy = replace(remedy, limit=float(limit))
+    element_bytes = ITEM_BYTES.get(context.problem.main.dtype or "")
     for parameter in recipe.parameters:
         if parameter.role != remedy.change.get("role"):
             continue
-        value = moved(parameter, values[parameter.name], remedy)
+        value = moved(parameter, values[parameter.name], remedy, element_bytes)
         if value is not None:
             plan = f"{remedy.name}: {parameter.name} from {values[parameter.name]} to {value}."
-            yield Choice({**values, parameter.name: value}, f"{plan} {remedy.why}", (remedy.id,))
+            chosen = {**values, parameter.name: value}
+            yield Choice(chosen, f"{plan} {remedy.why}", (remedy.id,), remedy.applies)
 
 
-def moved(parameter: Parameter, value: Value, remedy: Remedy) -> Value | None:
-    """The value that a move asks for; None where the domain has none or the limit forbids it."""
+def moved(
+    parameter: Parameter, value: Value, remedy: Remedy, element_bytes: int | None = None
+) -> Value | None:
+    """The value that a move asks for; None where the domain has none or the limit forbids it.
+    element_bytes: of one element of the problem, None where that is not known."""
     direction = remedy.change.get("direction")
     if direction in ("increase", "add"):
         found = stepped(parameter, value, 1)
@@ -179,11 +205,23 @@ def moved(parameter: Parameter, value: Value, remedy: Remedy) -> Value | None:
     else:
         others = [v for v in parameter.values if v != value]
         found = others[0] if others else None
-    limited = isinstance(found, int | float) and remedy.limit is not None
-    # A limit bounds the role's own number (a block, warps); sizes in bytes bound constraints.
-    if limited and direction == "increase" and float(found or 0) > float(remedy.limit or 0):
-        return None
+    if direction == "increase" and isinstance(found, int | float) and remedy.limit is not None:
+        size = in_unit(found, parameter.unit, remedy.limit_unit, element_bytes)
+        if size is not None and size > remedy.limit:
+            return None
     return found
+
+
+def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | None) -> float | None:
+    """A parameter's value in the unit of a limit; None where the two cannot be compared: lanes are
+    no registers, and a tile's side is no size."""
+    if not unit or wanted is None:
+        return None
+    if unit == wanted:
+        return value
+    if unit == "elements" and element_bytes and wanted in ("B", "bit"):
+        return value * element_bytes * (8 if wanted == "bit" else 1)
+    return None
 
 
 def stepped(parameter: Parameter, value: Value, step: int) -> Value | None:

@@ -99,7 +99,7 @@ def test_a_stream_near_the_copy_bandwidth_is_done(tmp_path: Path) -> None:
     verdict = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
     assert ids(verdict) == ["memory_bound", "at_roofline"]
     assert verdict["primary"] == "memory_bound"
-    (share,) = [e for e in verdict["signals"][1]["evidence"] if e["name"] == "roofline_pct"]
+    share, _ = [e for e in verdict["signals"][1]["evidence"] if e["name"] == "roofline_pct"]
     assert 85 <= share["value"] <= 105 and share["raw"] == "roofline_pct"
 
 
@@ -124,6 +124,27 @@ def test_what_the_evaluator_measured_here_of_three_candidates() -> None:
     )
     model = replace(timed(56_661.2), language="torch")
     assert ids(diagnose_evaluation(model, chain)) == ["poor_reuse"]
+
+
+def test_more_than_a_ceiling_says_that_the_ceiling_is_wrong() -> None:
+    product = replace(STREAM, op="matmul", flops=8_000_000_000)
+    assert ids(diagnose_evaluation(timed(26_000.0), around(product))) == [
+        "compute_bound",
+        "at_roofline",
+    ]  # 92 %
+    verdict = diagnose_evaluation(timed(17_000.0), around(product))  # 140 %
+    assert ids(verdict) == [] and verdict["ruled_out"] == ()
+    assert ids(diagnose_evaluation(timed(1_900.0), around())) == []  # 132 % of the copy rate
+    assert "ipc" in verdict["measure_next"]
+
+
+def test_a_verdict_keeps_what_it_was_derived_from() -> None:
+    verdict = diagnose_evaluation(timed(3_600.0, metrics={"packed_instructions": 8}), around())
+    assert verdict["metrics"]["packed_instructions"] == 8 and verdict["metrics"]["call_us"] == 3_600
+    assert 60 < verdict["metrics"]["copy_bandwidth_pct"] < 85
+    assert verdict["problem"]["compulsory_bytes"] == STREAM.compulsory_bytes
+    broken = diagnose_evaluation(failed("not_compiled", "no", "error: x"), around())
+    assert broken["metrics"] == {}  # nothing was timed
 
 
 def test_a_stream_at_seventy_percent_is_memory_bound_and_not_done() -> None:

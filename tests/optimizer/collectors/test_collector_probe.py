@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from optimizer.collectors.probe import probe, read_caches, tool
+from optimizer.collectors.probe import DeviceIdentity, probe, read_caches, tool
+from optimizer.evaluation.evaluator import flush_bytes_of
+from optimizer.evaluation.targets import facts_of
 
 
 def test_every_tool_works_or_says_why_not() -> None:
@@ -36,6 +39,24 @@ def test_caches_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
             (folder / name).write_text(f"{text}\n")
     (tmp_path / "index9").mkdir()  # a hypervisor that describes nothing
     assert read_caches(tmp_path) == {"L1d": 48 << 10, "L2": 2 << 20, "L3": 36 << 20}
+
+
+def test_a_processor_states_its_caches_and_the_width_of_its_vectors() -> None:
+    caches = {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20}
+    told = DeviceIdentity(
+        "i", "cpu", "a cpu", "u", None, None, flags=("avx", "avx2", "avx512f"), caches=caches
+    )
+    assert facts_of(told) == {
+        "l1_size": 48 << 10,
+        "l2_size": 1 << 20,
+        "l3_size": 32 << 20,
+        "vector_bits": 512,
+        "vector_load_max": 64,
+    }
+    assert facts_of(replace(told, flags=("avx", "avx2"), caches={}))["vector_bits"] == 256
+    assert facts_of(replace(told, kind="cuda")) == {}
+    assert flush_bytes_of(facts_of(told)) == 64 << 20  # not twice one core's second level
+    assert flush_bytes_of({"l2_size": 50 << 20}) == 100 << 20 and flush_bytes_of({}) == 256 << 20
 
 
 def test_a_tool_that_is_not_there_has_a_reason(monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

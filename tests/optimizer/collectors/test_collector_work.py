@@ -82,6 +82,15 @@ def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
     assert achieved(replace(work, dtype="int8"), 0.01, DEVICE).flops_pct is None
 
 
+def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
+    problem = load_problem(Path("attention"))
+    work = work_of(open_case(problem, problem.cases[0]))
+    assert work.causal and work.needed_flops == work.flops // 2 > 0
+    told = achieved(work, 1.0, DEVICE)
+    assert told.flops == work.needed_flops
+    assert limits_of(work, CaseTiming("main", "measured", 1e6, 1e6), None).flops == work.flops // 2
+
+
 def test_a_gather_reads_a_part_and_no_share_is_told() -> None:
     gather = Work("embedding_bag", "float32", GIB, MIB)
     assert achieved(gather, 0.001, DEVICE).bandwidth_pct is None

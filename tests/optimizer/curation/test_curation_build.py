@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kb.ids import derived_id
 from optimizer.bundle import Bundle
 from optimizer.curation.build import measured_of, roles_of, steps_of, trajectory_of
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
@@ -87,7 +86,7 @@ def told() -> Trajectory:
 
 
 def test_every_change_in_its_order(told: Trajectory) -> None:
-    assert told.id == derived_id("trj", "run_1") and told.evaluated_here
+    assert told.id == "run_1" and told.evaluated_here
     assert [(s.parent.number, s.child.number) for s in told.steps] == [
         (0, 1),
         (1, 2),

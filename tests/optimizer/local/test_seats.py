@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.isolation.runner_process import RunnerSettings
 from optimizer.local.bench import LocalBench, Place
-from optimizer.local.seats import VISIBLE, Seat, SeatRunner, seats_here, seats_of
+from optimizer.local.seats import VISIBLE, Seat, SeatPool, SeatRunner, seats_here, seats_of
 from optimizer.problem.load import load_problem
 from optimizer.search.records import Proposal
 from optimizer.toolchains.base import Target
@@ -62,6 +63,31 @@ def test_a_runner_of_a_seat_sees_only_its_device() -> None:
         assert f"{VISIBLE}=5".encode() in told
     finally:
         runner.end()
+
+
+def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the pool's own thread: a runner ends with the thread that started it."""
+    real, threads = SeatRunner.__init__, []
+
+    def watched(self: SeatRunner, *arguments: Any) -> None:
+        threads.append(threading.current_thread())
+        real(self, *arguments)
+
+    monkeypatch.setattr(SeatRunner, "__init__", watched)
+    pool = SeatPool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
+    try:
+        pool.prepare()
+        runner = pool.take()
+        try:
+            told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+            assert f"{VISIBLE}=5".encode() in told
+            assert [thread.name for thread in threads] == ["start-runner_0"]
+        finally:
+            runner.end()
+    finally:
+        pool.close()
 
 
 def test_evaluations_at_once_are_on_different_seats(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kb.errors import InvalidKnowledge
 from kb.hardware.checks import Problems
 from optimizer.abi import Signature, TensorSpec
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.local.bench import Place
 from optimizer.local.problem_view import problem_view
@@ -196,13 +198,80 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
 
 def test_a_moves_limit_and_direction() -> None:
     tile = recipe().parameter("tile")
-    limited = Remedy("m", "m", {"role": "tile_m", "direction": "increase"}, 32, "f", "", True)
-    assert moved(tile, 16, limited) == 32 and moved(tile, 32, limited) is None
+    up = {"role": "tile_m", "direction": "increase"}
+    limited = Remedy("m", "m", up, 32, "f", "", True, limit_unit="count")
+    counted = replace(tile, unit="count")
+    assert moved(counted, 16, limited) == 32 and moved(counted, 32, limited) is None
+    assert moved(tile, 32, limited) == 64  # of no stated unit: a limit says nothing of it
+    bits = replace(limited, limit=512.0, limit_unit="bit")
+    lanes = replace(tile, unit="elements")
+    assert moved(lanes, 8, bits, 4) == 16 and moved(lanes, 16, bits, 4) is None
+    assert moved(lanes, 16, bits, 2) == 32 and moved(lanes, 16, bits) == 32
     down = Remedy("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
     assert moved(tile, 32, down) == 16 and moved(tile, 8, down) is None
     to = Remedy("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
     assert moved(tile, 8, to) == 64 and moved(tile, 64, to) is None
     assert stepped(tile, 99, 1) is None
+
+
+def measured(number: int, parent: int, values: dict[str, Any], merit: float, *moves: str) -> Node:
+    bundle = instantiate(
+        recipe(), values, Binding({"rows": 64, "cols": 96}, {"factor": 1.5}), PROBLEM
+    )
+    proposal = Proposal(bundle, "recipe", parent, "", "scale", values, attributed=moves)
+    found = Evaluation(
+        key="", problem="scale", candidate="", language="cpp", hardware="x86-64", device="cpu",
+        toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
+        speedup=Interval(merit, merit, merit, 6),
+    )  # fmt: skip
+    return Node(number, parent, "evaluated", proposal, found)
+
+
+def after(
+    parent: Node, *tried: Node, **changed: Any
+) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """What is proposed for the parent, one after another; nothing of it is measured."""
+    proposer, nodes, seen = RecipeSynthesizer([recipe()], ["cpp"]), list(tried), []
+    while (found := proposer.propose(context(parent, tuple(nodes), **changed))) is not None:
+        seen.append((dict(found.values), found.attributed))
+        nodes.append(node(len(nodes) + 1, found))
+    return seen
+
+
+def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
+    start = measured(1, 0, {"chunk": 1, "tile": 16}, 1.0)
+    won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
+    assert after(won, start, won)[0] == ({"chunk": 16, "tile": 16}, ())  # before the move
+    lost = measured(2, 1, {"chunk": 1, "tile": 32}, 0.5, "mv_1")
+    tried = [values for values, _ in after(start, start, lost)]
+    assert tried[:2] == [{"chunk": 4, "tile": 16}, {"chunk": 1, "tile": 8}]
+    elsewhere = measured(3, 1, {"chunk": 4, "tile": 16}, 1.5)
+    later = after(elsewhere, start, lost, elsewhere)
+    place = next(n for n, (_, moves) in enumerate(later) if moves == ("mv_1",))
+    assert place == 2  # after chunk 16, which won, and tile 8, which was not tried
+
+
+def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() -> None:
+    start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
+    open_ = replace(REMEDY, applies=None)
+    holds = Remedy("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
+    both = after(start, start, knowledge=Knowledge("ret_1", remedies=(open_, holds)))
+    assert [moves for _, moves in both[:3]] == [("mv_2",), ("mv_1",), ()]
+    refuted = Knowledge("ret_1", remedies=(replace(REMEDY, applies=False),))
+    assert not [moves for _, moves in after(start, start, knowledge=refuted) if moves]
+
+
+def test_a_limit_is_that_of_the_very_chip() -> None:
+    raw = [RAW["parameters"][0], {**RAW["parameters"][1], "unit": "elements"}]
+    wide = Remedy("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
+    start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
+    for bits, asked in ((512.0, False), (1024.0, True)):
+        chip = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"vector_bits": bits})
+        told = Knowledge("ret_1", remedies=(wide,))
+        proposer = RecipeSynthesizer([recipe(parameters=raw)], ["cpp"])
+        found = proposer.propose(context(start, (start,), hardware=chip, knowledge=told))
+        assert found is not None and (found.attributed == ("mv_1",)) is asked
+    assert proposer.roles(context(start, ()).problem) == ("block", "tile_m")
 
 
 def test_an_instance_is_compiled_and_right(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillScopes, Tier
 from kb.errors import Conflict, InvalidRequest
 from skills.curator import lifecycle
+from skills.curator.pipeline import distil
+from tests.skills.curator import planted
 
 OLD, NEW = "triton-nvidia triton 3.4.0, torch 2.8.0", "triton-nvidia triton 3.5.0, torch 2.9.0"
 
@@ -94,9 +96,52 @@ def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
     lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
     assert state(catalog, "narrow-loads") == "candidate"
     put(catalog, "by-hand", "curated")
+    lifecycle.approve(catalog, "by-hand", actor="ann", reason="sourced")
     lifecycle.retire(catalog, "by-hand", actor="ann", reason="no")
     lifecycle.restore(catalog, "by-hand", actor="ann", reason="yes")
     assert state(catalog, "by-hand") == "active"
+
+
+@pytest.mark.parametrize("tier", ["learned", "curated"])
+def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: Tier) -> None:
+    put(catalog, "narrow-loads", tier)
+    measure(catalog, "narrow-loads")
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+
+
+def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "planted")
+    distil(planted.trajectory(planted.tuned()), catalog, roles=planted.ROLES)
+    with catalog.read() as connection:
+        (name,) = store.names(connection)
+    lifecycle.retire(catalog, name, actor="ann", reason="no")
+    lifecycle.restore(catalog, name, actor="ann", reason="yes")
+    assert state(catalog, name) == "candidate"
+    with pytest.raises(Conflict, match="no measurement here") as refused:
+        lifecycle.approve(catalog, name, actor="ann", reason="it was fast once")
+    assert f"skills verify {name}" in refused.value.hint
+    measure(catalog, name)
+    lifecycle.approve(catalog, name, actor="ann", reason="measured")
+    catalog.close()
+
+
+def test_a_persons_own_word_is_marked_and_does_not_outlive_retiring(catalog: Catalog) -> None:
+    put(catalog, "narrow-loads")
+    told = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
+    assert told.to_state == "active" and told.details == {"approved_without_measurement": True}
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+    measure(catalog, "narrow-loads")
+    told = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
+    assert told.details == {}  # there was nothing to override
 
 
 def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Catalog) -> None:

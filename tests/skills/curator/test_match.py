@@ -107,7 +107,7 @@ def test_a_skill_in_use_keeps_its_claim(catalog: Catalog) -> None:
     distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
     (name,) = rows(catalog)
     with catalog.write() as connection:
-        store.set_state(connection, name, "active", actor="ann", reason="verified")
+        store.set_state(connection, name, "active", actor="ann", reason="verified", force=True)
     distil(trajectory(tuned(), hardware="h200", run="run_2"), catalog, roles=ROLES)
     (row,) = rows(catalog).values()
     assert (row.state, row.version, row.scopes.hardware) == ("active", 1, ("h100",))

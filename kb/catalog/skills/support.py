@@ -1,0 +1,124 @@
+"""Whether measurements bear out what a skill says: that a change helps, or, of one to avoid, that
+it does harm.
+
+Only trials with and without the skill count, on what it was not made of; the pairs that it was
+distilled from are where the claim comes from and prove nothing of it. speedup: time without over
+time with what the skill is about, so for one to avoid a figure below 1 is support.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog.engine import portions
+from kb.catalog.skills.rows import SkillHead
+from kb.catalog.tables import skills as t
+
+TRIALS = ("ablation", "lift")
+# Ends of a kernel that was tried and cannot be used. They have no figure, and are what an advice to
+# avoid something may rest on.
+FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
+AVOID = "avoid"
+
+
+def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Of trials that are as new as a skill's present text: how many have a speed-up, and how many
+    bear it out by themselves: the lower bound above 1, of one to avoid the upper one below 1."""
+    avoided = t.skills.c.polarity == AVOID
+    wins = sa.func.sum(
+        sa.case(
+            (sa.and_(avoided, t.evidence.c.speedup_high < 1.0), 1),
+            (sa.and_(~avoided, t.evidence.c.speedup_low > 1.0), 1),
+            else_=0,
+        )
+    )
+    found: dict[str, tuple[int, int]] = {}
+    for part in portions(list(skill_ids)):
+        rows = connection.execute(
+            sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
+            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+            .where(
+                t.evidence.c.subject_kind == "skill",
+                t.evidence.c.subject_id.in_(part),
+                t.evidence.c.kind.in_(TRIALS),
+                t.evidence.c.speedup.is_not(None),
+                t.evidence.c.created_at >= t.skills.c.written_at,
+            )
+            .group_by(t.evidence.c.subject_id)
+        )
+        found |= {identity: (int(known), int(won)) for identity, known, won in rows}
+    return found
+
+
+def measured(connection: Connection, skill: SkillHead) -> bool:
+    """Whether trials that are as new as the present text bear it out. A skill to avoid something
+    may rest on a failure instead, of another problem or case than the one that it comes from."""
+    rows = list(
+        connection.execute(
+            sa.select(t.evidence, t.skills.c.origin_run_id)
+            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+            .where(
+                t.evidence.c.subject_kind == "skill",
+                t.evidence.c.subject_id == skill.id,
+                t.evidence.c.kind != "simulator",
+            )
+            .order_by(t.evidence.c.created_at.desc(), t.evidence.c.id.desc())
+        )
+    )
+    present = [row for row in rows if row.created_at >= skill.written_at]
+    if _certain([row for row in present if row.kind in TRIALS], skill.polarity):
+        return True
+    return skill.polarity == AVOID and _fails_elsewhere(rows, present)
+
+
+def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
+    """Whether the newest trials, as many as it takes, together bear the skill out, before one comes
+    that is certainly against it or in which it made a wrong kernel."""
+    sign = -1.0 if polarity == AVOID else 1.0
+    taken: list[tuple[float, float]] = []
+    for row in newest:
+        if polarity != AVOID and row.details.get("wrong"):
+            return False
+        if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
+            continue
+        gain = sign * math.log(row.speedup)
+        least, most = sorted(sign * math.log(end) for end in (row.speedup_low, row.speedup_high))
+        if most < 0:
+            return False
+        taken.append((gain, gain - least))
+        if _surely_above_0(taken):
+            return True
+    return False
+
+
+def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
+    """Of the mean of logarithms, each with how far its lower bound lies below it; the errors of two
+    trials are independent and add as squares."""
+    return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
+
+
+def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
+    """A failure that tells no case was of all of its problem's, so of the same problem it is the
+    same failure again."""
+    origin = [row for row in rows if _of_origin(row)]
+    problems = {row.problem_id for row in origin}
+    cases = {(row.problem_id, row.case_id) for row in origin}
+    return any(
+        row.details.get("validity") in FAILURES
+        and not _of_origin(row)
+        and row.problem_id is not None
+        and (
+            row.problem_id not in problems
+            or (row.case_id is not None and (row.problem_id, row.case_id) not in cases)
+        )
+        for row in present
+    )
+
+
+def _of_origin(row: sa.Row[Any]) -> bool:
+    return row.origin_run_id is not None and row.details.get("run") == row.origin_run_id

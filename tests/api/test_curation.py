@@ -1,0 +1,487 @@
+"""The curator wired: a real small run distilled, tuned recipes, trials kept as evidence, lift."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.optimize import _target
+from api.curation.distil import Distilled, distil_source, library_sources, replayed
+from api.curation.lift import difference, lift_told
+from api.curation.states import change_state
+from api.curation.verify import Verifier, waiting
+from api.optimization.knowledge import ServiceKnowledge, library_recipes
+from api.optimization.runs import attributed, hardware_view_of, optimize, places_for
+from api.services import Services, open_services
+from ingestion.builtin import load_hardware
+from kb.catalog import skills as store
+from kb.catalog.skills import Lift, SkillEvent, SkillRow
+from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from kb.hardware.checks import Problems
+from kb.settings import Settings
+from optimizer.curation.tuned import COMPOSED, Lifting, Source, Tuned, tuned_instance
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Query
+from optimizer.search.records import Node
+from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
+from skills.curator.pipeline import distil
+from skills.curator.records import Change, Ratio, Side, Step, Trajectory
+from skills.curator.verify import Arm, Trial, judge, together, verify
+from skills.recipes.recipe import parse_recipe
+from tests.optimizer.curation.curated import TEMPLATE, problem_in, skill_in
+from tests.skills.curator import planted
+
+BODY: dict[str, Any] = {
+    "format": 1,
+    "language": "cpp",
+    "template": "references/kernel.cpp",
+    "ops": ["layernorm"],
+    "tensors": [{"name": "y", "role": "output", "dtypes": ["float32"], "dims": ["n"]}],
+    "parameters": [
+        {"name": "lanes", "role": "vector", "values": [4, 8, 16], "default": 8},
+        {"name": "unroll", "role": "unroll", "values": [1, 2, 4], "default": 1},
+        {"name": "chunk", "role": "block", "values": [16, 32], "default": 16},
+        {"name": "ahead", "role": "prefetch", "values": [0, 1], "default": 0},
+    ],
+}
+TEXT = "@{host} // @{lanes} @{unroll} @{chunk} @{ahead}\n"
+RECIPES = {planted.RECIPE: Source(BODY, {"references/kernel.cpp": TEXT, "notes.md": ""})}
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Services]:
+    data = tmp_path_factory.mktemp("curation") / "data"
+    data.mkdir()
+    if model_cache.exists():
+        (data / "models").symlink_to(model_cache)
+    opened = open_services(Settings(data_dir=data))
+    load_hardware(opened.settings.knowledge_dir, opened.registry)
+    yield opened
+    opened.close()
+
+
+class Quiet:
+    def node(self, node: Node, tree: Tree) -> None: ...
+
+    def said(self, message: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def run(services: Services) -> RunRow:
+    goal = Goal(language="cpp", candidates=2, knowledge=False, synthesizers=("recipe",))
+    return optimize(services, Path("map_id"), goal, "auto", Quiet()).run
+
+
+@pytest.fixture(scope="module")
+def distilled(services: Services, run: RunRow) -> Distilled:
+    return distil_source(services, run.id)
+
+
+# -- a real run
+
+
+def test_a_real_run_is_evidence_for_the_recipe_that_made_it(
+    services: Services, run: RunRow, distilled: Distilled
+) -> None:
+    told = distilled.as_json()
+    assert told["source"] == run.id and told["record"]
+    gates = [d for d in told["decisions"] if d["stage"] == "gate" and not d["composed"]]
+    assert [d["node"] for d in gates] == [1, 2]
+    for stored in told["stored"]:
+        detail = services.skills.show(stored["skill"])
+        assert any(row.details.get("run") == distilled.passes[0].distillation.trajectory.id
+                   for row in detail.evidence)  # fmt: skip
+        assert stored["operation"] == "ADD_EVIDENCE" or detail.summary.state == "candidate"
+    learned = [s for s in services.skills.list(tier="learned")]
+    assert {s.state for s in learned} <= {"candidate"}
+
+
+def test_distilling_again_stores_nothing_and_a_record_replays(
+    services: Services, run: RunRow, distilled: Distilled
+) -> None:
+    again = distil_source(services, run.id)
+    assert all(not one.distillation.stored for one in again.passes)
+    for record in (distilled.record, again.record):
+        assert replayed(services, record) == []
+    told = json.loads(services.blobs.get(distilled.record))
+    decisions = told["passes"][0]["distillation"]["decisions"]
+    told["passes"][0]["distillation"]["decisions"] = decisions[:-1]
+    forged = services.blobs.put(json.dumps(told).encode())
+    assert replayed(services, forged) == ["pass 1: decisions"]
+
+
+def test_what_is_no_run_or_no_record_is_refused(services: Services) -> None:
+    with pytest.raises(NotFound):
+        distil_source(services, "run_0")
+    with pytest.raises(NotFound):
+        replayed(services, "0" * 64)
+    with pytest.raises(InvalidRequest, match="no distillation"):
+        replayed(services, services.blobs.put(b'{"format": 7}'))
+
+
+def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
+    services: Services, run: RunRow
+) -> None:
+    assert attributed(services, run.id) == []
+
+
+@pytest.mark.parametrize(
+    ("goal", "models", "said"),
+    [
+        (Goal(synthesizers=("llm",)), "", "no model is named"),
+        (Goal(synthesizers=("recipe",)), "openai/x", "may not propose"),
+        (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler has nothing"),
+    ],
+)
+def test_synthesizers_that_cannot_propose_are_refused(
+    services: Services, goal: Goal, models: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        optimize(services, Path("map_id"), goal, "auto", Quiet(), models=models)
+
+
+def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
+    services: Services,
+) -> None:
+    places = places_for(services, "auto", "cpp")
+    target = next(iter(places.values())).target
+    assert set(places) == {"cpp", "torch"}
+    assert hardware_view_of(target, places, "cpp").languages == ("cpp",)
+    assert hardware_view_of(target, places).languages == ("cpp", "torch")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, {}),
+        ("1.5x", {"target": 1.5}),
+        ("1.5", {"target": 1.5}),
+        ("120us", {"target_us": 120.0}),
+        ("0.85roofline", {"target_roofline": 0.85}),
+    ],
+)
+def test_a_target_has_a_unit(text: str | None, told: dict[str, float]) -> None:
+    assert _target(text) == told
+
+
+@pytest.mark.parametrize("text", ["fast", "x", "-1x", "0us", "1.2roofline", "nanx", "infus"])
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="--target"):
+        _target(text)
+
+
+# -- a recipe that was tuned
+
+
+def searched(*values: dict[str, Any], speedups: tuple[float, ...]) -> Trajectory:
+    """One instance after another, each a change of the one before."""
+    steps: list[Step] = []
+    for number, (one, speedup) in enumerate(zip(values, speedups, strict=True), 1):
+        parent = Side(0, None, planted.measured("ev-0", 1.0))
+        if steps:
+            parent = steps[-1].child
+        child = planted.measured(f"ev-{number}", speedup)
+        instance = planted.instance({**planted.VALUES, **one})
+        steps.append(planted.step(parent, Side(number, instance, child)))
+    found: Trajectory = planted.trajectory(*steps)
+    return found
+
+
+def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
+    tuned = tuned_instance(
+        searched(
+            {}, {"lanes": 16}, {"lanes": 16, "unroll": 4}, {"lanes": 16, "unroll": 4, "chunk": 32},
+            speedups=(1.0, 1.1, 1.3, 1.5),
+        ),
+        RECIPES,
+    )  # fmt: skip
+    assert isinstance(tuned, Tuned), tuned
+    (step,) = tuned.trajectory.steps
+    assert (step.synthesizer, step.parent.number, step.child.number) == (COMPOSED, 1, 4)
+    assert step.child.kernel is not None
+    assert step.child.kernel.recipe == tuned.lifted.name
+    assert tuned.lifted.name == f"{planted.RECIPE}-chunk32-lanes16-unroll4"
+    problems = Problems("a recipe")
+    recipe = parse_recipe("x", tuned.lifted.recipe, tuned.lifted.files, problems)
+    problems.raise_if_any()
+    assert recipe is not None and recipe.template == TEXT
+    assert recipe.defaults == {"lanes": 16, "unroll": 4, "chunk": 32, "ahead": 0}
+    assert {p.name: p.tested for p in recipe.parameters} == {
+        "lanes": (8, 16),
+        "unroll": (1, 4),
+        "chunk": (16, 32),
+        "ahead": (0,),
+    }
+    assert [p.values for p in recipe.parameters] == [(4, 8, 16), (1, 2, 4), (16, 32), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (searched({}, {"unroll": 4}, speedups=(1.5, 1.2)), "the values of"),
+        (searched({"unroll": 4}, speedups=(1.5,)), "nothing to compare"),
+        (planted.trajectory(planted.tuned(child={"validity": "incorrect"})), "no candidate"),
+    ],
+)
+def test_where_nothing_was_tuned_there_is_no_composed_step(made: Trajectory, said: str) -> None:
+    reason = tuned_instance(made, RECIPES)
+    assert isinstance(reason, str) and said in reason
+    assert tuned_instance(made, {}) and isinstance(tuned_instance(made, {}), str)
+
+
+def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "data")
+    made = searched(
+        {}, {"lanes": 16, "unroll": 4}, {"lanes": 16, "unroll": 4, "chunk": 32},
+        speedups=(1.0, 1.3, 1.6),
+    )  # fmt: skip
+    tuned = tuned_instance(made, RECIPES)
+    assert isinstance(tuned, Tuned)
+    lifting = Lifting({tuned.lifted.name: tuned.lifted})
+    done = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    assert [(d.operation, d.evidence[0].details["parent"]) for d in done.deltas] == [("ADD", 1)]
+    (row,) = rows(catalog)
+    assert (row.tier, row.state, row.recipe) == ("learned", "candidate", tuned.lifted.recipe)
+    assert row.metadata["files"] == {"references/kernel.cpp": TEXT}
+    assert "chunk = 32" in row.body
+    again = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    assert again.deltas == ()
+    other = replace(tuned.trajectory, id="run_2")
+    more = distil(other, catalog, lifter=lifting, roles=planted.ROLES)
+    assert [(d.operation, d.skill) for d in more.deltas] == [("ADD_EVIDENCE", row.name)]
+    catalog.close()
+
+
+def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "data")
+    tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.02)), RECIPES)
+    assert isinstance(tuned, Tuned)
+    lifting = Lifting({tuned.lifted.name: tuned.lifted})
+    done = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    assert done.deltas == () and "no certain difference" in done.decisions[0].reason
+    catalog.close()
+
+
+def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "data")
+    tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.5)), RECIPES)
+    assert isinstance(tuned, Tuned)
+    done = distil(tuned.trajectory, catalog, lifter=Lifting({}), roles=planted.ROLES)
+    assert done.deltas == () and "no skill has the recipe" in done.decisions[-1].reason
+    found = Lifting({}).lift(tuned.trajectory, _change(tuned))
+    assert found == f"no skill has the recipe {tuned.lifted.name}"
+    own = Lifting({tuned.lifted.name: tuned.lifted})
+    assert own.lift(tuned.trajectory, _change(tuned)) == tuned.lifted
+    catalog.close()
+
+
+def _change(tuned: Tuned) -> Change:
+    (step,) = tuned.trajectory.steps
+    return Change(step, "use", f"use-recipe-{tuned.lifted.name}", (), (), (), None)
+
+
+def rows(catalog: Any) -> list[SkillRow]:
+    with catalog.read() as connection:
+        return store.listed(connection)
+
+
+# -- trials
+
+
+def ratio(value: float, spread: float = 0.05) -> Ratio:
+    return Ratio(value, value * (1 - spread), value * (1 + spread), 12)
+
+
+def trial(gain: Ratio | None, wrong: int = 0, case: str = "main") -> Trial:
+    arm = Arm(2, 2, ratio(1.5), "ev-best")
+    found = planted.subject().sha256
+    return Trial(
+        "norm", found, case, "held out", 0, arm, arm, gain, wrong, "x86-64", "cpu0", "gcc 13"
+    )
+
+
+class Planted:
+    """Trials whose outcome is known."""
+
+    def __init__(self, *trials: Trial, missing: str = "") -> None:
+        self.made, self.missing = trials, missing
+
+    def trials(self, skill: SkillRow, budget: int) -> tuple[Trial, ...]:
+        if self.missing:
+            raise Unavailable(self.missing)
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("trials", "helps", "said"),
+    [
+        ([trial(ratio(1.5)), trial(ratio(1.4))], True, "over the search without it"),
+        ([trial(ratio(1.5))], False, "2 are needed"),
+        ([trial(ratio(1.5)), trial(None)], False, "2 are needed"),
+        ([trial(ratio(1.0)), trial(ratio(1.01))], False, "no certain gain"),
+        ([trial(ratio(3.0)), trial(ratio(0.8), case="odd")], False, "slower on norm odd"),
+        ([trial(ratio(3.0)), trial(ratio(3.0), wrong=1)], False, "1 candidates made by it"),
+        ([], False, "2 are needed"),
+    ],
+)
+def test_a_skill_helps_where_all_trials_together_say_so(
+    trials: list[Trial], helps: bool, said: str
+) -> None:
+    verdict = judge(trials)
+    assert verdict.helps is helps and said in verdict.reason
+
+
+def test_trials_together_are_their_geometric_mean_and_narrower() -> None:
+    one, other = ratio(1.2), ratio(1.8)
+    both = together([one, other])
+    assert both.value == pytest.approx((1.2 * 1.8) ** 0.5) and both.n == 24
+    assert both.high / both.low < one.high / one.low
+    assert together([one]).low == pytest.approx(one.low, rel=2e-3)
+
+
+def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "data")
+    name = skill_in(catalog, tmp_path, TEMPLATE).name
+    helpful = Planted(trial(ratio(1.5)), trial(ratio(1.4), case="odd"))
+    hopeless = Planted(trial(ratio(1.0)), trial(None, case="odd"))
+    stays = verify(catalog, name, hopeless, actor="ann")
+    assert stays.state == "candidate" and "2 are needed" in stays.verdict.reason
+    with pytest.raises(Unavailable):
+        verify(catalog, name, Planted(missing="no chip here"), actor="ann")
+    done = verify(catalog, name, helpful, actor="ann")
+    assert done.state == "active" and json.dumps(done.as_json())
+    with catalog.read() as connection:
+        row = store.get(connection, name)
+        kept = store.evidence_of(connection, row.id)
+        events = store.events(connection, row.id)
+    assert row.state == "active"
+    assert [(e.kind, e.case_id, e.speedup) for e in kept] == [
+        ("ablation", "main", 1.0),
+        ("ablation", "odd", None),
+        ("ablation", "main", 1.5),
+        ("ablation", "odd", 1.4),
+    ]
+    told = [
+        (e.event, e.to_state) for e in events if e.event in ("verified", "not_verified", "state")
+    ]
+    assert told == [("verified", "candidate"), ("not_verified", "candidate"), ("state", "active")]
+    assert all(e.actor == "ann" and e.reason for e in events if e.event != "created")
+    still = verify(catalog, name, hopeless, actor="ann")
+    assert still.state == "active"  # one trial too few takes nothing away
+    harmful = Planted(trial(ratio(0.5)), trial(ratio(1.5), case="odd"))
+    assert verify(catalog, name, harmful, actor="ann").state == "suspect"
+    assert verify(catalog, name, helpful, actor="ann").state == "active"
+    catalog.close()
+
+
+def test_a_skill_that_is_out_of_use_is_not_verified(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "data")
+    name = skill_in(catalog, tmp_path, TEMPLATE).name
+    with catalog.write() as connection:
+        store.set_state(connection, name, "retired", actor="ann", reason="a test")
+    with pytest.raises(Conflict, match="is retired"):
+        verify(catalog, name, Planted(trial(ratio(1.5))))
+    catalog.close()
+
+
+def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -> None:
+    problem_in(tmp_path / "problems" / "row_total")
+    skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-test")
+    assert waiting(services, queued=False) and "row-total-test" in waiting(services, queued=False)
+    assert waiting(services, queued=True) == []
+    verifier = Verifier(services, tmp_path / "problems")
+    told = verifier.tried(skill.name, 1)
+    (found,) = told["trials"]
+    assert (found["problem"], found["case"], found["wrong"]) == ("row_total", "main", 0)
+    assert found["with_skill"]["correct"] == 1 and not told["helps"]
+    assert services.skills.show(skill.name).evidence == ()  # nothing was changed
+    kept = verifier.verified(skill.name, 1, "ann")
+    assert kept["state"] == "candidate" and kept["reason"]  # one trial, and a plain kernel
+    assert [e.kind for e in services.skills.show(skill.name).evidence] == ["ablation"]
+    words = skill_in(services.catalog, tmp_path, "", name="words-test", files={})
+    refused = verifier.verified(words.name, 1, "ann")
+    assert refused["trials"] == [] and "neither a recipe nor moves" in refused["reason"]
+    with pytest.raises(NotFound):
+        Verifier(services, tmp_path / "nowhere").tried(skill.name, 1)
+
+
+# -- what is learned takes part
+
+
+def measured_and_active(services: Services, name: str) -> SkillEvent:
+    with services.catalog.write() as connection:
+        store.add_evidence(
+            connection,
+            name,
+            kind="ablation",
+            hardware="x86-64",
+            n=6,
+            actor="ann",
+            reason="a test",
+            speedup=1.5,
+            low=1.4,
+            high=1.6,
+        )
+    return change_state(services, name, "active", actor="ann", reason="it was measured")
+
+
+def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_path: Path) -> None:
+    skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-next")
+    assert skill.name not in {recipe.name for recipe in library_recipes(services)}
+    event = measured_and_active(services, skill.name)
+    assert (event.from_state, event.to_state) == ("candidate", "active")
+    assert skill.name in {recipe.name for recipe in library_recipes(services)}
+    assert skill.name in library_sources(services)
+    change_state(services, skill.name, "quarantined", actor="ann", reason="a test")
+    assert skill.name not in {recipe.name for recipe in library_recipes(services)}
+
+
+def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
+    services: Services, tmp_path: Path
+) -> None:
+    change = {"role": "unroll", "direction": "increase"}
+    moves = [{"id": "more", "when": "signals.memory_bound", "change": change, "why": "Why not."}]
+    files = {"references/moves.json": json.dumps(moves).encode()}
+    told = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
+    skill = skill_in(services.catalog, tmp_path, "", name="unroll-rows", files=files, metadata=told)
+    measured_and_active(services, skill.name)
+    knowledge = ServiceKnowledge(services)
+    query = Query(("memory_bound",), {}, "", "x86-64", "reduction", "cpp", "float32", "", 0, 2000)
+    found = knowledge.consult(query)
+    assert skill.name in [shown.name for shown in found.skills]
+    (own,) = [remedy for remedy in found.remedies if remedy.id == f"{skill.name}#0"]
+    assert (own.name, own.change) == ("more", change)
+    node = Node(1, 0, "evaluated", None, None, found.shown())
+    knowledge.report(found.retrieval_id, (own.id, skill.name, "foreign"), node)
+    with services.catalog.read() as connection:
+        uses = store.uses_of(connection, skill.id, role="used")
+    assert [use.retrieval_id for use in uses] == [found.retrieval_id]
+    change_state(services, skill.name, "retired", actor="ann", reason="a test")
+    later = ServiceKnowledge(services).consult(query)
+    assert f"{skill.name}#0" not in [remedy.id for remedy in later.remedies]
+
+
+# -- lift
+
+
+def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> None:
+    skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-lift")
+    told = lift_told(services, skill.name)
+    assert told["lift"] is None and "no lift" in told["reason"]
+    with pytest.raises(NotFound):
+        lift_told(services, "nobody")
+
+
+def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:
+    """Newcombe 1998, table II, row (a), method 10: 56/70 and 48/80."""
+    found = difference(Lift(70, 56, 80, 48))
+    assert found.value == pytest.approx(0.2)
+    assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    none = difference(Lift(5, 5, 5, 0))
+    assert none.value == 1.0 and none.high == 1.0 and none.low > 0

@@ -1,0 +1,259 @@
+"""The skill library over HTTP: found, decided about, out as a zip, in as a candidate."""
+
+from __future__ import annotations
+
+import io
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.curation.folders import MAX_BYTES
+from skills.skillfile import MAX_FILE_BYTES, MAX_FILES
+from tests.api.conftest import assert_error
+
+SHIPPED = "triton-mask-block-tail"
+PAGE = """---
+name: {name}
+description: "Use when rows are summed on a machine of a test. Do not use elsewhere."
+metadata:
+  kb.ops: "reduction"
+  kb.signals: "memory_bound"
+  kb.hardware: "h100"
+  kb.status: "active"
+---
+
+## When to use
+
+Rows of zebras are summed.
+"""
+MOVES = """[{"id": "wider", "when": "signals.memory_bound",
+"change": {"role": "vector", "direction": "increase"}, "why": "More lanes."}]"""
+SIGNED = {"actor": "ann", "reason": "seen by a person"}
+
+
+def texts(name: str, **more: str) -> dict[str, Any]:
+    return {"name": name, "files": {"SKILL.md": PAGE.format(name=name), **more}, "actor": "ann"}
+
+
+def zipped(files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def page(name: str) -> dict[str, bytes]:
+    return {f"{name}/SKILL.md": PAGE.format(name=name).encode()}
+
+
+def sent(client: TestClient, data: bytes, **fields: str) -> Any:
+    return client.post("/skills", files=[("file", ("skill.zip", data))], data=fields)
+
+
+def names(client: TestClient, **query: str) -> list[str]:
+    answer = client.get("/skills", params=query)
+    assert answer.status_code == 200, answer.text
+    return [skill["name"] for skill in answer.json()["skills"]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def candidate(client: TestClient) -> str:
+    """One of each: as texts, with a file beside the page."""
+    body = texts("zebra-rows", **{"references/moves.json": MOVES, "scripts/run.sh": "rm -rf ."})
+    answer = client.post("/skills", json=body)
+    assert answer.status_code == 201, answer.text
+    told = answer.json()
+    assert (told["name"], told["outcome"], told["state"]) == ("zebra-rows", "created", "candidate")
+    assert set(told["dropped"]) == {"kb.status", "scripts/run.sh"}
+    return "zebra-rows"
+
+
+def test_the_same_again_is_unchanged(client: TestClient, candidate: str) -> None:
+    answer = client.post("/skills", json=texts(candidate, **{"references/moves.json": MOVES}))
+    assert answer.status_code == 200 and answer.json()["outcome"] == "unchanged"
+    (first,) = client.get(f"/skills/{candidate}/history").json()["events"]
+    assert (first["event"], first["actor"], first["to_state"]) == ("created", "ann", "candidate")
+
+
+def test_filters_narrow_what_is_listed(client: TestClient, candidate: str) -> None:
+    every = names(client)
+    assert candidate in every and SHIPPED in every
+    assert names(client, state="candidate", tier="learned") == [candidate]
+    assert candidate not in names(client, state="active,suspect")
+    assert names(client, q="zebras") == [] or candidate in names(client, q="zebras")
+    assert names(client, q="zebra rows", state="candidate") == [candidate]
+    assert candidate in names(client, signal="memory_bound", hardware="h100")
+    for sibling in ("h200", "a100", "hopper"):
+        assert candidate not in names(client, hardware=sibling)
+        assert SHIPPED in names(client, hardware=sibling)
+    assert_error(client.get("/skills?state=actve"), 400)
+    assert_error(client.get("/skills?hardware=h10"), 404, "unknown_hardware")
+    assert_error(client.get("/skills?signal=memory_bund"), 404)
+    assert_error(client.get("/skills?stat=active"), 400)
+
+
+def test_a_persons_word_is_an_event_with_a_name_and_a_reason(
+    client: TestClient, candidate: str
+) -> None:
+    def patch(state: str) -> Any:
+        return client.patch(f"/skills/{candidate}", json={"state": state, **SIGNED})
+
+    unmeasured = assert_error(patch("active"), 409, "conflict")
+    assert "no measurement" in unmeasured["message"]
+    assert_error(patch("restored"), 409)
+    assert patch("quarantined").json()["state"] == "quarantined"
+    assert_error(patch("candidate"), 409)
+    assert_error(patch("active"), 409)
+    assert patch("restored").json()["state"] == "candidate"
+    assert patch("retired").json()["event"]["from_state"] == "candidate"
+    assert patch("restored").json()["state"] == "candidate"
+    events = client.get(f"/skills/{candidate}/history").json()["events"]
+    assert [e["to_state"] for e in events][1:] == [
+        "quarantined",
+        "candidate",
+        "retired",
+        "candidate",
+    ]
+    assert {(e["actor"], e["reason"]) for e in events[1:]} == {("ann", "seen by a person")}
+    forced = {"state": "active", "force": True, **SIGNED}
+    event = client.patch(f"/skills/{candidate}", json=forced).json()["event"]
+    assert event["to_state"] == "active"
+    assert event["details"] == {"approved_without_measurement": True}
+    assert_error(client.patch(f"/skills/{candidate}", json={**forced, "state": "retired"}), 400)
+    assert patch("retired").json()["state"] == "retired"  # other tests ask for what is in use
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"state": "active"},
+        {"state": "suspect", **SIGNED},
+        {"state": "active", "actor": " ", "reason": "x"},
+        {"state": "active", "actor": "ann", "reason": ""},
+        {"state": "active", **SIGNED, "tier": "curated"},
+    ],
+)
+def test_a_word_without_a_name_or_a_reason_is_refused(
+    client: TestClient, candidate: str, body: dict[str, str]
+) -> None:
+    assert_error(client.patch(f"/skills/{candidate}", json=body), 400)
+
+
+def test_an_export_is_valid_comes_back_and_is_the_same_bytes(
+    client: TestClient, candidate: str, tmp_path: Path
+) -> None:
+    for name in (candidate, SHIPPED):
+        answer = client.get(f"/skills/{name}/export")
+        assert answer.headers["content-type"] == "application/zip"
+        assert f'"{name}.zip"' in answer.headers["content-disposition"]
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+            assert f"{name}/SKILL.md" in archive.namelist()
+            assert not [n for n in archive.namelist() if "scripts" in n]
+            archive.extractall(tmp_path)
+        command = Path(sys.executable).with_name("agentskills")
+        done = subprocess.run(
+            [command, "validate", tmp_path / name], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert client.get(f"/skills/{name}/export").content == answer.content
+        again = sent(client, answer.content)
+        assert again.status_code == 200 and again.json()["outcome"] == "unchanged", again.text
+
+
+def test_what_is_in_use_is_not_overwritten(client: TestClient) -> None:
+    forged = {f"{SHIPPED}/SKILL.md": PAGE.format(name=SHIPPED).encode()}
+    assert_error(sent(client, zipped(forged)), 409)
+
+
+def link(name: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("evil/SKILL.md", PAGE.format(name="evil"))
+        entry = zipfile.ZipInfo(name)
+        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(entry, "/etc/passwd")
+    return out.getvalue()
+
+
+def twice() -> bytes:
+    out = io.BytesIO()
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(out, "w") as archive:
+        for text in ("one", "other"):
+            archive.writestr("evil/SKILL.md", text)
+    return out.getvalue()
+
+
+def lying() -> bytes:
+    """A bomb that claims to be small: the sizes in its directories are forged."""
+    data = zipped({**page("evil"), "evil/references/a.md": b"\0" * 60 * MAX_FILE_BYTES})
+    size = (60 * MAX_FILE_BYTES).to_bytes(4, "little")
+    assert data.count(size) == 2
+    return data.replace(size, (100).to_bytes(4, "little"))
+
+
+BOMB = {**page("evil"), "evil/references/a.md": b"\0" * 60 * MAX_FILE_BYTES}
+MANY = {**page("evil"), **{f"evil/references/{n}.md": b"x" for n in range(MAX_FILES + 1)}}
+LARGE = {**page("evil"), **{f"evil/references/{n}": b"\1" * 200_000 for n in range(30)}}
+
+
+@pytest.mark.parametrize(
+    ("make", "status"),
+    [
+        (lambda: zipped({**page("evil"), "evil/../../escaped.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), "/tmp/escaped.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), "evil\\..\\escaped.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), "C:/escaped.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), "evil/./a.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), "evil/SKILL.md/a.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), "evil/skill.md": b"x"}), 400),
+        (lambda: zipped({**page("evil"), **page("other")}), 404),
+        (lambda: zipped({"SKILL.md": b"x"}), 404),
+        (lambda: zipped({}), 404),
+        (lambda: zipped(BOMB), 413),
+        (lying, None),
+        (lambda: zipped(MANY), 413),
+        (lambda: zipped(LARGE), 413),
+        (lambda: link("evil/references/passwd"), 400),
+        (twice, 400),
+        (lambda: b"PK\3\4 no zip", 400),
+        (lambda: zipped(page("evil"))[:-30], 400),
+        (lambda: zipped({"evil/SKILL.md": b"no front matter"}), 400),
+        (lambda: b"\0" * (MAX_BYTES + 1), 413),
+    ],
+)
+def test_an_archive_that_means_harm_is_refused_and_leaves_nothing(
+    client: TestClient, make: Any, status: int | None
+) -> None:
+    before = names(client)
+    answer = sent(client, make())
+    assert_error(answer, status if status is not None else answer.status_code)
+    assert answer.status_code in (404, 413, 400)
+    assert names(client) == before
+    assert not Path("/tmp/escaped.md").exists()
+
+
+def test_texts_that_leave_the_folder_are_refused(client: TestClient) -> None:
+    for path in ("../evil.md", "/evil.md", "a/../../evil.md", "a\\b", "a//b"):
+        assert_error(client.post("/skills", json=texts("evil", **{path: "x"})), 400)
+    assert_error(client.post("/skills", json={**texts("evil"), "name": "../evil"}), 400)
+    assert_error(client.post("/skills", json={"name": "evil", "files": {"a.md": "x"}}), 404)
+    assert_error(client.post("/skills", json={**texts("evil"), "state": "active"}), 400)
+    too_large = texts("evil", **{"references/a.md": "x" * (MAX_FILE_BYTES + 1)})
+    assert_error(client.post("/skills", json=too_large), 413)
+    assert "evil" not in names(client)
+
+
+def test_an_upload_is_one_zip_and_nothing_else(client: TestClient) -> None:
+    assert_error(sent(client, zipped(page("evil")), hardware="h100"), 400)
+    files = [("file", (f"{n}.zip", zipped(page("evil")))) for n in range(2)]
+    assert_error(client.post("/skills", files=files), 400)
+    assert_error(client.post("/skills", content=b"x", headers={"content-type": "text/plain"}), 415)

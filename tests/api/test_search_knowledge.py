@@ -1,0 +1,51 @@
+"""What the search hears from the knowledge base, and what it knows of the device that is here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from api.cli.local import LocalTarget
+from api.evaluation import choose_target
+from api.optimization.knowledge import ServiceKnowledge
+from kb.hardware.detect import detect_devices
+from kb.settings import Settings
+from optimizer.collectors.probe import identify
+from optimizer.evaluation.targets import AUTO, facts_of
+from optimizer.search.knowledge import Query
+from tests.api.conftest import BUILTIN, small_knowledge
+
+PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
+
+
+def asked(*signals: str, **metrics: float) -> Query:
+    return Query(
+        signals, metrics, "", "x86-64", "softmax", "cpp", "float32", "", 1, 2_000,
+        {"element_bytes": 4}, ("vector", "block"),
+    )  # fmt: skip
+
+
+def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(tmp_path: Path) -> None:
+    knowledge = small_knowledge(tmp_path / "knowledge")
+    shutil.copy(BUILTIN / PARAMETERS, knowledge / PARAMETERS)
+    local = LocalTarget(Settings(data_dir=tmp_path / "data", knowledge_dir=knowledge))
+    try:
+        local.load_knowledge(lambda _: None)
+        source = ServiceKnowledge(local.services)
+        far = source.consult(asked(call_us=100.0, roofline_pct=20.0, copy_bandwidth_pct=20.0))
+        near = source.consult(asked(call_us=100.0, roofline_pct=90.0, copy_bandwidth_pct=90.0))
+        untimed = source.consult(asked())
+        several = source.consult(asked("memory_bound", "poor_reuse", copy_bandwidth_pct=70.0))
+        chosen = choose_target(local.services, AUTO, "cpp")
+    finally:
+        local.close()
+    assert far.excerpts and {move.applies for move in far.remedies} == {True}
+    assert {"fill-the-vector-register", "more-work-per-chunk"} <= {m.name for m in far.remedies}
+    width = next(move for move in far.remedies if move.name == "fill-the-vector-register")
+    assert (width.limit_name, width.limit_unit) == ("vector_bits", "bit")
+    assert near.remedies == () and untimed.remedies == ()
+    assert "longer-shares-of-a-stream" in {move.name for move in several.remedies}
+    if chosen.target.device == "cpu":
+        told = facts_of(identify("cpu"))
+        assert {key: chosen.target.facts[key] for key in told} == told
+        assert [d.kind for d in detect_devices()][:1] == ["cpu"]

@@ -1,0 +1,149 @@
+"""Who works on a told trajectory: never two, and whatever ends badly is taken up again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from api.evaluation_queue import EvaluationQueue
+from api.services import Services
+from api.trajectories.accept import accept, again, trajectory_store
+from api.trajectories.bodies import TrajectoryBody
+from api.trajectories.lease import renewed
+from api.trajectories.queue import TrajectoryQueue
+from ingestion.builtin import builtin_hardware
+from kb.settings import Settings
+from tests.api.cli_process import kernlore
+from tests.api.test_trajectories import body
+
+GONE = -1.0  # seconds: a lease that has run out
+DAMAGED = "trj_damaged"  # fails at once, without any measuring
+FAILED = "trajectory queue failed"
+# What a full disk does: the end of a trajectory cannot be written.
+NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON trajectories
+WHEN NEW.state IN ('ready', 'failed') BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"""
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    opened = Services(Settings(data_dir=tmp_path / "data", lease_seconds=0.4))
+    for spec in builtin_hardware(opened.settings.knowledge_dir):
+        opened.registry.put(spec, "builtin")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def queue(services: Services) -> Iterator[TrajectoryQueue]:
+    evaluations = EvaluationQueue(services)
+    made = TrajectoryQueue(services, evaluations)
+    yield made
+    made.close()
+    evaluations.close()
+
+
+def sql(services: Services, statement: str) -> None:
+    with services.catalog.write() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def add_damaged(services: Services, name: str = DAMAGED) -> None:
+    assert trajectory_store(services).add(name, "told", "queued", {}, {"steps": 0})
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def failed(services: Services, name: str = DAMAGED) -> bool:
+    return trajectory_store(services).find(name).state == "failed"
+
+
+def test_the_thread_outlives_a_catalog_that_cannot_be_read(
+    services: Services, queue: TrajectoryQueue
+) -> None:
+    sql(services, "ALTER TABLE trajectories RENAME TO away")
+    with capture_logs() as said:
+        queue.wake()
+        until(lambda: any(row["event"] == FAILED for row in said))
+    sql(services, "ALTER TABLE away RENAME TO trajectories")
+    thread = queue._thread
+    assert thread is not None and thread.is_alive()
+    add_damaged(services)
+    queue.wake()
+    until(lambda: failed(services))
+    assert queue._thread is thread
+
+
+def test_a_thread_that_died_is_started_again(services: Services, queue: TrajectoryQueue) -> None:
+    queue._thread = threading.Thread(target=lambda: None)
+    queue._thread.start()
+    queue._thread.join()
+    add_damaged(services)
+    queue.wake()
+    until(lambda: failed(services))
+
+
+def test_an_end_that_cannot_be_written_loses_nothing(
+    services: Services, queue: TrajectoryQueue
+) -> None:
+    """The trajectory is queued again once the lease ran out, with nobody who wakes the thread."""
+    add_damaged(services)
+    sql(services, NO_END)
+    store = trajectory_store(services)
+    with capture_logs() as said:
+        queue.wake()
+        until(lambda: any((r["event"], r.get("trajectory")) == (FAILED, DAMAGED) for r in said))
+    assert not failed(services)
+    sql(services, "DROP TRIGGER no_end")
+    until(lambda: failed(services))
+    assert "lacks" in store.find(DAMAGED).summary["error"]["message"]
+
+
+def test_what_a_killed_worker_left_is_taken_up(services: Services, queue: TrajectoryQueue) -> None:
+    """While the service runs, and without a call that wakes it; what is being worked on is left."""
+    store = trajectory_store(services)
+    add_damaged(services)
+    add_damaged(services, "trj_held")
+    assert store.take(DAMAGED, "command1", 1.0) and store.take("trj_held", "command2", 600)
+    queue.wake()
+    assert store.find(DAMAGED).state == "running"
+    until(lambda: failed(services))
+    assert store.find("trj_held").state == "running"
+
+
+def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
+    """Neither a second telling nor `verify`, until the lease has run out."""
+    told = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
+    row = accept(services, told)
+    store = trajectory_store(services)
+    assert row.state == "queued" and store.take(row.id, "service1", 600)
+    held = store.find(row.id)
+    assert again(services, held) == held and accept(services, told) == held
+    add_damaged(services)
+    assert store.take(DAMAGED, "command1", GONE)
+    data = services.settings.data_dir
+    ran = kernlore("trajectories", "verify", row.id, "--json", data=data)
+    assert (ran.code, ran.json["state"]) == (1, "running") and "another process" in ran.err
+    ran = kernlore("trajectories", "verify", DAMAGED, "--json", data=data)
+    assert (ran.code, ran.json["state"]) == (1, "failed"), ran.err
+    assert store.end(row.id, "service1", "failed")  # it was the service's all the time
+
+
+def test_the_lease_is_kept_and_its_loss_is_seen(services: Services) -> None:
+    store = trajectory_store(services)
+    add_damaged(services)
+    assert store.take(DAMAGED, "w1", 0.4)
+    with renewed(store, DAMAGED, "w1", 0.4) as lost:
+        time.sleep(1.0)
+        assert store.expire() == [] and not lost.is_set()
+        assert store.release(DAMAGED, "w1") and store.take(DAMAGED, "w2", 60)
+        assert lost.wait(30)

@@ -1,0 +1,101 @@
+"""What ends a run: speed-up, time a call or share of the roofline, each by its certain side."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kb.errors import InvalidRequest
+from optimizer.bundle import Bundle
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
+from optimizer.search.goal import (
+    UNKNOWN_ROOFLINE,
+    Goal,
+    goal_from_json,
+    reason_to_stop,
+    roofline_of,
+    slowest_us,
+)
+from optimizer.search.records import Node, Proposal
+
+GAIN = Interval(2.0, 1.6, 2.5, 12)
+
+
+def node(*times: float | None, roofline: float | None = 60.0) -> Node:
+    """Correct and measured; a call takes 100 us in the reference and each of these here."""
+    bundle = Bundle({"k.cpp": ""}, "k.cpp", "cpp", "kernlore_run", {}, "recipe")
+    timings = tuple(
+        CaseTiming(f"case{n}", "measured", 2 * us, us, GAIN, 10)
+        if us is not None
+        else CaseTiming(f"case{n}", "repeat")
+        for n, us in enumerate(times)
+    )
+    found = Evaluation(
+        key="k",
+        problem="p",
+        candidate=bundle.sha256,
+        language="cpp",
+        hardware="x86-64",
+        device="cpu",
+        toolchain="g++",
+        harness="3",
+        validity="correct",
+        timing="measured",
+        reached="diagnose",
+        timings=timings,
+        speedup=GAIN,
+        metrics={} if roofline is None else {"roofline_pct": roofline},
+    )
+    return Node(1, 0, "evaluated", Proposal(bundle, "recipe"), found)
+
+
+def reason(goal: Goal, *nodes: Node) -> str | None:
+    return reason_to_stop(goal, list(nodes), 1.0)
+
+
+def test_a_time_is_reached_by_its_upper_bound_on_every_case() -> None:
+    one = node(100.0, 50.0)
+    assert slowest_us(one) == pytest.approx(200 / 1.6)
+    assert reason(Goal(target_us=125), one) == "the target of 125 us is reached"
+    assert reason(Goal(target_us=124), one) is None
+    assert reason(Goal(target_us=101), one) is None  # the value itself is no certainty
+    assert slowest_us(node(100.0, None)) is None
+    assert reason(Goal(target_us=1000), node(100.0, None)) is None
+
+
+def test_a_share_of_the_roofline_is_reached_by_its_lower_bound() -> None:
+    one = node(100.0)
+    assert roofline_of(one) == pytest.approx(0.6 * 1.6 / 2.0)
+    assert (
+        reason(Goal(target_roofline=0.48), one) == "the target of 0.48 of the roofline is reached"
+    )
+    assert reason(Goal(target_roofline=0.5), one) is None
+
+
+def test_an_unknown_roofline_is_never_reached_and_the_end_says_so() -> None:
+    unknown = node(100.0, roofline=None)
+    goal = Goal(target_roofline=0.01, candidates=1)
+    assert reason(goal, unknown) == f"1 candidates were tried; {UNKNOWN_ROOFLINE}"
+    assert reason(Goal(target_roofline=0.99, candidates=1), node(9.0)) == "1 candidates were tried"
+    assert reason(Goal(target_roofline=0.01), unknown) is None
+
+
+def test_a_speed_up_is_reached_by_its_lower_bound() -> None:
+    assert reason(Goal(target=1.6), node(100.0)) == "the target of 1.6 is reached"
+    assert reason(Goal(target=1.61), node(100.0)) is None
+
+
+def test_a_goal_comes_back_from_json() -> None:
+    goal = Goal(target_us=120.0, target_roofline=0.85, synthesizers=("recipe", "llm"))
+    assert goal_from_json(json.loads(json.dumps(goal.as_json()))) == goal
+    older = {"candidates": 3, "knowledge": False}
+    assert goal_from_json(older) == Goal(candidates=3, knowledge=False)
+
+
+@pytest.mark.parametrize(
+    "told", [{"target_us": 0}, {"target_roofline": -1}, {"synthesizers": ["recipes"]}]
+)
+def test_what_is_no_goal_is_refused(told: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        goal_from_json(told)

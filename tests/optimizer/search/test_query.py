@@ -1,0 +1,77 @@
+"""What the search asks the knowledge base, and what it makes of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from optimizer.evaluation.records import Evaluation
+from optimizer.search.context import Context, ProblemView
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
+from optimizer.search.propose import Task, composed, query, roles_of
+from optimizer.search.records import Node, Proposal
+from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import HARDWARE, VIEW
+
+TASK = Task("run_1", Goal(language="cpp"), VIEW, HARDWARE)
+FOUND = Evaluation(
+    key="", problem="p", candidate="", language="cpp", hardware="x86-64", device="cpu",
+    toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
+    metrics={"packed_instructions": 3},
+    verdict={
+        "signals": [{"id": "poor_reuse"}, {"id": "memory_bound"}],
+        "metrics": {"packed_instructions": 3, "roofline_pct": 40.0},
+        "problem": {"reduction_length": 64, "element_bytes": 4},
+    },
+)  # fmt: skip
+
+
+def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
+    asked = query(TASK, Node(1, 0, "evaluated", None, FOUND), ("vector",))
+    assert asked.signals == ("poor_reuse", "memory_bound")
+    assert asked.metrics == {"packed_instructions": 3, "roofline_pct": 40.0}
+    assert asked.problem == {"reduction_length": 64, "element_bytes": 4}
+    assert asked.roles == ("vector",)
+
+
+def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
+    old = replace(FOUND, verdict={"signals": [{"id": "poor_reuse"}]})
+    asked = query(TASK, Node(1, 0, "evaluated", None, old))
+    assert asked.metrics == {"packed_instructions": 3} and asked.problem == {}
+    row = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",
+           "applies": True}  # fmt: skip
+    told = {"retrieval_id": "", "excerpts": [], "remedies": [row], "skills": [], "facts": {}}
+    assert knowledge_from_json(told).remedies == (Remedy("m", "m", {}, 4, "f", "", True),)
+
+
+class OfTiles:
+    name = "tiles"
+    first_tries = 1
+
+    def propose(self, context: Context) -> Proposal | None:
+        return None
+
+    def roles(self, problem: ProblemView) -> tuple[str, ...]:
+        return ("tile_m", "vector")
+
+
+class OfAnything:
+    name = "anything"
+    first_tries = 1
+
+    def propose(self, context: Context) -> Proposal | None:
+        return None
+
+
+def test_only_proposers_that_are_bound_to_roles_name_some() -> None:
+    assert roles_of([OfAnything(), OfTiles()], VIEW) == ("tile_m", "vector")
+    assert roles_of([OfAnything()], VIEW) == ()
+
+
+def test_the_device_knows_itself_better_than_its_family_is_known() -> None:
+    task = replace(TASK, hardware=replace(HARDWARE, facts={"vector_bits": 256.0}))
+    tree = Tree([Node(0, None, "evaluated", None, FOUND)])
+    told = Knowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
+    facts = composed(task, tree, 0, told).knowledge.facts
+    assert facts == {"vector_bits": 256.0, "cache_line": 64.0}
+    assert Query((), {}, "", "x", "", None, None, "", 0, 1).roles == ()

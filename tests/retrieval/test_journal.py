@@ -1,0 +1,145 @@
+"""The retrieval log while the catalog cannot be written to."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
+
+from kb.catalog import Catalog, open_catalog
+from kb.catalog.tables.retrieval import retrievals
+from kb.ids import new_id
+from retrieval import journal as module
+from retrieval.journal import Journal
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
+    """One whose writers give up at once, so that a lock is an error."""
+    monkeypatch.setattr("kb.catalog.engine.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
+    found = open_catalog(tmp_path / "data")
+    yield found
+    found.close()
+
+
+def row(**other: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": new_id("ret"),
+        "request": {"signal": "memory_bound"},
+        "hardware_id": "h100",
+        "signals": [],
+        "excerpt_ids": [],
+        "skill_ids": [],
+        "move_ids": [],
+        "skills_withheld": [],
+        "context_sha256": "",
+        "run_id": None,
+        "node_id": None,
+        "milliseconds": 1.0,
+        "catalog_revision": 1,
+        "access_scope": "all",
+    }
+    return {**told, **other}
+
+
+def stored(catalog: Catalog) -> list[str]:
+    with catalog.read() as connection:
+        order = sa.select(retrievals.c.id).order_by(sa.literal_column("rowid"))
+        return list(connection.execute(order).scalars())
+
+
+def locked(catalog: Catalog) -> closing[sqlite3.Connection]:
+    """Another process that writes, for as long as the context lasts."""
+    other = sqlite3.connect(catalog.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    return closing(other)
+
+
+def runs(journal: Journal) -> bool:
+    return journal._thread is not None and journal._thread.is_alive()
+
+
+def wait_for(what: Any) -> None:
+    until = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.01)
+
+
+def test_what_could_not_be_written_is_written_later_and_in_order(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 3600)  # only when it is told to
+    monkeypatch.setattr(module, "BATCH", 2)
+    journal, rows = Journal(catalog), [row() for _ in range(5)]
+    with locked(catalog):
+        for one in rows[:4]:
+            journal.record(one)
+        with pytest.raises(OperationalError, match="locked"):
+            journal.flush()
+    journal.record(rows[4])
+    journal.flush()
+    journal.flush()
+    assert stored(catalog) == [one["id"] for one in rows]
+    journal.close()
+
+
+def test_the_thread_outlives_a_locked_catalog_and_says_so_once(catalog: Catalog) -> None:
+    journal, one = Journal(catalog), row()
+    tries = 0
+    flush = journal.flush
+
+    def counted() -> None:
+        nonlocal tries
+        tries += 1
+        flush()
+
+    journal.flush = counted  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        with locked(catalog):
+            journal.record(one)
+            wait_for(lambda: tries > 3)
+        wait_for(lambda: stored(catalog) == [one["id"]])
+    assert [entry["event"] for entry in logs] == ["retrievals wait to be stored"]
+    journal.close()
+
+
+def test_a_thread_that_died_is_started_again(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(catalog)
+    monkeypatch.setattr(journal, "_run", lambda: None)  # ends at once, as an unforeseen error would
+    journal.record(row())
+    wait_for(lambda: not runs(journal))
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
+    journal.record(row())
+    wait_for(lambda: len(stored(catalog)) == 2)
+    journal.close()
+    journal.record(row())
+    assert not runs(journal)  # closed is closed
+
+
+def test_one_that_can_never_be_stored_holds_up_no_other(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 3600)
+    journal, rows = Journal(catalog), [row(), row(request={"problem": object()}), row()]
+    with capture_logs() as logs:
+        for one in rows:
+            journal.record(one)
+        journal.flush()
+    assert stored(catalog) == [rows[0]["id"], rows[2]["id"]]
+    assert [(e["event"], e["retrieval"]) for e in logs] == [
+        ("retrieval cannot be stored", rows[1]["id"])
+    ]
+    journal.close()
