@@ -47,9 +47,10 @@ class SectionScopes:
             if not named:
                 continue
             narrow = lineage.narrowest(named, self._registry)
-            if narrow <= set(self._scope):
+            if narrow == set(self._scope):
                 return None
             if _COMPARES.search(heading):
-                return tuple(sorted(narrow | set(self._scope))) if self._scope else None
+                inherits = not self._scope or narrow <= set(self._scope)
+                return None if inherits else tuple(sorted(narrow | set(self._scope)))
             return tuple(sorted(narrow))
         return None

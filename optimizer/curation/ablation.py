@@ -6,7 +6,6 @@ Recipes propose in both, so it needs no model. Candidates that both arms make ar
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from optimizer.curation.build import ratio_of
 from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.curation.unseen import Unseen, as_only, unseen_cases
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.evaluation.timing.statistics import combined
+from optimizer.evaluation.timing.statistics import combined, independent_ratio
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Case, Problem
 from optimizer.search.context import HardwareView
@@ -232,8 +231,8 @@ class RecipeAblation:
             return None, "the machine was too busy to measure the winners again"
         if same:
             return Ratio(1.0, 1.0, 1.0, mine.n), "both arms have the same winner"
-        gain = _over(mine, other)
-        return gain, "" if gain is not None else "a figure without bounds"
+        over = independent_ratio(mine, other)
+        return ratio_of(over), "" if over is not None else "one of the two has no bounds"
 
     def _again(self, bench: ConfirmingBench, node: Node | None) -> Interval | None:
         """Of the reference over it, over ROUNDS of fresh processes."""
@@ -305,20 +304,6 @@ def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
     dtypes = {canonical_dtype(dtype) for dtype in skill.scopes.dtypes}
     fitting = not dtypes or case.dtype is None or canonical_dtype(case.dtype) in dtypes
     return case.timed and case.fits(device) and fitting
-
-
-def _over(one: Interval, other: Interval) -> Ratio | None:
-    """Errors of the two are independent: each was measured against the reference by itself. None
-    where one of them has no bound."""
-    bounds = (one.low, one.high, other.low, other.high)
-    if not all(0 < bound < math.inf for bound in bounds):
-        return None
-    centre = math.log(one.value) - math.log(other.value)
-    halves = [(math.log(i.high) - math.log(i.low)) / 2 for i in (one, other)]
-    half = math.hypot(*halves)
-    return Ratio(
-        math.exp(centre), math.exp(centre - half), math.exp(centre + half), min(one.n, other.n)
-    )
 
 
 class _Silent:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
+from kb.catalog.skills import FAILURES
 from skills.curator.lint import is_name
 from skills.curator.normalise import kernel_key
 from skills.curator.records import Decision, Measured, Ratio, Side, Step, Trajectory
@@ -19,8 +20,6 @@ from skills.curator.records import Decision, Measured, Ratio, Side, Step, Trajec
 # having looked at many candidates.
 NOISE_FLOOR: Mapping[str, float] = {"cpu": 0.018, "gpu": 0.005}
 GPU_LANGUAGES = frozenset({"triton", "cuda", "hip"})
-# What a kernel that was tried and cannot be used ends as; `rejected` is no lesson but a trick.
-FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
 UNDERSTOOD = frozenset({"measured", "simulator"})
 
 Polarity = Literal["use", "avoid"]

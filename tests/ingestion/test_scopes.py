@@ -49,6 +49,9 @@ One block may take 227 KiB of kumquat memory.
         (("h100",), ("H100 compared with A100",), ("a100", "h100")),
         (("h100",), ("Migrating from A100",), ("a100", "h100")),
         (("h100",), ("On MI300X",), None),  # another vendor's chip is no relative
+        (("a100", "h100"), ("Both chips", "On A100"), ("a100",)),  # of a manual about two chips
+        (("a100", "h100"), ("H100 and A100",), None),
+        (("a100", "h100"), ("H100 compared with A100",), None),
         ((), ("On A100",), ("a100",)),
         ((), ("Faster than A100",), None),
         ((), ("General advice",), None),

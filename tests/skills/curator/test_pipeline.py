@@ -322,7 +322,7 @@ def test_a_model_may_say_that_a_skill_says_it_or_put_it_better(catalog: Catalog)
     (row,) = stored(catalog).values()
     assert (row.version, row.description) == (2, text()["description"])
     with catalog.write() as connection:
-        store.set_state(connection, name, "active", actor="ann", reason="verified")
+        store.set_state(connection, name, "active", actor="ann", reason="verified", force=True)
     again = Says([text(operation="REFINE", skill=name, description="Use it for another thing.")])
     made = distil(replace(kernels(LOOP, PARALLEL), id="run_4"), catalog, drafter=again)
     assert [delta.operation for delta in made.deltas] == ["ADD_EVIDENCE"]
