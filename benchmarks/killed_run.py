@@ -124,6 +124,11 @@ class KilledRun:
             found = connection.execute("SELECT 1 FROM runs WHERE id = ?", (self.run_id,))
             return found.fetchone() is not None
 
+    def finished(self) -> bool:
+        with self._catalog() as connection:
+            found = connection.execute("SELECT state FROM runs WHERE id = ?", (self.run_id,))
+            return found.fetchone() == ("finished",)
+
     def start(self) -> subprocess.Popen[bytes]:
         """Its first process, or one that goes on with it."""
         told = {
@@ -238,11 +243,13 @@ def killed_run(folder: Path, goal: Goal, kills: int, earliest: float, latest: fl
         except subprocess.TimeoutExpired:
             done.append(run.kill(process, moment, before))
             say(f"kill {len(done)} of {kills}: {done[-1]}")
+            if run.finished():
+                break  # only the end of its process was cut
             continue
         if code:
             refused.append(_said(folder))
         break  # it ended before it could be killed
-    if not refused and len(done) == kills:
+    if not refused and not run.finished():
         code = run.start().wait(SESSION_SECONDS)
         refused += [_said(folder)] if code else []
     return _outcome(run, tuple(done), tuple(refused), time.monotonic() - began)

@@ -157,9 +157,14 @@ def arms_of(skills: Sequence[SkillRow]) -> list[Knows]:
 
 
 def place_of(services: Services, spaces: Sequence[Space], path: Path) -> Place | None:
-    """None where no space is measured as a whole."""
+    """None where no space is measured as a whole: a point without a figure would look slow."""
     table = load(path)
-    whole = [space for space in spaces if not missing(space, table)]
+    whole = [
+        space
+        for space in spaces
+        if not missing(space, table)
+        and not any(row.unsettled for row in table.points(space.problem.name))
+    ]
     if not whole:
         return None
     return Place(whole, table, answers_of(services, whole, table), target_of(services, table))

@@ -16,27 +16,33 @@ if TYPE_CHECKING:
     from api.cli.local import LocalTarget
     from api.optimization.runs import Finished
 
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="Stop at this speed-up (1.5x), this time a call (120us) or this share of what the"
+        " device's measured ceilings allow (0.85roofline)."
+    ),
+]
+Synthesizers = Annotated[
+    str, typer.Option(help="Only these propose: recipe, sample, compiler, llm; with commas.")
+]
+Distill = Annotated[
+    bool, typer.Option("--distill", help="Then distil what the run teaches into skills.")
+]
+
 
 def optimize(
     problem: Annotated[str, typer.Argument(help="A problem file, folder or shipped name.")],
     hardware: Annotated[str, typer.Option(help="Hardware id, or auto for what is here.")] = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Stop at this speed-up (1.5x), this time a call (120us) or this share of what the"
-            " device's measured ceilings allow (0.85roofline)."
-        ),
-    ] = None,
+    target: Target = None,
     candidates: Annotated[int, typer.Option(help="At most so many.")] = 30,
     minutes: Annotated[float | None, typer.Option(help="At most so long.")] = None,
     usd: Annotated[float | None, typer.Option(help="At most so much for models.")] = None,
     models: Annotated[
         str, typer.Option(help="Language models to ask too, as litellm names them: a=2,b.")
     ] = "",
-    synthesizers: Annotated[
-        str, typer.Option(help="Only these propose: recipe, sample, compiler, llm; with commas.")
-    ] = "",
+    synthesizers: Synthesizers = "",
     knowledge: Annotated[str, typer.Option(help="on or off.")] = "on",
     policy: Annotated[str, typer.Option(help="best-first, mcts or evolutionary.")] = "best-first",
     memory: Annotated[
@@ -49,9 +55,7 @@ def optimize(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the module and the report.")
     ] = None,
-    distill: Annotated[
-        bool, typer.Option("--distill", help="Then distil what the run teaches into skills.")
-    ] = False,
+    distill: Distill = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:

@@ -187,6 +187,9 @@ class GoalBody(Body):
 
     language: Name | None = None
     target: Annotated[float, Field(gt=0)] | None = None
+    target_us: Annotated[float, Field(gt=0)] | None = None
+    target_roofline: Annotated[float, Field(gt=0, le=1)] | None = None
+    synthesizers: list[Literal["recipe", "sample", "compiler"]] = Field(default_factory=list)
     candidates: Annotated[int, Field(gt=0, le=10_000)] = 30
     minutes: Annotated[float, Field(gt=0)] | None = None
     usd: Annotated[float, Field(gt=0)] | None = None

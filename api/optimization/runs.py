@@ -40,6 +40,8 @@ from optimizer.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.registry import usable_toolchain
+from skills.curator.lifecycle import note_toolchain
+from skills.curator.observe import retire_unused
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
 BUILTIN = ("recipe", "sample", "compiler")
@@ -79,6 +81,7 @@ def optimize(
     store = run_store(services)
     places = places_for(services, hardware, goal.language)
     target = next(iter(places.values())).target
+    _look_after_skills(services, target.hardware, places, listener)
     chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
     with bench_for(services, problem, places) as bench:
         view = problem_view(problem, bench.device)
@@ -113,6 +116,19 @@ def optimize(
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
     return Finished(ended, search.tree, outcome, problem)
+
+
+def _look_after_skills(
+    services: Services, hardware: str, places: dict[str, Place], listener: Listener
+) -> None:
+    """What was measured with another toolchain is suspect, what nobody uses is retired."""
+    for place in places.values():
+        toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
+        for name in note_toolchain(services.catalog, hardware, toolchain):
+            listener.said(f"{name} was measured with another toolchain: `kernlore skills verify`")
+    unused = services.settings.skills_unused_retrievals
+    for name in retire_unused(services.catalog, retrievals=unused):
+        listener.said(f"{name} is retired: {unused} answers made no use of it")
 
 
 def _check_models(goal: Goal, models: str) -> None:

@@ -27,7 +27,7 @@ from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.curation.ablation import recipe_of
 from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.goal import Goal
+from optimizer.search.goal import Goal, PolicyName
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
@@ -35,7 +35,7 @@ from optimizer.search.store import RunRow
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from skills.recipes.recipe import Recipe
 
-POLICY = "best-first"
+POLICY: PolicyName = "best-first"
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class SnapshotKnowledge:
             metrics={n: v for n, v in query.metrics.items() if isinstance(v, int | float)},
             facts=self._facts,
             problem={
+                **query.problem,
                 "op": canonical_op(query.op) if query.op else None,
                 "dtype": canonical_dtype(query.dtype) if query.dtype else None,
                 "language": query.language,

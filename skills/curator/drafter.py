@@ -82,8 +82,10 @@ class Task:
         told = json.dumps(_told(self), indent=1, ensure_ascii=False, sort_keys=True)
         parts = [f"<data>\n{told.replace('</data', '< /data')}\n</data>"]
         if self.problem:
-            quoted = self.refused[:MOST_ANSWER].replace("</data", "< /data")
-            parts.append(f"Your answer was refused: {self.problem}\n<data>\n{quoted}\n</data>")
+            # Why it was refused quotes what was refused, so it stands between the marks too.
+            refused = {"why": self.problem, "answer": self.refused[:MOST_ANSWER]}
+            quoted = json.dumps(refused, indent=1, ensure_ascii=False).replace("</data", "< /data")
+            parts.append(f"Your answer was refused:\n<data>\n{quoted}\n</data>")
         return "\n\n".join(parts)
 
 

@@ -43,9 +43,12 @@ _INSTRUCTIONS = tuple(
         r"\b(?:ignore|disregard|forget|override|discard)\b[^.\n]{0,40}"
         r"\b(?:previous|prior|above|earlier|preceding|all|other|every)\b[^.\n]{0,30}"
         r"\b(?:instruction|rule|prompt|message|context|guideline|constraint|advice)s?",
+        r"\b(?:ignore|disregard|forget|override|discard)\b[^.\n]{0,30}"
+        r"\b(?:instruction|rule|prompt|message|guideline|constraint)s?\b[^.\n]{0,20}"
+        r"\b(?:above|before|so far|you (?:have|were|got))\b",
         r"\b(?:system|developer|hidden) (?:prompt|message|instruction)s?\b",
-        r"(?:^|[\"'`>])\s*(?:system|user|human|assist\w*)\s*:",
-        r"<\|[a-z_]+\|>|\[/?INST\]|<</?SYS>>",
+        r"(?:^|[\"'`>]|^\s*(?:[-*]|\d+[.)]))\s*(?:system|user|human|assist\w*)\s*:",
+        r"</\s*data\b|<\|[a-z_]+\|>|\[/?INST\]|<</?SYS>>",
         r"\byou (?:are now|must|shall|have to|need to|will now)\b",
         r"\b(?:run|execute|invoke|launch|type|paste)\b[^.\n]{0,20}"
         r"\b(?:command|script|shell|terminal|following code|this code)\b",

@@ -15,6 +15,7 @@ from typing import Literal
 
 from kb.catalog.skills import EvidenceRow, SkillRow
 from kb.embedding.base import Embedder
+from kb.moves_vocabulary import DIRECTIONS, ROLES
 from kb.problem_terms import op_family
 from kb.tokens import tokenize
 from skills.curator.draft import Draft, tested
@@ -124,7 +125,8 @@ def match(draft: Draft, library: Sequence[Known], texts: Texts, lineages: Lineag
         return Match(contested[0], "key", True)
     key = body_key(draft.template())
     for known in near:
-        if known.body_key == key and known.row.polarity == draft.polarity:
+        same = known.body_key == key and same_moves(draft, known.row)
+        if same and known.row.polarity == draft.polarity:
             return Match(known, "content", False)
     claims.sort(key=lambda known: _opposite(draft, known))
     if claims:
@@ -237,18 +239,28 @@ def _in_other_words(draft: Draft, near: Sequence[Known], texts: Texts) -> Match 
 
 
 def same_moves(draft: Draft, row: SkillRow) -> bool:
-    """Two texts that move different knobs are different, however alike they read."""
+    """Two texts that move different knobs are different, however alike they read. What to avoid
+    has no moves: there the transformation names the knobs."""
 
-    def knobs(moves: Sequence[Mapping[str, object]]) -> frozenset[tuple[str, str]]:
+    def knobs(moves: Sequence[Mapping[str, object]], named: str) -> frozenset[tuple[str, str]]:
         changes = [move.get("change") for move in moves]
         return frozenset(
             (str(change.get("role")), str(change.get("direction")))
             for change in changes
             if isinstance(change, Mapping)
-        )
+        ) or _knobs_named(named)
 
-    ours, theirs = knobs(draft.moves), knobs(row.moves)
+    ours = knobs(draft.moves, draft.transformation)
+    theirs = knobs(row.moves, row.transformation)
     return not ours or not theirs or ours == theirs
+
+
+def _knobs_named(transformation: str) -> frozenset[tuple[str, str]]:
+    """(role, direction) of a transformation that `contrast` named after its parameters."""
+    parts = [part.partition("-") for part in transformation.split("-and-")]
+    if all(way in DIRECTIONS and role in ROLES for way, _, role in parts):
+        return frozenset((role, way) for way, _, role in parts)
+    return frozenset()
 
 
 # -- opposite effects

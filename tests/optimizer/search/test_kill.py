@@ -15,8 +15,8 @@ KILLS = 3
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")
 def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind() -> None:
-    command = [sys.executable, "-m", "benchmarks.killed_run", "--json", "--candidates", "3"]
-    moments = ["--kills", str(KILLS), "--earliest", "3", "--latest", "15"]
+    command = [sys.executable, "-m", "benchmarks.killed_run", "--json", "--candidates", "8"]
+    moments = ["--kills", str(KILLS), "--earliest", "2", "--latest", "7"]
     done = subprocess.run(
         [*command, *moments], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
     )
@@ -26,7 +26,7 @@ def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind() -> No
     assert len(found["kills"]) == KILLS
     for kill in found["kills"]:
         assert kill["kept"] and kill["lock_free"] and kill["left"] == 0
-    assert found["ended"] == "finished: 3 candidates were tried"
-    assert found["candidates"] == 3
+    assert found["ended"] == "finished: 8 candidates were tried"
+    assert found["candidates"] == 8
     assert found["twice"] == [] and found["orphaned"] == []
     assert found["told"] == "" and found["good"]
