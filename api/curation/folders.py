@@ -83,6 +83,7 @@ def _files_of(data: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _read(archive)
+    # zipfile says NotImplementedError of a compression or version that it does not know.
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, OSError) as error:
         raise InvalidKnowledge(
             f"that is no zip file that can be read: {str(error)[:200]}",

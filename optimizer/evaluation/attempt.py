@@ -363,14 +363,11 @@ class Attempt:
     ) -> tuple[LoadedSubject, Future[Side]]:
         """The candidate, and beside it the reference; nothing is timed yet."""
         self.bench.case(case).sample(self.seeds[0])  # made once, before two threads want it
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as beside, ExitStack() as undo:
             coming = beside.submit(self.bench.baseline, case, theirs, self.seeds[0])
-            try:
-                subject = self._load(ours, loader, case)
-            except BaseException:
-                if coming.exception() is None:
-                    coming.result().subject.close()
-                raise
+            undo.callback(_close_loaded, coming)
+            subject = self._load(ours, loader, case)
+            undo.pop_all()
         return subject, coming
 
     def _against(
@@ -417,6 +414,11 @@ class Attempt:
             return prepared.disagreement(ours, theirs, subject.mirror.tensors, seed)
 
         return compare
+
+
+def _close_loaded(coming: Future[Side]) -> None:
+    if coming.exception() is None:
+        coming.result().subject.close()
 
 
 @contextmanager
