@@ -70,8 +70,21 @@ def found(client: TestClient, identity: str) -> Trajectory:
     return trajectory(services_of(client), identity)
 
 
+def skill_states(client: TestClient) -> dict[str, tuple[str, int]]:
+    """State and version of every skill: other tests may have learned some in this service."""
+    return {
+        skill["name"]: (skill["state"], skill["version"])
+        for skill in client.get("/skills").json()["skills"]
+    }
+
+
 @pytest.fixture(scope="module")
-def liar(client: TestClient) -> dict[str, Any]:
+def states_before(client: TestClient) -> dict[str, tuple[str, int]]:
+    return skill_states(client)
+
+
+@pytest.fixture(scope="module")
+def liar(client: TestClient, states_before: dict[str, tuple[str, int]]) -> dict[str, Any]:
     """A slow kernel as ten times faster, a wrong one as fifty times, the first one once more."""
     row = told(
         client,
@@ -124,14 +137,16 @@ def test_what_the_curator_gets_is_what_was_measured(
 
 
 def test_an_instruction_stays_data(
-    client: TestClient, liar: dict[str, Any], tmp_path: Path
+    client: TestClient,
+    liar: dict[str, Any],
+    states_before: dict[str, tuple[str, int]],
+    tmp_path: Path,
 ) -> None:
     """It is stored word for word, changes no state, and is in no text that teaches a model."""
     record = found(client, liar["id"])
     assert record.steps[1].told == (INJECTED,) and record.steps[1].plan == ""
     assert record.steps[0].plan == INJECTED
-    skills = client.get("/skills").json()
-    assert all(skill["tier"] == "curated" for skill in skills["skills"])
+    assert states_before and skill_states(client) == states_before
     for shape in ("sft", "dpo", "grpo"):
         asked = Asked(shape, only=(liar["id"],))
         manifest = export_trajectories(services_of(client), asked, tmp_path / shape)
