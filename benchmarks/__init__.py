@@ -1,9 +1,11 @@
 """What Kernlore claims about itself, measured: one command per question, results in `results/`.
 
-    python -m benchmarks.retrieval_quality    how good the answers are, beside simpler methods
-    python -m benchmarks.retrieval_ablation   what each ingredient of the ranking brings
-    python -m benchmarks.retrieval_latency    how long a request takes, and what the service holds
-    python -m benchmarks.ingestion            how fast documents get in, and what encoders cost
+    knowledge/    how fast documents get in, what is covered, what a service holds
+    retrieval/    how good and how fast answers are, beside simpler methods and other encoders
+    evaluation/   the harness against itself and against cheats, planted kernels, baselines
+    search/       what searches gain and survive, and what knowledge saves them
+    skills/       what the library costs, what the curator does, and what learning brings
 
-No part of the product imports this package.
+Every module is a command: `python -m benchmarks.retrieval.quality --help`. No part of the product
+imports this package.
 """

@@ -31,7 +31,7 @@ from retrieval.search.vectors import VectorIndex
 
 @dataclass(frozen=True)
 class Weights:
-    """The constants of the ranking; `benchmarks.retrieval_ablation` varies them one by one.
+    """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
 
     passage, section: lexical levels. heading: of the heading column in both. dense: beside the
     lexical score. neighbour: share of the better neighbour's cosine. prose: most that is taken off

@@ -16,7 +16,7 @@ from skills.curator.records import Decision, Measured, Ratio, Side, Step, Trajec
 
 # By how much the lower bound must be off 1, as a ratio. The standard deviation, in log units, of
 # two processes that run the same code, as the harness measured it (`BETWEEN` of its block timing,
-# `python -m benchmarks.evaluation_checks`). A ratio's interval has it in already; the floor is for
+# `python -m benchmarks.evaluation.checks`). A ratio's interval has it in already; the floor is for
 # having looked at many candidates.
 NOISE_FLOOR: Mapping[str, float] = {"cpu": 0.018, "gpu": 0.005}
 GPU_LANGUAGES = frozenset({"triton", "cuda", "hip"})

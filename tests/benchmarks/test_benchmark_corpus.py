@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus import MANIFEST, load_corpus
+from benchmarks.retrieval.corpus import MANIFEST, load_corpus
 from kb.errors import InvalidRequest
 
 

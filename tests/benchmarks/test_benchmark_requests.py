@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.requests import Heading, compose
-from benchmarks.retrieval_latency import HEADER, Timing, measure, split
+from benchmarks.retrieval.latency import HEADER, Timing, measure, split
+from benchmarks.retrieval.requests import Heading, compose
 from kb.errors import Unavailable
 
 ROWS = {

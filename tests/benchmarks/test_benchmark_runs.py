@@ -6,26 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ingestion, retrieval_ablation, retrieval_latency, retrieval_quality
-from benchmarks.scoring import read_jsonl
+from benchmarks.knowledge import ingestion
+from benchmarks.retrieval import ablation, latency, quality
+from benchmarks.retrieval.scoring import read_jsonl
 
 
 @pytest.fixture(scope="module")
-def quality(shared_small, without_builtin) -> str:
+def scored(shared_small, without_builtin) -> str:
     """The result of a quality run that leaves its store behind."""
     small = shared_small
     result = small.answers.with_name("result.md")
     options = ["--corpus", small.corpus, "--gold", small.gold, "--answers", small.answers]
     options += ["--scorer", small.scorer, "--data-dir", small.data, "--results", result]
-    retrieval_quality.run(retrieval_quality.options_of([*map(str, options), "--no-baselines"]))
+    quality.run(quality.options_of([*map(str, options), "--no-baselines"]))
     return result.read_text(encoding="utf-8")
 
 
-def test_quality_loads_asks_and_scores(quality: str, shared_small) -> None:
-    assert "uploads: 3 created" in quality
-    assert "jobs: 3 ready" in quality
-    assert "rows 3 ndcg@10" in quality
-    assert "foreign@10 is exactly 0." in quality
+def test_quality_loads_asks_and_scores(scored: str, shared_small) -> None:
+    assert "uploads: 3 created" in scored
+    assert "jobs: 3 ready" in scored
+    assert "rows 3 ndcg@10" in scored
+    assert "foreign@10 is exactly 0." in scored
     answers = {row["id"]: row["excerpts"] for row in read_jsonl(shared_small.answers)}
     assert any("holds 96 KiB" in excerpt["text"] for excerpt in answers["g1"])
     assert {h for rows in answers.values() for e in rows for h in e["hardware"]} == {"zeta-1"}
@@ -34,24 +35,24 @@ def test_quality_loads_asks_and_scores(quality: str, shared_small) -> None:
 
 
 def test_ablation_runs_on_the_store_left_behind(
-    quality: str, shared_small, capsys: pytest.CaptureFixture[str]
+    scored: str, shared_small, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = shared_small
     options = ["--data-dir", small.data, "--gold", small.gold, "--scorer", small.scorer]
-    retrieval_ablation.run(retrieval_ablation.options_of([*map(str, options)]))
+    ablation.run(ablation.options_of([*map(str, options)]))
     said = capsys.readouterr().out
-    for variant in retrieval_ablation.variants():
+    for variant in ablation.variants():
         assert f"| {variant.name} |" in said
     assert "differs from the product's own answers on 0 rows" in said
 
 
 def test_latency_runs_on_the_store_left_behind(
-    quality: str, shared_small, without_builtin, capsys: pytest.CaptureFixture[str]
+    scored: str, shared_small, without_builtin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = shared_small
     options = ["--data-dir", small.data, "--gold", small.gold, "--scorer", small.scorer]
-    given = retrieval_latency.options_of([*map(str, options), "--requests", "46"])
-    retrieval_latency.run(given)
+    given = latency.options_of([*map(str, options), "--requests", "46"])
+    latency.run(given)
     said = capsys.readouterr().out
     assert "| HTTP, 4 clients at once | 23 | 0 |" in said
     assert "| in process, one thread | 23 | 0 |" in said
@@ -77,11 +78,11 @@ def test_ingestion_embeds_nothing_twice(small) -> None:
 
 def test_baselines_answer_within_the_hardware(small, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    from benchmarks.baselines import METHODS, fixed_answers, read_texts
-    from benchmarks.corpus import load_corpus
-    from benchmarks.encoders import VectorCache, model_folder, torch_encoder
-    from benchmarks.llama_baselines import VECTOR, llama_answers
-    from benchmarks.scoring import Scorer
+    from benchmarks.retrieval.baselines import METHODS, fixed_answers, read_texts
+    from benchmarks.retrieval.corpus import load_corpus
+    from benchmarks.retrieval.encoders import VectorCache, model_folder, torch_encoder
+    from benchmarks.retrieval.llama_baselines import VECTOR, llama_answers
+    from benchmarks.retrieval.scoring import Scorer
 
     requests = Scorer(small.scorer, small.gold).requests()
     texts = read_texts(load_corpus(small.corpus), tmp_path / "texts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.scoring import Scorer, bootstrap, gold_of, read_jsonl, write_answers
+from benchmarks.retrieval.scoring import Scorer, bootstrap, gold_of, read_jsonl, write_answers
 from kb.errors import InvalidRequest
 
 HIT = [{"text": "it holds 96 KiB", "hardware": ["zeta-1"]}]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.builtin_coverage import CHIPS
-from benchmarks.builtin_retrieval import (
+from benchmarks.knowledge.builtin_coverage import CHIPS
+from benchmarks.retrieval.builtin import (
     QUESTIONS,
     ROOT,
     best_only,
@@ -24,7 +24,7 @@ from benchmarks.builtin_retrieval import (
     quote_problem,
     row_problems,
 )
-from benchmarks.scoring import METRICS, Scorer, Scores, read_jsonl
+from benchmarks.retrieval.scoring import METRICS, Scorer, Scores, read_jsonl
 from kb.errors import InvalidKnowledge, InvalidRequest
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals

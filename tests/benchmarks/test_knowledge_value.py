@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.replay.answers import Answers, load_answers, query_of, save_answers
-from benchmarks.replay.arms import (
+from benchmarks.search.replay.answers import Answers, load_answers, query_of, save_answers
+from benchmarks.search.replay.arms import (
     ARMS,
     DEFAULTS,
     DESCENT,
@@ -23,12 +23,12 @@ from benchmarks.replay.arms import (
     replay,
     search_of,
 )
-from benchmarks.replay.audit import coverage, effect, plain_steps, repeat
-from benchmarks.replay.measuring import ATTEMPTS, measure, missing
-from benchmarks.replay.rediagnosis import Device, load_device, rediagnosed, save_device
-from benchmarks.replay.reporting import roles_table
-from benchmarks.replay.spaces import Space, space_of
-from benchmarks.replay.table import REFERENCE, Row, Table, append, load, save
+from benchmarks.search.replay.audit import coverage, effect, plain_steps, repeat
+from benchmarks.search.replay.measuring import ATTEMPTS, measure, missing
+from benchmarks.search.replay.rediagnosis import Device, load_device, rediagnosed, save_device
+from benchmarks.search.replay.reporting import roles_table
+from benchmarks.search.replay.spaces import Space, space_of
+from benchmarks.search.replay.table import REFERENCE, Row, Table, append, load, save
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
 from optimizer.collectors.ceilings import Ceilings, Figure, Point

@@ -9,11 +9,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.learning.arms import CURATED, NOTHING, Knows, applies, learned_recipes, replay
-from benchmarks.learning.reporting import refusals_table
-from benchmarks.learning.spaces import small_space, thinned, unseen_case
-from benchmarks.learning.teaching import Lesson
-from benchmarks.planted_skills import (
+from benchmarks.search.replay.arms import Target
+from benchmarks.search.replay.spaces import Space, space_of
+from benchmarks.search.replay.table import Table
+from benchmarks.skills.learning.arms import (
+    CURATED,
+    NOTHING,
+    Knows,
+    applies,
+    learned_recipes,
+    replay,
+)
+from benchmarks.skills.learning.reporting import refusals_table
+from benchmarks.skills.learning.spaces import small_space, thinned, unseen_case
+from benchmarks.skills.learning.teaching import Lesson
+from benchmarks.skills.planted_skills import (
     LOSS,
     TRICKS,
     WIN,
@@ -26,9 +36,6 @@ from benchmarks.planted_skills import (
     tell,
     told_again,
 )
-from benchmarks.replay.arms import Target
-from benchmarks.replay.spaces import Space, space_of
-from benchmarks.replay.table import Table
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
 from optimizer.curation.ablation import MAX_TRIALS

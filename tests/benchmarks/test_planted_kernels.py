@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu_machine import target_of
-from benchmarks.planted_kernels import FOLDER, Planted, all_planted
+from benchmarks.evaluation.gpu_machine import target_of
+from benchmarks.evaluation.planted_kernels import FOLDER, Planted, all_planted
 from optimizer.evaluation.source_rules import source_flags
 from optimizer.problem.check import check_problem
 from optimizer.problem.load import load_problem

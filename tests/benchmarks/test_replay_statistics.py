@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.replay.arms import (
+from benchmarks.search.replay.arms import (
     DESCENT,
     KNOWLEDGE,
     RANDOM,
     Replayed,
 )
-from benchmarks.replay.reporting import Comparison, arms_table
-from benchmarks.replay.statistics import counts, ratio, ratios, summary
+from benchmarks.search.replay.reporting import Comparison, arms_table
+from benchmarks.search.replay.statistics import counts, ratio, ratios, summary
 from kb.errors import InvalidRequest
 
 

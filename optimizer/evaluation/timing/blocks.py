@@ -42,7 +42,7 @@ CALM_SHARE = 0.5  # of a block, summed over its threads
 REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used the caches
 BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, copying outputs
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
-# device (`python -m benchmarks.evaluation_checks`).
+# device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)

@@ -28,7 +28,7 @@ def ratio_interval(
 
     between: standard deviation, in log units, of the ratio of two processes that run the same code.
     They differ by where their memory lies; pairs within the same two processes do not show it.
-    `python -m benchmarks.evaluation_checks` shows whether it is large enough.
+    `python -m benchmarks.evaluation.checks` shows whether it is large enough.
     """
     centre, within = log_ratio(baseline, candidate)
     half = math.hypot(within, NORMAL * between)

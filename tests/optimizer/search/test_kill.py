@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of a real run (`benchmarks/killed_run.py` does it ten times)."""
+"""SIGKILL at random moments of a real run (`benchmarks/search/killed_run.py` does it ten times)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KILLS = 3
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found through /proc")
 def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind() -> None:
-    command = [sys.executable, "-m", "benchmarks.killed_run", "--json", "--candidates", "8"]
+    command = [sys.executable, "-m", "benchmarks.search.killed_run", "--json", "--candidates", "8"]
     moments = ["--kills", str(KILLS), "--earliest", "2", "--latest", "7"]
     done = subprocess.run(
         [*command, *moments], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False

@@ -1,0 +1,1 @@
+"""The harness against itself, cheats, planted kernels, and baselines."""

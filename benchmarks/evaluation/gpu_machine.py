@@ -1,0 +1,108 @@
+"""A GPU machine without a catalog: the hardware's facts straight from its files, the ceilings as
+measured now, and what the numbers were measured on.
+
+Needs torch and nothing else of Kernlore's dependencies.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import machine
+from optimizer.collectors.ceilings import Ceilings, from_json, measure_ceilings
+from optimizer.toolchains.base import Target
+
+HARDWARE = Path(__file__).resolve().parents[2] / "hw_manuals" / "hardware"
+# Which source of a number counts, as in the catalog.
+RANK = {"datasheet": 0, "measured": 1, "derived": 2}
+THREADS = 8  # of torch on the CPU side
+
+
+def target_of(hardware: str, device: str | None) -> Target:
+    """What a toolchain needs to know; device None compiles only."""
+    lineage: list[str] = []
+    facts: dict[str, float | str] = {}
+    place: str | None = hardware
+    while place:
+        told = tomllib.loads((HARDWARE / place / "hardware.toml").read_text(encoding="utf-8"))
+        lineage.append(place)
+        facts = {**_values(told), **facts}
+        place = told.get("parent")
+    arch = str(facts.get("compute_capability", "")).replace(".", "") or None
+    here = "cuda" if device == "cuda" else None
+    return Target(hardware, (*lineage, "any"), arch, here, facts)
+
+
+def _values(told: dict[str, Any]) -> dict[str, float | str]:
+    rows = sorted(told.get("facts", []), key=lambda row: -RANK[row["kind"]])
+    return {row["key"]: row["value"] for row in rows}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The machine that the figures of a folder are of: also where they are only reported."""
+
+    device: str
+    host: str
+    ceilings: Ceilings
+
+    @property
+    def line(self) -> str:
+        """GPU, software and the ceilings that shares are of."""
+        found = self.ceilings
+        products = ", ".join(f"{t} {f.value / 1e12:.0f}" for t, f in found.matmul.items())
+        launch = f", launch {1e6 * found.launch.value:.1f} us" if found.launch else ""
+        return (
+            f"{self.device}. Measured ceilings: copy {found.copy_bandwidth / 1e12:.2f} TB/s, matrix"
+            f" products in TFLOP/s {products}{launch}."
+        )
+
+
+def machine_of(folder: Path) -> Measured:
+    """What the folder says; where it says nothing, this machine, with its ceilings measured."""
+    path = folder / "machine.json"
+    if path.is_file():
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return Measured(told["device"], told["host"], from_json(told["ceilings"]))
+    found = Measured(device_line(), machine(), measure_ceilings("cuda", THREADS))
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"device": found.device, "host": found.host, "ceilings": found.ceilings.as_json()}
+    path.write_text(json.dumps(told), encoding="utf-8")
+    return found
+
+
+def write_report(path: Path | None, title: str, parts: Sequence[str], measured: Measured) -> None:
+    """As `report.write_result`, of the machine that measured."""
+    body = "\n\n".join([*parts, f"Measured {measured.host}."])
+    print(body)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {title}\n\n{body}\n", encoding="utf-8")
+
+
+def kept(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Records of earlier parts of a run."""
+    path = folder / name
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def keep(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    with (folder / name).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record) + "\n")
+
+
+def device_line() -> str:
+    """GPU, driver and the versions that decide what was measured."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    name, driver = told.splitlines()[0].split(", ", 1)
+    versions = [f"{package} {metadata.version(package)}" for package in ("torch", "triton")]
+    return f"{name}, driver {driver.strip()}, {', '.join(versions)}"

@@ -1,0 +1,150 @@
+"""Honest candidates, slow and fast, in several languages: none may be flagged or rejected.
+
+`python -m benchmarks.evaluation.honest_corpus [NAME ...]` evaluates those in
+tests/exploits/honest on the shipped problems with the constants of every evaluation and writes
+benchmarks/results/honest_corpus.md. Torch candidates are checked on all cases of the CPU, C++ on
+those in float32, Triton on small ones in float32 in its interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.report import machine
+from optimizer.bundle import read_bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing.blocks import TimingPolicy
+from optimizer.isolation.levels import level_for
+from optimizer.isolation.pool import RunnerPool
+from optimizer.isolation.runner_process import RunnerSettings
+from optimizer.problem.load import load_problem
+from optimizer.problem.spec import Case, Problem
+from optimizer.toolchains.base import Target
+from optimizer.toolchains.registry import toolchain_for
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests" / "exploits" / "honest"
+RESULT = ROOT / "benchmarks" / "results" / "honest_corpus.md"
+CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+GPU = Target("h100", ("h100", "hopper", "nvidia"), "90")  # compiled for, checked in the interpreter
+BUILTIN = {"cpp": "g++", "torch": "torch", "triton": "triton-nvidia"}
+SETTINGS = EvaluationSettings(timing=TimingPolicy(max_pairs=8))
+_TOLD = re.compile(r"kernlore-honest: problem=(\w+)")
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A candidate of the corpus and the problem it solves."""
+
+    path: Path
+    problem: str
+    language: str
+
+
+def corpus(names: Collection[str] = ()) -> list[Honest]:
+    """All of them, or those with these names, by problem."""
+    found = []
+    for path in sorted(FOLDER.iterdir()):
+        told = _TOLD.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if told is not None and (not names or path.stem in names):
+            found.append(Honest(path, told[1], read_bundle(path).language))
+    return sorted(found, key=lambda honest: (honest.problem, honest.path.name))
+
+
+def cases_for(problem: Problem, language: str, small: bool = False) -> tuple[Case, ...]:
+    """The searched cases that a candidate in this language claims. small: none of the large ones;
+    the first is timed instead."""
+    cases = [case for case in problem.searched if case.fits("cpu")]
+    if language != "torch":
+        cases = [case for case in cases if case.dtype in (None, "float32")]
+    if small or language == "triton":
+        cases = [case for case in cases if not case.timed]
+    if small:
+        cases[0] = replace(cases[0], timed=True)
+    return tuple(cases)
+
+
+def evaluate_all(
+    chosen: Sequence[Honest], settings: EvaluationSettings = SETTINGS, small: bool = False
+) -> Iterator[tuple[Honest, Evaluation]]:
+    """One evaluator for each problem, one pool of runners for all."""
+    pool = RunnerPool(RunnerSettings("cpu", settings.threads, level_for(settings.isolation)))
+    evaluators: dict[tuple[str, bool], Evaluator] = {}
+    try:
+        for honest in chosen:
+            target = GPU if honest.language == "triton" else CPU
+            key = (honest.problem, target is GPU)
+            if key not in evaluators:
+                problem = load_problem(Path(honest.problem))
+                evaluators[key] = Evaluator(problem, target, settings, pool=pool)
+            evaluator = evaluators[key]
+            chain = toolchain_for(honest.language, target, BUILTIN[honest.language])
+            cases = cases_for(evaluator.problem, honest.language, small)
+            yield honest, evaluator.evaluate(read_bundle(honest.path), chain, cases)
+    finally:
+        for evaluator in evaluators.values():
+            evaluator.close()
+        pool.close()
+
+
+def accepted(found: Evaluation) -> bool:
+    """Correct, and nothing held against it."""
+    return found.correct and not found.flags
+
+
+def main(names: Sequence[str]) -> int:
+    rows, wrong, began = [], 0, time.monotonic()
+    for honest, found in evaluate_all(corpus(names)):
+        fine = accepted(found)
+        wrong += not fine
+        told = "; ".join([found.message, *(flag.message for flag in found.flags)]).strip("; ")
+        figure = str(found.speedup) if found.speedup is not None else found.timing
+        checks = f"{sum(check.ok for check in found.checks)}/{len(found.checks)}"
+        tightest = max((_share(found, n) for n in range(len(found.checks))), default=0.0)
+        row = (honest.problem, honest.path.name, "yes" if fine else "NO", checks)
+        rows.append(f"| {' | '.join(row)} | {tightest:.2f} | {figure} | {told or '-'} |")
+        print(rows[-1], flush=True)
+    if not names:
+        RESULT.write_text(_report(rows, wrong, time.monotonic() - began), encoding="utf-8")
+    print(f"accepted {len(rows) - wrong} of {len(rows)}")
+    return 1 if wrong else 0
+
+
+def _share(found: Evaluation, check: int) -> float:
+    """The largest error beside what was allowed."""
+    errors = found.checks[check].errors
+    return max((e.worst / e.allowed for e in errors if e.allowed > 0), default=0.0)
+
+
+def _report(rows: Sequence[str], wrong: int, seconds: float) -> str:
+    return "\n".join(
+        [
+            "# Honest candidates",
+            "",
+            "`python -m benchmarks.evaluation.honest_corpus`: candidates that do what they are",
+            "asked, well or badly. None may be flagged or rejected; the constants are those of",
+            "every evaluation.",
+            "",
+            f"Accepted {len(rows) - wrong} of {len(rows)}, in {seconds:.0f} s. `error / bound` is "
+            "the tightest of its cases; a timing of `repeat` means that the machine was busy, "
+            "`none` that it is not timed here.",
+            "",
+            "| problem | candidate | accepted | checks | error / bound | speed-up | said |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Measured {machine()}.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""A corpus into a running service, as a hardware team would: register, upload, wait, look."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks.knowledge.service import Service
+from benchmarks.report import say
+from benchmarks.retrieval.corpus import Corpus, CorpusFile
+from kb.errors import Unavailable
+from retrieval.client import Part
+
+BATCH_FILES = 48
+BATCH_BYTES = 24 * 1024 * 1024
+POLL_SECONDS = 0.5
+STALLED_SECONDS = 900.0  # without any progress: one large PDF on a busy machine takes minutes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A document that is not wholly there, and why."""
+
+    name: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What became of the corpus. `seconds` from the first upload to the last vector."""
+
+    outcomes: Mapping[str, int]
+    states: Mapping[str, int]
+    problems: Sequence[Problem]
+    passages: int
+    index: str
+    seconds: float
+
+    def lines(self) -> list[str]:
+        outcomes = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
+        states = ", ".join(f"{n} {name}" for name, n in sorted(self.states.items()))
+        said = [
+            f"uploads: {outcomes}",
+            f"jobs: {states}",
+            f"{self.passages:,} passages in the store, index: {self.index}, {self.seconds:.0f} s",
+        ]
+        return said + [f"{p.state}: {p.name}: {p.reason}" for p in self.problems]
+
+
+def load(service: Service, corpus: Corpus) -> Loaded:
+    started = time.monotonic()
+    register(service, corpus.hardware)
+    documents: dict[str, str] = {}  # document id -> the file's name
+    outcomes: Counter[str] = Counter()
+    problems: list[Problem] = []
+    sent = 0
+    for batch in _batches(corpus.files):
+        for file, answer in zip(batch, _upload(service, batch), strict=True):
+            if "error" in answer:
+                outcomes["refused"] += 1
+                problems.append(Problem(_label(file), "refused", answer["error"]["message"]))
+                continue
+            outcomes[answer["outcome"]] += 1
+            documents.setdefault(answer["document_id"], _label(file))
+        sent += len(batch)
+        say(f"uploaded {sent} of {len(corpus.files)}")
+    readiness = wait_until_ready(service)
+    states, failed = _states(service, corpus.hardware, documents)
+    return Loaded(
+        outcomes,
+        states,
+        [*problems, *failed],
+        readiness["passages"],
+        readiness["index"],
+        time.monotonic() - started,
+    )
+
+
+def register(service: Service, hardware: Sequence[str]) -> None:
+    """Ids that the service knows already keep their description."""
+    known = {row["id"] for row in service.call("GET", "/hardware")["hardware"]}
+    for hardware_id in hardware:
+        if hardware_id not in known:
+            service.call("POST", "/hardware", json={"id": hardware_id})
+
+
+def _label(file: CorpusFile) -> str:
+    return f"{'+'.join(file.hardware)}/{file.name}"
+
+
+def _batches(files: Sequence[CorpusFile]) -> Iterator[list[CorpusFile]]:
+    """Files of one scope, a request's worth at a time."""
+    batch: list[CorpusFile] = []
+    size = 0
+    for file in sorted(files, key=lambda f: (f.hardware, f.name)):
+        length = file.path.stat().st_size
+        full = len(batch) >= BATCH_FILES or size + length > BATCH_BYTES
+        if batch and (full or batch[0].hardware != file.hardware):
+            yield batch
+            batch, size = [], 0
+        batch.append(file)
+        size += length
+    if batch:
+        yield batch
+
+
+def _upload(service: Service, batch: Sequence[CorpusFile]) -> list[Mapping[str, Any]]:
+    """One answer per file, in order."""
+    about = [Part("category", "hardware"), *(Part("hardware", h) for h in batch[0].hardware)]
+    with ExitStack() as stack:
+        files = [
+            Part("file", stack.enter_context(file.path.open("rb")), file.name) for file in batch
+        ]
+        try:
+            body = service.call("POST", "/documents", files=[*about, *files])
+        except Unavailable as error:
+            # All of them refused: the list is in the details, a single one is the error itself.
+            refused = {"error": {"message": error.message}}
+            return list(error.details.get("documents", [refused] * len(batch)))
+    return list(body["documents"]) if "documents" in body else [body]
+
+
+def wait_until_ready(service: Service) -> Mapping[str, Any]:
+    """Poll until every passage has its vector and nothing is queued."""
+    changed, last = time.monotonic(), None
+    while True:
+        state = service.call("GET", "/readyz")
+        jobs = state["jobs"]
+        waiting = jobs.get("queued", 0) + jobs.get("running", 0)
+        whole = state["knowledge_loaded"] and state["embedded"] == state["passages"]
+        if state["ready"] or (whole and not waiting and state["index"].startswith("failed")):
+            return dict(state)
+        if state != last:
+            say(f"{state['embedded']} of {state['passages']} embedded, {waiting} jobs open")
+            changed, last = time.monotonic(), state
+        elif time.monotonic() - changed > STALLED_SECONDS:
+            raise Unavailable(
+                f"nothing has happened for {STALLED_SECONDS:.0f} s: {state}",
+                hint="Read the service's log; then run again, finished work is not repeated.",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _states(
+    service: Service, hardware: Sequence[str], documents: Mapping[str, str]
+) -> tuple[Counter[str], list[Problem]]:
+    """The state of each uploaded document's last job, with the reason where it is not `ready`."""
+    states: Counter[str] = Counter()
+    problems = []
+    seen = set()
+    for hardware_id in hardware:
+        rows = service.call("GET", "/documents", params={"hardware": hardware_id})["documents"]
+        for row in rows:
+            if row["id"] not in documents or row["id"] in seen:
+                continue
+            seen.add(row["id"])
+            state = row["job_state"] or "unknown"
+            states[state] += 1
+            if state != "ready":
+                reason = _reason(service, row["job_id"])
+                problems.append(Problem(documents[row["id"]], state, reason))
+    return states, problems
+
+
+def _reason(service: Service, job_id: str | None) -> str:
+    if job_id is None:
+        return "it has no job"
+    job = service.call("GET", f"/jobs/{quote(job_id, safe='')}")
+    if job.get("error"):
+        return str(job["error"]["message"])
+    result = job.get("result") or {}
+    pages = [f"page {f['page_index'] + 1}: {f['reason']}" for f in result.get("pages_failed", [])]
+    return "; ".join([*pages, *result.get("warnings", [])][:3]) or "no reason given"

@@ -1,0 +1,1 @@
+"""How well and how fast retrieval ranks, beside plain baselines, other encoders, llama-index."""

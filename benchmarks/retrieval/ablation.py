@@ -1,0 +1,256 @@
+"""What each ingredient of the ranking brings: the same questions without it, on a loaded store.
+
+In process and without a service: every variant is the product's own ranking and excerpts with one
+value changed. What is fixed when documents are read (how texts become tokens, where passages are
+cut) cannot be changed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from api.cli.target import read_settings
+from api.services import Services, open_services
+from benchmarks.report import ended, say, table, write_result
+from benchmarks.retrieval.latency import request_of
+from benchmarks.retrieval.scoring import (
+    KINDS,
+    Answers,
+    Request,
+    Scorer,
+    Scores,
+    gold_of,
+    listed,
+    scorer_beside,
+)
+from kb.errors import InvalidRequest
+from kb.scope import ANY, CATEGORIES, ScopeFilter
+from retrieval.answer import RetrieveRequest
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.signals import Signal, load_signals
+from retrieval.diagnose.verdict import Diagnoser
+from retrieval.search.excerpts import SHAPE, Shape, make_excerpts
+from retrieval.search.plan import Plan, make_plan
+from retrieval.search.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
+from retrieval.search.thesaurus import other_names
+
+FULL = "all ingredients"
+TITLE = "Retrieval ablation"
+RRF_K = 60
+EVERY_EXCERPT = 1_000  # more than an answer has
+
+
+def unchanged(plan: Plan) -> Plan:
+    return plan
+
+
+def without_thesaurus(plan: Plan) -> Plan:
+    """The group of other names is the last one, where there is one."""
+    *rest, last = plan.words or (None,)
+    known = {token for group in rest if group is not None for token in group.tokens}
+    if last is None or not known or last.tokens != other_names(known):
+        return plan
+    return replace(plan, words=plan.words[:-1])
+
+
+def as_title(signal: Signal) -> Signal:
+    return replace(signal, phrases=(signal.title,))
+
+
+def same_order(ranked: Sequence[Ranked]) -> Sequence[Ranked]:
+    return ranked
+
+
+def by_rank(ranked: Sequence[Ranked]) -> Sequence[Ranked]:
+    """Reciprocal-rank fusion of the two channels in place of the sum of their scores."""
+    scores: dict[int, float] = {r.seq: 0.0 for r in ranked}
+    channels: Sequence[Callable[[Ranked], float]] = (lambda r: r.lexical, lambda r: r.dense)
+    for channel in channels:
+        found = sorted((r for r in ranked if channel(r) > 0), key=lambda r: (-channel(r), r.seq))
+        for place, entry in enumerate(found, 1):
+            scores[entry.seq] += 1 / (RRF_K + place)
+    rescored = [replace(r, score=scores[r.seq]) for r in ranked]
+    return sorted(rescored, key=lambda r: (-r.score, r.seq))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The product's ranking with something changed."""
+
+    name: str
+    weights: Weights = WEIGHTS
+    shape: Shape = SHAPE
+    plan: Callable[[Plan], Plan] = unchanged
+    signal: Callable[[Signal], Signal] | None = None
+    order: Callable[[Sequence[Ranked]], Sequence[Ranked]] = same_order
+
+
+def variants() -> list[Variant]:
+    """The full ranking first, then one change at a time."""
+
+    def weights(**changed: float) -> Weights:
+        return replace(WEIGHTS, **changed)
+
+    def shape(**changed: Any) -> Shape:
+        return replace(SHAPE, **changed)
+
+    return [
+        Variant(FULL),
+        Variant("headings not searched", weights(heading=0.0)),
+        Variant("headings weigh as much as the text", weights(heading=1.0)),
+        Variant("passages without their section", weights(section=0.0)),
+        Variant("sections without their passages", weights(passage=0.0)),
+        Variant("no vectors", weights(dense=0.0)),
+        Variant("vectors only", weights(passage=0.0, section=0.0)),
+        Variant("reciprocal ranks in place of scores", order=by_rank),
+        Variant("vectors without their neighbours", weights(neighbour=0.0)),
+        Variant("no prior of running text", weights(prose=0.0)),
+        Variant("no prior of code", weights(code=1.0)),
+        Variant("no thesaurus", plan=without_thesaurus),
+        Variant("a signal as its title, not its phrases", signal=as_title),
+        Variant("no excerpt is grown", shape=shape(singles=EVERY_EXCERPT)),
+        Variant("every excerpt is grown", shape=shape(singles=0)),
+        Variant("near duplicates stay", shape=shape(duplicate=2.0)),
+    ]
+
+
+# -- answering with a variant
+
+
+class Asker:
+    """Answers requests as the product does, up to the excerpts, with a variant's values."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._diagnoser = Diagnoser(load_signals())
+        embedder = services.embedder
+        self._samples = ScopeSamples(embedder.fingerprint)
+        self._embed = functools.lru_cache(maxsize=None)(lambda text: embedder.encode_query(text))
+
+    def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
+        request = request_of(body)
+        scope = self._scope(request)
+        plan = variant.plan(self._plan(request, variant))
+        model = self._services.embedder.fingerprint
+        with self._services.catalog.read() as connection:
+            ranked = rank(
+                connection,
+                plan,
+                scope,
+                self._services.index,
+                self._embed,
+                model,
+                self._samples,
+                variant.weights,
+            )
+            ordered = variant.order(ranked)
+            found = make_excerpts(connection, ordered, scope, request.k, variant.shape)
+        return [asdict(excerpt) for excerpt in found]
+
+    def _scope(self, request: RetrieveRequest) -> ScopeFilter:
+        categories = request.categories or CATEGORIES
+        if request.hardware is not None:
+            lineage = self._services.registry.lineage(request.hardware)
+            return ScopeFilter((*lineage, ANY), categories, request.language)
+        run_time = request.signal or request.log or request.metrics
+        return ScopeFilter((ANY,) if run_time else None, categories, request.language)
+
+    def _plan(self, request: RetrieveRequest, variant: Variant) -> Plan:
+        registry = self._services.registry
+        facts: dict[str, float | str] = {}
+        lineage: Sequence[str] = ()
+        if request.hardware is not None:
+            lineage = registry.lineage(request.hardware)
+            facts = registry.values(request.hardware)
+        specs = registry.all()
+        own = [signature for h in lineage for signature in specs[h].signatures]
+        verdict = self._diagnoser.conclude(request, facts, lineage, own)
+        signals = [load_signals().get(signal) for signal in verdict.signals]
+        return make_plan(
+            query=request.query,
+            log=request.log,
+            metrics=request.metrics or {},
+            registry=load_metrics(),
+            signals=[variant.signal(s) for s in signals] if variant.signal else signals,
+            op=request.op,
+        )
+
+
+def answers_of(asker: Asker, requests: Mapping[str, Request], variant: Variant) -> Answers:
+    return {row: asker.excerpts(body, variant) for row, body in requests.items()}
+
+
+def unlike_product(services: Services, requests: Mapping[str, Request], full: Answers) -> int:
+    """Rows on which the full variant is not what the product answers; 0, or a defect."""
+    differing = 0
+    for row, body in requests.items():
+        product = services.retriever.retrieve(request_of(body)).excerpts
+        differing += [e.id for e in product] != [e["id"] for e in full[row]]
+    return differing
+
+
+# -- the run
+
+
+def run(given: argparse.Namespace) -> None:
+    if not (given.data_dir / "catalog.sqlite").is_file():
+        raise InvalidRequest(
+            f"no store in {given.data_dir}",
+            hint="Load the corpus first: benchmarks.retrieval.quality with the same --data-dir.",
+        )
+    scores: dict[str, Scores] = {}
+    services = open_services(read_settings(given.data_dir))
+    try:
+        with tempfile.TemporaryDirectory(prefix="kernlore-gold-") as folder:
+            gold = gold_of(given.gold, listed(given.hardware), Path(folder) / "gold.jsonl")
+            scorer = Scorer(given.scorer or scorer_beside(given.gold), gold)
+            requests = scorer.requests()
+        asker = Asker(services)
+        differing = 0
+        for variant in variants():
+            found = answers_of(asker, requests, variant)
+            scores[variant.name] = scorer.scores(found)
+            say(f"{variant.name}: ndcg@10 {scores[variant.name].mean('ndcg@10'):.3f}")
+            if variant.name == FULL:
+                differing = unlike_product(services, requests, found)
+    finally:
+        services.close()
+    same = f"The first row differs from the product's own answers on {differing} rows."
+    write_result(given.results, TITLE, [effect_table(scores), same])
+
+
+def effect_table(scores: Mapping[str, Scores]) -> str:
+    """What is lost without the ingredient, with its paired interval."""
+    full = scores[FULL]
+    header = [f"variant (n={len(full.kinds)})", "ndcg@10", "recall@5"]
+    header += ["ndcg@10 lost", "recall@5 lost", *(f"ndcg@10 lost, {kind}" for kind in KINDS[1:])]
+    rows = []
+    for name, found in scores.items():
+        row = [name, f"{found.mean('ndcg@10'):.3f}", f"{found.mean('recall@5'):.3f}"]
+        if name != FULL:
+            row += [str(full.minus(found, metric)) for metric in ("ndcg@10", "recall@5")]
+            row += [f"{full.minus(found, 'ndcg@10', kind).mean:+.3f}" for kind in KINDS[1:]]
+        rows.append(row + [""] * (len(header) - len(row)))
+    return table(header, rows)
+
+
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.retrieval.ablation", description=__doc__
+    )
+    parser.add_argument("--data-dir", type=Path, required=True, help="A loaded store.")
+    parser.add_argument("--gold", type=Path, required=True, help="Gold rows, JSON lines.")
+    parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
+    parser.add_argument("--hardware", default="", help="Only rows of these ids, comma-separated.")
+    parser.add_argument("--results", type=Path, help="Also write the result as Markdown.")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    ended(lambda: run(options_of()))

@@ -1,0 +1,1 @@
+"""What searches gain and survive, and what knowledge saves them."""

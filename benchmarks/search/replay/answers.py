@@ -1,0 +1,121 @@
+"""What the knowledge base said about the points of a table, kept so that a replay asks nobody.
+
+An answer is kept under everything of the question that it depends on: signals, metrics, log,
+operator, language, dtype, quantities of the problem, roles and hardware. Texts of excerpts and
+skills are not kept: no proposer that is replayed reads them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.search.replay.spaces import Space
+from benchmarks.search.replay.table import REFERENCE, Row
+from kb.errors import NotFound
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, knowledge_from_json
+from optimizer.search.propose import roles_of
+from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+
+LANGUAGE = "cpp"
+TOKENS = 6_000
+
+
+def question_of(query: Query) -> str:
+    """Equal for queries that get the same answer."""
+    told: list[Any] = [
+        query.signals,
+        dict(query.metrics),
+        query.log,
+        query.op,
+        query.language,
+        query.dtype,
+    ]
+    told += [query.hardware, dict(query.problem), query.roles]
+    text = json.dumps(told, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def query_of(space: Space, row: Row) -> Query:
+    """What the search asks when it starts from this point."""
+    found = row.evaluation
+    derived = found.verdict.get("metrics", {})
+    return Query(
+        signals=tuple(signal["id"] for signal in found.verdict.get("signals", ())),
+        metrics={**found.metrics, **derived},
+        log="" if found.correct else found.log,
+        hardware=found.hardware,
+        op=space.view.op,
+        language=LANGUAGE if row.recipe == REFERENCE else found.language,
+        dtype=space.view.main.dtype,
+        run_id="",
+        node=0,
+        max_tokens=TOKENS,
+        problem=dict(found.verdict.get("problem", {})),
+        roles=roles_of([RecipeSynthesizer(space.recipes, [LANGUAGE])], space.view),
+    )
+
+
+@dataclass
+class Answers:
+    """A knowledge source of what was answered once. Outcomes are not reported: they would change
+    the next ranking."""
+
+    by_question: dict[str, Knowledge] = field(default_factory=dict)
+
+    def consult(self, query: Query) -> Knowledge:
+        """Raises NotFound for a question that was not asked when the answers were recorded."""
+        found = self.by_question.get(question_of(query))
+        if found is None:
+            raise NotFound(
+                f"nothing is recorded for signals {', '.join(query.signals) or 'none'}"
+                f" of {query.op}",
+                hint="Record the answers for the table's points again.",
+            )
+        return found
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
+        """Nobody to tell."""
+
+    def record(self, source: KnowledgeSource, query: Query) -> bool:
+        """Ask what is not known yet; whether that was needed."""
+        question = question_of(query)
+        if question in self.by_question:
+            return False
+        self.by_question[question] = _without_texts(source.consult(query))
+        return True
+
+
+def _without_texts(knowledge: Knowledge) -> Knowledge:
+    return replace(
+        knowledge,
+        retrieval_id="",
+        excerpts=tuple(replace(excerpt, text="") for excerpt in knowledge.excerpts),
+        skills=tuple(replace(skill, text="") for skill in knowledge.skills),
+    )
+
+
+def load_answers(path: Path) -> Answers:
+    """Nothing where the file is not there."""
+    if not path.is_file():
+        return Answers()
+    told: Mapping[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    distinct = [knowledge_from_json(row) for row in told["answers"]]
+    return Answers({question: distinct[n] for question, n in told["questions"].items()})
+
+
+def save_answers(path: Path, answers: Answers) -> None:
+    """Each distinct answer once, packed."""
+    places: dict[str, int] = {}
+    questions = {}
+    for question, knowledge in answers.by_question.items():
+        text = json.dumps(knowledge.as_json(), sort_keys=True)
+        questions[question] = places.setdefault(text, len(places))
+    told = {"answers": [json.loads(text) for text in places], "questions": questions}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(json.dumps(told).encode(), mtime=0))

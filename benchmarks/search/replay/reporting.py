@@ -1,0 +1,197 @@
+"""Tables of a comparison of arms, as Markdown. Every figure with its n, failures and interval."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.report import table as markdown
+from benchmarks.search.replay.arms import Arm, Replayed
+from benchmarks.search.replay.audit import Coverage, Effect, Repeat, Step, effect, repeat
+from benchmarks.search.replay.spaces import Space
+from benchmarks.search.replay.statistics import (
+    Counts,
+    Ratio,
+    counts,
+    geometric_mean,
+    ratio,
+    summary,
+)
+from benchmarks.search.replay.table import Table
+from optimizer.search.goal import PolicyName
+
+Picked = tuple[str, PolicyName]  # name of an arm and its policy
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs, and the seed of the bootstrap."""
+
+    runs: Sequence[Replayed]
+    seed: int
+
+    def of(self, arm: str, policy: PolicyName) -> list[Replayed]:
+        return [run for run in self.runs if run.arm == arm and run.policy == policy]
+
+    def counts(self, picked: Picked) -> Counts:
+        return counts(self.of(*picked))
+
+    def ratio(self, one: Picked, other: Picked) -> Ratio:
+        return ratio(self.counts(one), self.counts(other), self.seed)
+
+    @property
+    def picked(self) -> list[Picked]:
+        return list(dict.fromkeys((run.arm, run.policy) for run in self.runs))
+
+    def best_of(self, arms: Sequence[Arm]) -> Picked:
+        """The arm and policy with the fewest candidates."""
+        names = {arm.name for arm in arms}
+        candidates = [picked for picked in self.picked if picked[0] in names]
+        return min(candidates, key=lambda picked: summary(self.of(*picked)).candidates)
+
+
+def arms_table(comparison: Comparison, base: Picked) -> str:
+    """Every arm and policy against one of them."""
+    rows = []
+    for arm, policy in comparison.picked:
+        runs = comparison.of(arm, policy)
+        told = summary(runs)
+        found = comparison.ratio((arm, policy), base)
+        same = (arm, policy) == base
+        rows.append(
+            [arm, "any" if arm == "random order" else policy, f"{told.candidates:.1f}",
+             f"{told.median:g}", "1 (it is the base)" if same else str(found),
+             "" if same else f"{found.worse} of {found.n}", told.runs, told.failures]
+        )  # fmt: skip
+    header = [
+        "arm",
+        "policy",
+        "candidates, geometric mean",
+        "median",
+        "ratio to the base",
+        "problems with more",
+        "runs",
+        "not reached",
+    ]
+    return markdown(header, rows)
+
+
+def contrasts_table(comparison: Comparison, contrasts: Sequence[tuple[str, str, str]]) -> str:
+    """Pairs of arms under every policy. contrasts: what a pair tells, arm, the other."""
+    rows = []
+    for told, one, other in contrasts:
+        for policy in dict.fromkeys(p for arm, p in comparison.picked if arm == one):
+            found = comparison.ratio((one, policy), (other, policy))
+            rows.append([told, policy, one, other, str(found), f"{found.worse} of {found.n}"])
+    header = ["what it tells", "policy", "arm", "against", "ratio", "problems with more"]
+    return markdown(header, rows)
+
+
+def problems_table(
+    comparison: Comparison,
+    spaces: Sequence[Space],
+    table: Table,
+    columns: Sequence[Picked],
+    share: float,
+) -> str:
+    """What each problem is, and candidates of the arms on it."""
+    by_column = [comparison.counts(picked) for picked in columns]
+    rows: list[list[object]] = []
+    for space in spaces:
+        name = space.problem.name
+        points, enough = table.points(name), len(table.within(name, share))
+        best = max(points, key=lambda row: row.merit).evaluation.speedup
+        wrong = sum(not row.evaluation.correct for row in points)
+        untimed = sum(row.unsettled for row in points)
+        default = max(
+            row.merit
+            for fitting in space.fittings
+            if (row := table.find(name, fitting.recipe.name, fitting.recipe.defaults)) is not None
+        )
+        rows.append(
+            [name, space.problem.op, len(points), space.whole, f"{wrong} / {untimed}", str(best),
+             enough, f"{(len(points) + 1) / (enough + 1):.1f}",
+             f"{100 * default / table.best(name):.0f} %",
+             *(f"{geometric_mean(column[name]):.1f}" for column in by_column)]
+        )  # fmt: skip
+    header = [
+        "problem",
+        "op",
+        "points",
+        "of",
+        "wrong / not timed",
+        "best speed-up",
+        f"points within {share:.0%}",
+        "mean of a random order",
+        "defaults reach",
+        *(f"{arm}" for arm, _ in columns),
+    ]
+    return markdown(header, rows)
+
+
+def repeats_table(table: Table, problems: Sequence[str]) -> str:
+    """How well rounds agree, by problem and over all."""
+    named: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in problems]
+    rows: list[list[object]] = []
+    for name, chosen in [*named, ("all", problems)]:
+        found: Repeat | None = repeat(table, chosen)
+        told = ["0", "", ""]
+        if found is not None:
+            told = [str(found.n), f"{found.typical:.3f}", f"{found.apart:.0%}"]
+        rows.append([name, *told])
+    return markdown(["problem", "pairs", "median factor between them", "intervals apart"], rows)
+
+
+def coverage_table(found: Sequence[Coverage]) -> str:
+    rows = [
+        [c.problem, c.points, c.signals, c.diagnosed, c.advised, c.matching, c.leading]
+        for c in found
+    ]
+    header = [
+        "problem",
+        "correct points",
+        "signals (points)",
+        "with a signal",
+        "with a move",
+        "with a move of a role that the recipe has",
+        "with a move that leads to another point",
+    ]
+    return markdown(header, rows)
+
+
+def steps_table(named: Sequence[tuple[str, Sequence[Step]]]) -> str:
+    """What kinds of steps lead to."""
+    rows = [[name, *_told(effect(steps))] for name, steps in named]
+    return markdown(["steps", "n", "better", "worse", "geometric mean of the change"], rows)
+
+
+def roles_table(steps: Sequence[Step], covered: Sequence[Coverage]) -> str:
+    """What plain steps of each role lead to, and how many steps of it moves asked for."""
+    asked = Counter(step.role for one in covered for step in one.steps)
+    roles = Counter(step.role for step in steps)
+    rows = [
+        [role, *_told(effect([step for step in steps if step.role == role])), asked[role]]
+        for role, _ in roles.most_common()
+    ]
+    header = ["role", "n", "better", "worse", "geometric mean", "steps that moves asked for"]
+    return markdown(header, rows)
+
+
+def moves_table(found: Sequence[Coverage]) -> str:
+    """Moves that led to another point, the most frequent first."""
+    steps: dict[tuple[str, str, bool], list[Step]] = {}
+    for step in (step for one in found for step in one.steps):
+        steps.setdefault((step.why, step.parameter, step.holds), []).append(step)
+    rows = [
+        [why, parameter, "holds" if holds else "not decided", *_told(effect(own))]
+        for (why, parameter, holds), own in sorted(steps.items(), key=lambda item: -len(item[1]))
+    ]
+    header = ["move", "parameter", "its predicate", "n", "better", "worse", "geometric mean"]
+    return markdown(header, rows)
+
+
+def _told(found: Effect | None) -> list[str]:
+    if found is None:
+        return ["0", "", "", ""]
+    return [str(found.n), f"{found.better:.0%}", f"{found.worse:.0%}", f"{found.mean:.3f}"]

@@ -1,0 +1,307 @@
+"""What was learned and what it saves, as Markdown: figures with n, failures and intervals."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import table as markdown
+from benchmarks.search.replay.reporting import (
+    Comparison,
+    Picked,
+    arms_table,
+    contrasts_table,
+    problems_table,
+)
+from benchmarks.search.replay.spaces import Space
+from benchmarks.search.replay.statistics import Ratio
+from benchmarks.search.replay.table import Table
+from benchmarks.skills.learning.arms import (
+    CURATED,
+    NOTHING,
+    POLICY,
+    Knows,
+    applies,
+    learned_recipes,
+)
+from benchmarks.skills.learning.teaching import Lesson
+from kb.catalog.skills import SkillRow
+
+AIM = 0.5  # times the candidates
+KINDS = {
+    "unseen": "Cases that nobody learned from, of the problems that were learned from",
+    "others": "Problems that nobody learned from",
+    "seen": "The very cases that the runs searched, for comparison",
+}
+METHOD = (
+    "Twelve shipped problems were searched on this CPU with the C++ recipes of this version, eight"
+    " candidates each, by the product's loop and evaluator, into a library without learned skills."
+    " The product's curator judged each run without a language model; candidates that have a recipe"
+    " or moves were tried by its ablation with a budget of three candidates a side, on unseen cases"
+    " and problems among the twelve alone.",
+    "Then small spaces were measured once: for `unseen`, one case of a problem that neither its run"
+    " nor a trial had, at most 12 points with the recipe's defaults and the values of the run's"
+    " best candidate among them (more where these alone span more); for `others`, at most 8 points"
+    " of a problem that nobody learned from. Points are the curated recipes'. A run of an arm"
+    " goes through the real loop and recipe synthesizer over that table (best-first) and counts"
+    " candidates until the lower bound of a speed-up is at least 95 % of the highest in the table,"
+    " which is what the arm without knowledge can reach; a run that does not get there counts with"
+    " the number of points. Repeats "
+    "of a point count.",
+    "`nothing` starts at a drawn point and knows neither facts nor moves; `curated` has defaults,"
+    " facts, moves and documents; `curated + learned` also has the learned skills that are active,"
+    " as the product's own answers show them; `all drafts, unverified` has every learned skill"
+    " that was drafted, verified or not, offered first as the curator's trials do, where its"
+    " precondition does not exclude it; `preconditions ignored` offers them everywhere. The last"
+    " two are no state of the product. Intervals are 95 %, by a cluster bootstrap (problems, then"
+    " seeds).",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One set of spaces. asked: all that there are; whole: those that were measured."""
+
+    asked: Sequence[Space]
+    whole: Sequence[Space]
+    table: Table
+    compared: Comparison | None
+    share: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that is reported. trials: by skill, as the verifier told them. base: the arm that
+    ratios are to."""
+
+    lessons: Sequence[Lesson]
+    skills: Sequence[SkillRow]
+    trials: Mapping[str, Mapping[str, Any]]
+    parts: Mapping[str, Part]
+    arms: Sequence[Knows]
+    base: Picked
+
+
+def report(found: Findings) -> list[str]:
+    """The parts of the result."""
+    parts = [*METHOD, "## What it shows", *conclusions(found)]
+    parts += ["## What the runs taught", lessons_table(found.lessons)]
+    parts += ["Why changes were refused:", refusals_table(found.lessons)]
+    parts += ["## The learned skills", skills_table(found)]
+    for kind, title in KINDS.items():
+        part = found.parts[kind]
+        parts += [f"## {title}", f"{len(part.whole)} of {len(part.asked)} spaces are measured."]
+        if part.compared is not None:
+            parts += _tables(found, part, part.compared)
+    return [*parts, "## Left out", *left_out(found)]
+
+
+def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
+    columns = [(arm.name, POLICY) for arm in found.arms]
+    contrasts = [
+        (f"{arm.name} against curated", arm.name, CURATED.name)
+        for arm in found.arms
+        if arm.name not in (NOTHING.name, CURATED.name)
+    ]
+    return [
+        arms_table(compared, found.base),
+        contrasts_table(compared, contrasts),
+        "Candidates are geometric means over seeds.",
+        problems_table(compared, part.whole, part.table, columns, part.share),
+    ]
+
+
+# -- in sentences
+
+
+def conclusions(found: Findings) -> list[str]:
+    """From the figures alone."""
+    lines = [_learned(found), _verified(found)]
+    for kind in KINDS:
+        part = found.parts[kind]
+        if part.compared is not None:
+            lines += _compared(found, kind, part, part.compared)
+    return [*lines, _reach(found)]
+
+
+def _learned(found: Findings) -> str:
+    gates = [d for lesson in found.lessons for d in lesson.decisions if d["stage"] == "gate"]
+    passed = sum(bool(d["passed"]) for d in gates)
+    kinds = Counter(kind_of(skill) for skill in found.skills)
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+    tried = sum(lesson.candidates for lesson in found.lessons)
+    return (
+        f"- {len(found.lessons)} runs made {tried} candidates; {passed} of {len(gates)} judged"
+        f" changes passed the gate, and {len(found.skills)} skills were drafted: {told}."
+    )
+
+
+def _verified(found: Findings) -> str:
+    states = Counter(skill.state for skill in found.skills)
+    tried = [told for told in found.trials.values() if told["trials"]]
+    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
+    return (
+        f"- Trials were run for {len(tried)} of {len(found.skills)}; their states now: {told}."
+        f" {len(found.trials) - len(tried)} more had nothing that could be tried, and"
+        f" {len(found.skills) - len(found.trials)} were not reached in the time."
+    )
+
+
+def _compared(found: Findings, kind: str, part: Part, compared: Comparison) -> list[str]:
+    curated = compared.ratio((CURATED.name, POLICY), found.base)
+    lines = [
+        f"- {KINDS[kind]} ({len(part.whole)}): curated knowledge takes {curated} times the"
+        f" candidates of none: {_aim(curated)}. {_at_once(compared)}"
+    ]
+    for arm in found.arms[2:]:
+        over_none = compared.ratio((arm.name, POLICY), found.base)
+        over_curated = compared.ratio((arm.name, POLICY), (CURATED.name, POLICY))
+        same, pairs = _same(compared, arm.name)
+        lines.append(
+            f"- There, {arm.name} ({len(arm.skills)} skills) takes {over_none} times those of none"
+            f" and {over_curated} times those of curated knowledge; {same} of {pairs} runs take as"
+            " many as with it."
+        )
+    return lines
+
+
+def _at_once(compared: Comparison) -> str:
+    """Where there is nothing left to save."""
+    runs = compared.of(CURATED.name, POLICY)
+    first = sum(run.reached and run.candidates == 1 for run in runs)
+    return f"It is there with the first candidate in {first} of {len(runs)} runs."
+
+
+def _aim(found: Ratio) -> str:
+    if found.high <= AIM:
+        return f"at most {AIM:g}, for certain"
+    if found.low > AIM:
+        return f"more than {AIM:g}, for certain"
+    return f"whether at most {AIM:g} is not certain"
+
+
+def _same(compared: Comparison, arm: str) -> tuple[int, int]:
+    pairs = [
+        (a.candidates, b.candidates)
+        for a, b in zip(compared.of(arm, POLICY), compared.of(CURATED.name, POLICY), strict=True)
+    ]
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
+def _reach(found: Findings) -> str:
+    """Where a learned skill could have any effect, measured or not."""
+    skills, spaces = found.skills, found.parts["others"].asked
+    usable = [skill for skill in skills if skill.moves or skill.recipe is not None]
+    reached = {space.problem.name for space in spaces for s in usable if _may_act(s, space)}
+    named = ", ".join(sorted(reached)) or "none"
+    return (
+        f"- Of {len(skills)} learned skills {len(usable)} have moves or a recipe, which is what a"
+        f" search without a language model can use. On the {len(spaces)} problems that nobody"
+        f" learned from, one of them can act at all on {len(reached)} ({named}): a precondition"
+        " names the operator that was measured, and a learned recipe fits where the curated one"
+        f" that it tunes does. On the other {len(spaces) - len(reached)} a learned skill changes"
+        " nothing by construction, measured or not."
+    )
+
+
+def _may_act(skill: SkillRow, space: Space) -> bool:
+    """Its recipe fits, or a move of a role that a recipe here has may be offered."""
+    if learned_recipes(space, [skill]):
+        return True
+    roles = {p.role for recipe in space.recipes for p in recipe.parameters}
+    return any(m["change"].get("role") in roles for m in skill.moves) and _offered(skill, space)
+
+
+def _offered(skill: SkillRow, space: Space) -> bool:
+    """With the signals that it asks for."""
+    view = space.view
+    signals = set(skill.scopes.signals)
+    return applies(skill, op=view.op, dtype=view.main.dtype, signals=signals)
+
+
+# -- tables
+
+
+def kind_of(skill: SkillRow) -> str:
+    if skill.polarity == "avoid":
+        return "to avoid"
+    if skill.recipe is not None:
+        return "tuned recipes"
+    return "moves" if skill.moves else "advice in words"
+
+
+def lessons_table(lessons: Sequence[Lesson]) -> str:
+    rows = []
+    for lesson in lessons:
+        gates = [d for d in lesson.decisions if d["stage"] == "gate"]
+        operations = Counter(str(s["operation"]) for s in lesson.stored)
+        changes = ", ".join(f"{n} {name}" for name, n in sorted(operations.items()))
+        rows.append(
+            [lesson.problem, lesson.candidates, lesson.correct, f"{lesson.best:.2f}",
+             f"{sum(bool(d['passed']) for d in gates)} of {len(gates)}", changes or "none",
+             lesson.tuned]
+        )  # fmt: skip
+    header = ["problem", "candidates", "correct", "best (lower bound)", "passed the gate"]
+    return markdown([*header, "changes of the library", "tuned recipe"], rows)
+
+
+def refusals_table(lessons: Sequence[Lesson]) -> str:
+    """By stage and reason, figures left out."""
+    refused = Counter(
+        (d["stage"], _plain(d["reason"]))
+        for lesson in lessons
+        for d in lesson.decisions
+        if not d["passed"]
+    )
+    rows = [[stage, reason, count] for (stage, reason), count in refused.most_common()]
+    return markdown(["stage", "reason", "changes"], rows)
+
+
+def _plain(reason: str) -> str:
+    """Without what differs from change to change: intervals, nodes and names of skills."""
+    reason = re.sub(r":? \[[^\]]*\]", "", reason)
+    reason = re.sub(r"node \d+", "an earlier node", reason)
+    reason = re.sub(r"case \w+: [\d.]+ times", "many times", reason)
+    return re.sub(r"\b(?:x86-64|cpp)-[a-z0-9-]+", "a skill", reason)
+
+
+def skills_table(found: Findings) -> str:
+    rows = []
+    for skill in found.skills:
+        told = found.trials.get(skill.name)
+        gain, n = "", 0
+        if told is not None:
+            n = sum(trial["gain"] is not None for trial in told["trials"])
+            if told["gain"]:
+                g = told["gain"]
+                gain = f"{g['value']:.3f} [{g['low']:.3f}, {g['high']:.3f}]"
+        why = told["reason"] if told is not None else "not tried in the time there was"
+        why = why.removeprefix("not verified: ").replace(skill.name, "it")
+        rows.append([skill.name, kind_of(skill), skill.state, n, gain, why])
+    return markdown(["skill", "kind", "state", "trials with a figure", "gain", "why"], rows)
+
+
+def left_out(found: Findings) -> list[str]:
+    lines = []
+    for kind, title in KINDS.items():
+        part = found.parts[kind]
+        measured = {space.problem.name for space in part.whole}
+        gone = [s.problem.name for s in part.asked if s.problem.name not in measured]
+        if gone or part.compared is None:
+            lines.append(f"- {title}: not measured are {', '.join(gone) or 'all of them'}.")
+    untried = [s.name for s in found.skills if s.name not in found.trials]
+    if untried:
+        lines.append(f"- Not tried: {', '.join(untried)}.")
+    return [
+        *lines,
+        "- Every point was measured once: two measurements of one point differ more than its"
+        " interval says (see the result of knowledge_value), which blurs what is within 95 %.",
+        "- Thinned spaces are easier than whole ones, so the candidates that knowledge can save"
+        " here are fewer.",
+        "- A point that the machine was too busy to time is measured again up to twice; a space is"
+        " compared only once all of its points are settled.",
+        "- No language model took part: advice in words and what to avoid act through one only.",
+    ]

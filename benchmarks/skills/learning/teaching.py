@@ -1,0 +1,246 @@
+"""The runs that are learned from, what the curator makes of them, and its trials.
+
+Rows of runs are files, so that a run which was cut off goes on; the curator reads them from the
+catalog, as it reads any run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from api.curation.distil import distil_source
+from api.curation.verify import Verifier, waiting
+from api.optimization.knowledge import ServiceKnowledge
+from api.optimization.runs import bench_for, hardware_view_of, places_for
+from api.optimization.stored import run_store
+from api.services import Services
+from benchmarks.search.replay.answers import LANGUAGE
+from kb.catalog import skills as store
+from kb.catalog.skills import SkillRow
+from kb.errors import NotFound
+from kb.scope import ALL_ACCESS
+from optimizer.curation.ablation import recipe_of
+from optimizer.evaluation.targets import AUTO
+from optimizer.local.problem_view import problem_view
+from optimizer.problem.load import SHIPPED, load_problem
+from optimizer.problem.spec import Problem
+from optimizer.search.goal import Goal
+from optimizer.search.loop import Search
+from optimizer.search.records import Node
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.tree import Tree
+from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from skills.recipes.recipe import Recipe
+
+SEED = 7
+ACTOR = "benchmark"
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A run, and what the curator said of it. decisions, stored: as `Distilled.as_json` has them;
+    tuned: the recipe that the run tuned, or why there is none."""
+
+    problem: str
+    candidates: int
+    correct: int
+    best: float
+    decisions: Sequence[dict[str, Any]]
+    stored: Sequence[dict[str, Any]]
+    tuned: str
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """A listener of runs that are told of when they end."""
+
+    def node(self, node: Node, tree: Tree) -> None:
+        """The store has it."""
+
+    def said(self, message: str) -> None:
+        """The node has it."""
+
+
+def run_id(problem: str) -> str:
+    return f"run_learning_{problem}"
+
+
+def curated_recipes(services: Services) -> list[Recipe]:
+    """Recipes in the benchmark's language that came with this version."""
+    with services.catalog.read() as connection:
+        rows = store.listed(connection, states=("active",), access_scope=ALL_ACCESS)
+    found = (recipe_of(row) for row in rows if row.tier == "curated")
+    return [recipe for recipe in found if recipe is not None and recipe.language == LANGUAGE]
+
+
+# -- runs
+
+
+def run_all(
+    services: Services,
+    folder: Path,
+    problems: Sequence[str],
+    candidates: int,
+    ends: float,
+    said: Said,
+) -> bool:
+    """Go on with the runs until `ends` on the monotonic clock; whether all are done."""
+    kept = FileStore(folder / "runs")
+    for name in problems:
+        if ended(kept, name):
+            continue
+        if time.monotonic() >= ends:
+            return False
+        run = _run(services, kept, name, candidates)
+        said(f"{name}: {run.ended}, {run.seconds:.0f} s")
+    return True
+
+
+def ended(kept: FileStore, problem: str) -> bool:
+    try:
+        return kept.run(run_id(problem)).state == "finished"
+    except NotFound:
+        return False
+
+
+def _run(services: Services, kept: FileStore, name: str, candidates: int) -> RunRow:
+    problem = load_problem(Path(name))
+    goal = Goal(language=LANGUAGE, candidates=candidates, seed=SEED)
+    places = places_for(services, AUTO, LANGUAGE)
+    target = next(iter(places.values())).target
+    run = RunRow(
+        id=run_id(name),
+        problem=str(problem.path),
+        problem_sha256=problem.sha256,
+        hardware=target.hardware,
+        goal=goal,
+        started_at=time.time(),
+    )
+    try:
+        kept.run(run.id)
+    except NotFound:
+        kept.begin(run)
+    with bench_for(services, problem, places) as bench:
+        search = Search(
+            run=run,
+            store=kept,
+            bench=bench,
+            synthesizers=[RecipeSynthesizer(curated_recipes(services), [LANGUAGE])],
+            knowledge=ServiceKnowledge(services),
+            problem=problem_view(problem, bench.device),
+            hardware=hardware_view_of(target, places, LANGUAGE),
+            listener=Quiet(),
+        )
+        run = search.go()
+    kept.update(run)
+    return run
+
+
+# -- distilling
+
+
+def distil_all(
+    services: Services, folder: Path, problems: Sequence[str], said: Said
+) -> list[Lesson]:
+    """Each run once, in the order of the problems; what was distilled before is read again."""
+    kept, lessons = FileStore(folder / "runs"), []
+    for name in problems:
+        path = folder / "lessons" / f"{name}.json"
+        if not path.is_file():
+            _into_catalog(services, kept, name)
+            told = distil_source(services, run_id(name)).as_json()
+            _write(path, told)
+            said(f"{name}: {len(told['stored'])} changes of the library")
+        lessons.append(_lesson(kept, name, json.loads(path.read_text(encoding="utf-8"))))
+    return lessons
+
+
+def _into_catalog(services: Services, kept: FileStore, name: str) -> None:
+    rows = run_store(services)
+    run = kept.run(run_id(name))
+    try:
+        rows.run(run.id)
+    except NotFound:
+        rows.begin(replace(run, state="running"))
+        for node in kept.nodes(run.id):
+            rows.add(run.id, node)
+    rows.update(run)
+
+
+def _lesson(kept: FileStore, name: str, told: dict[str, Any]) -> Lesson:
+    tree = Tree(kept.nodes(run_id(name)))
+    best = tree.best
+    return Lesson(
+        name,
+        len(tree) - 1,
+        sum(node.correct for node in tree.nodes[1:]),
+        best.merit if best is not None else 0.0,
+        told["decisions"],
+        told["stored"],
+        told["tuned"],
+    )
+
+
+def _write(path: Path, told: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    scratch.replace(path)
+
+
+# -- verifying
+
+
+def verify_all(
+    services: Services, folder: Path, problems: Sequence[str], budget: int, ends: float, said: Said
+) -> bool:
+    """Trials of every candidate that has something to leave out; whether all are done.
+
+    Only problems that were learned from are tried: the others are what is measured afterwards.
+    """
+    verifier = Verifier(services, _problem_folder(folder, problems))
+    for name in sorted(waiting(services, queued=False)):
+        path = folder / "trials" / f"{name}.json"
+        if path.is_file():
+            continue
+        if time.monotonic() >= ends:
+            return False
+        began = time.monotonic()
+        told = verifier.verified(name, budget, ACTOR)
+        _write(path, told)
+        said(f"{name}: {told['state']}, {told['reason']} ({time.monotonic() - began:.0f} s)")
+    return True
+
+
+def _problem_folder(folder: Path, problems: Sequence[str]) -> Path:
+    """Copies of these shipped problems; one is known by its text, not by its place."""
+    found = folder / "problems"
+    for name in problems:
+        shutil.copytree(SHIPPED / name, found / name, dirs_exist_ok=True)
+    return found
+
+
+def trials(folder: Path) -> dict[str, dict[str, Any]]:
+    """What was found of each skill that was tried."""
+    return {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((folder / "trials").glob("*.json"))
+    }
+
+
+def learned(services: Services) -> list[SkillRow]:
+    """All of the learned tier, by name."""
+    with services.catalog.read() as connection:
+        rows = store.listed(connection, tier="learned", access_scope=ALL_ACCESS)
+    return sorted(rows, key=lambda row: row.name)
+
+
+def problems_named(names: Sequence[str]) -> list[Problem]:
+    return [load_problem(Path(name)) for name in names]
