@@ -31,7 +31,7 @@ from kb.catalog.skills import (
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
 from kb.scope import ALL_ACCESS
 from retrieval.diagnose.signals import load_signals
-from skills.curator.observe import Finding, observe
+from skills.curator.believing.observe import Finding, observe
 from skills.intake import draft_of
 from skills.schema import MOVES_JSON, RECIPE_JSON, SkillFile, skill_file
 from skills.skillfile import read_skill, skill_folders, write_skill

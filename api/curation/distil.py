@@ -30,7 +30,7 @@ from optimizer.curation.tuned import Lifting, Source, tuned_instance
 from optimizer.local.simulated_bench import SimulatedBench
 from optimizer.problem.spec import Problem
 from skills.curator.distillation import Distillation, Lifted, Lifter, Means
-from skills.curator.drafter import Drafter
+from skills.curator.drafting.delta import Drafter
 from skills.curator.pipeline import distil, replay
 from skills.curator.records import Change, Kernel, Trajectory
 

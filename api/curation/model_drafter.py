@@ -11,14 +11,14 @@ from optimizer.synthesizers.llm.pace import RateLimit
 from optimizer.synthesizers.llm.redact import Redaction
 from optimizer.synthesizers.llm.replies import CallFailed, ContextOverflow
 from optimizer.synthesizers.llm.settings import LlmSettings, models_from
-from skills.curator.drafter import Task
+from skills.curator.drafting.delta import Task
 
 OUTPUT_TOKENS = 4_000
 
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Implements `skills.curator.drafter.Drafter`. name: of the model, as litellm spells it."""
+    """A `skills.curator.drafting.delta.Drafter`. name: of the model, as litellm spells it."""
 
     name: str
     asker: LitellmAsker

@@ -23,8 +23,8 @@ from optimizer.local.bench import Place
 from optimizer.local.simulated_bench import SimulatedBench
 from optimizer.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
 from optimizer.problem.spec import Problem
-from skills.curator.lifecycle import queue
-from skills.curator.verify import judge, verify
+from skills.curator.believing.lifecycle import queue
+from skills.curator.believing.verify import judge, verify
 
 
 def waiting(services: Services, *, queued: bool) -> list[str]:

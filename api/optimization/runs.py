@@ -40,8 +40,8 @@ from optimizer.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.toolchains.base import Target
 from optimizer.toolchains.registry import usable_toolchain
-from skills.curator.lifecycle import note_toolchain
-from skills.curator.observe import retire_unused
+from skills.curator.believing.lifecycle import note_toolchain
+from skills.curator.believing.observe import retire_unused
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
 BUILTIN = ("recipe", "sample", "compiler")

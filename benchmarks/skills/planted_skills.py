@@ -29,11 +29,11 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.answer import RetrieveRequest
 from retrieval.compose.skill_choice import choose_skills
 from retrieval.journal import Journal
-from skills.curator.drafter import Task
-from skills.curator.observe import observe
+from skills.curator.believing.observe import observe
+from skills.curator.drafting.delta import Task
 from skills.curator.pipeline import distil
 from skills.curator.records import Side, Trajectory
-from tests.skills.curator.paraphrases import NEAR, PAIRS, Told
+from tests.skills.curator.matching.paraphrases import NEAR, PAIRS, Told
 from tests.skills.curator.planted import (
     ROLES,
     at_random,

@@ -33,8 +33,8 @@ from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from skills.curator.believing.verify import Arm, Trial
 from skills.curator.records import Ratio
-from skills.curator.verify import Arm, Trial
 from skills.recipes.recipe import Recipe, parse_recipe
 
 MAX_TRIALS = 3
@@ -77,7 +77,7 @@ class Means:
 
 
 class RecipeAblation:
-    """Implements `skills.curator.verify.Ablation`."""
+    """Implements `skills.curator.believing.verify.Ablation`."""
 
     def __init__(self, means: Means) -> None:
         self._means = means

@@ -25,8 +25,8 @@ from optimizer.search.records import Proposal
 from optimizer.synthesizers.recipe.instantiate import C_LIKE, ENTRY, PYTHON, instantiate
 from optimizer.synthesizers.recipe.match import ROLE_OF
 from optimizer.synthesizers.recipe.synthesizer import fit
-from skills.curator.contrast import constant_role
 from skills.curator.distillation import Lifted
+from skills.curator.reading.contrast import constant_role
 from skills.curator.records import Change, Kernel, Trajectory
 from skills.recipes.recipe import FORMAT, PLACEHOLDER, Recipe, Value, parse_recipe
 

@@ -13,9 +13,9 @@ from typing import Any
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
 from kb.ids import SkillId, derived_id
 from skills.curator.distillation import Delta, Narrowing
-from skills.curator.draft import WHEN, Draft, predicate_of
+from skills.curator.drafting.draft import WHEN, Draft, predicate_of
 from skills.curator.judging import Judging
-from skills.curator.match import Apart, Known, Match, apart, backing
+from skills.curator.matching.match import Apart, Known, Match, apart, backing
 from skills.curator.records import Operation
 from skills.schema import advice
 from skills.skillfile import content_sha256

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes
 from kb.embedding.base import Embedder
 from kb.errors import InvalidKnowledge
-from skills.curator.contrast import Roles
-from skills.curator.match import Known
-from skills.curator.observe import Part
+from skills.curator.believing.observe import Part
+from skills.curator.matching.match import Known
+from skills.curator.reading.contrast import Roles
 from skills.curator.records import Change, Decision, Operation, Trajectory, trajectory_from_json
 
 FORMAT = 1

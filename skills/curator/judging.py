@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kb.hardware.names import NameIndex
-from skills.curator.contrast import ADOPTED
 from skills.curator.distillation import Delta, Lifter, Means
-from skills.curator.draft import Draft, slug
-from skills.curator.drafter import Drafter
-from skills.curator.evidence import dangling, render
+from skills.curator.drafting.delta import Drafter
+from skills.curator.drafting.draft import Draft, slug
 from skills.curator.lint import Allowed, lint, unsafe
-from skills.curator.match import Known, Texts
+from skills.curator.matching.match import Known, Texts
+from skills.curator.reading.contrast import ADOPTED
+from skills.curator.reading.evidence import dangling, render
 from skills.curator.records import Change, Decision, Trajectory
 
 

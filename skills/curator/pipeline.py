@@ -14,17 +14,18 @@ from kb.catalog.engine import Catalog
 from kb.embedding.base import Embedder
 from kb.hardware.names import NameIndex
 from kb.scope import ALL_ACCESS
-from skills.curator import changes, drafting
-from skills.curator.contrast import ADOPTED, UNNAMED, WRITTEN, Roles, contrast
+from skills.curator import changes
 from skills.curator.distillation import Distillation, Library, Lifter, Means, recorded_from
-from skills.curator.draft import Draft, compose
-from skills.curator.drafter import Drafter
-from skills.curator.echo import APPLIED, Shown
-from skills.curator.evidence import rows_of
-from skills.curator.gate import gate
+from skills.curator.drafting import sentences
+from skills.curator.drafting.delta import Drafter
+from skills.curator.drafting.draft import Draft, compose
 from skills.curator.judging import Judging, checked
-from skills.curator.match import Match, Texts, match
-from skills.curator.normalise import body_key, kernel_key
+from skills.curator.matching.match import Match, Texts, match
+from skills.curator.reading.contrast import ADOPTED, UNNAMED, WRITTEN, Roles, contrast
+from skills.curator.reading.echo import APPLIED, Shown
+from skills.curator.reading.evidence import rows_of
+from skills.curator.reading.gate import gate
+from skills.curator.reading.normalise import body_key, kernel_key
 from skills.curator.records import Change, Operation, Step, Trajectory
 from skills.curator.storing import means_of, snapshot, store_deltas
 from skills.schema import MAX_NAME
@@ -90,7 +91,7 @@ def judge(
 def replay(record: Mapping[str, Any], means: Means, lifter: Lifter | None = None) -> Distillation:
     """Judge a stored distillation again. means: only its embedder is used."""
     made = recorded_from(record, means.embedder)
-    drafter = drafting.Replayed(made.drafter, made.answers) if made.drafter else None
+    drafter = sentences.Replayed(made.drafter, made.answers) if made.drafter else None
     return judge(made.trajectory, made.library, made.means, drafter=drafter, lifter=lifter)
 
 
@@ -119,7 +120,7 @@ def _step(run: Judging, step: Step) -> None:
 
 
 def _learn(run: Judging, change: Change, draft: Draft) -> None:
-    asked = drafting.ask(run, change, draft)
+    asked = sentences.ask(run, change, draft)
     draft, node = asked.draft, change.step.child.number
     unnamed = draft.transformation == UNNAMED
     if unnamed and asked.operation not in ("ADD_EVIDENCE", "REFINE"):
@@ -130,7 +131,7 @@ def _learn(run: Judging, change: Change, draft: Draft) -> None:
     if not checked(run, change, draft):
         return
     draft = _normalised(run, node, draft)
-    found = drafting.agreed(run, asked, draft)
+    found = sentences.agreed(run, asked, draft)
     if found is None and unnamed:
         return  # `agreed` said why the skill that was named is not the one
     if found is None:

@@ -22,12 +22,12 @@ from kb.errors import Conflict
 from kb.hardware.checks import Problems
 from kb.hardware.lineage import lineage
 from kb.scope import ALL_ACCESS
-from skills.curator.contrast import Roles
+from skills.curator.believing.observe import outside, record_of, trials_of
 from skills.curator.distillation import Delta, Distillation, Library, Means, StoredDelta
-from skills.curator.match import Known
-from skills.curator.observe import outside, record_of, trials_of
+from skills.curator.matching.match import Known
+from skills.curator.matching.vectors import KeptVectors
+from skills.curator.reading.contrast import Roles
 from skills.curator.records import Trajectory
-from skills.curator.vectors import KeptVectors
 from skills.recipes.recipe import Recipe, parse_recipe
 from skills.schema import advice
 from skills.skillfile import content_sha256
@@ -76,7 +76,7 @@ def means_of(
 
 
 def roles_of(recipes: Iterable[Recipe]) -> dict[str, dict[str, str]]:
-    """Recipe -> parameter -> its role as moves call it: what `skills.curator.contrast` asks for."""
+    """Recipe -> parameter -> its role as moves call it: what `reading.contrast` asks for."""
     return {recipe.name: {p.name: p.role for p in recipe.parameters} for recipe in recipes}
 
 

@@ -30,9 +30,9 @@ from optimizer.search.knowledge import Query
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
+from skills.curator.believing.verify import Arm, Trial, judge, together, verify
 from skills.curator.pipeline import distil
 from skills.curator.records import Change, Ratio, Side, Step, Trajectory
-from skills.curator.verify import Arm, Trial, judge, together, verify
 from skills.recipes.recipe import parse_recipe
 from tests.optimizer.curation.curated import TEMPLATE, problem_in, skill_in
 from tests.skills.curator import planted

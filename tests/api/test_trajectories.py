@@ -17,7 +17,7 @@ from api.trajectories.accept import again, trajectory_store
 from api.trajectories.export import Asked, export_trajectories
 from api.trajectories.reading import trajectory
 from kb.errors import Conflict
-from skills.curator.gate import gate
+from skills.curator.reading.gate import gate
 from skills.curator.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TOML

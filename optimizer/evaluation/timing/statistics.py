@@ -66,8 +66,8 @@ def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
 
     Errors are independent, so their distances from the two values add as squares, on the log scale
     and for each side by itself: the interval of a difference by Zou and Donner, Statistics in
-    Medicine 27 (2008) 1693-1702. `skills.curator.gate.ratio` is the same rule for the curator's
-    records, which may not import this package.
+    Medicine 27 (2008) 1693-1702. `skills.curator.reading.gate.ratio` is the same rule for the
+    curator's records, which may not import this package.
     """
     if not (_bounded(upper) and _bounded(lower)):
         return None

@@ -17,7 +17,7 @@ from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.problem.spec import Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
-from skills.curator.verify import judge
+from skills.curator.believing.verify import judge
 from skills.recipes.recipe import Recipe
 from tests.optimizer.curation.curated import TEMPLATE, WRONG, bench_of, problem_in, skill_in
 

@@ -16,8 +16,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
-from skills.curator.contrast import contrast
-from skills.curator.gate import gate
+from skills.curator.reading.contrast import contrast
+from skills.curator.reading.gate import gate
 from skills.curator.records import Trajectory, trajectory_from_json
 from skills.recipes.recipe import Parameter, Recipe
 

@@ -13,8 +13,8 @@ from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Problem
 from optimizer.synthesizers.recipe.instantiate import instantiate
 from optimizer.synthesizers.recipe.synthesizer import fit
-from skills.curator.contrast import WRITTEN
 from skills.curator.distillation import Lifted
+from skills.curator.reading.contrast import WRITTEN
 from skills.curator.records import Change, Kernel, Measured, Side, Step, Trajectory
 from tests.optimizer.curation.curated import KERNEL, bench_of, problem_in
 

@@ -14,11 +14,12 @@ from kb.catalog import skills as store
 from kb.embedding.local import LocalEmbedder
 from kb.errors import Conflict
 from skills.curator.distillation import Lifted, Means
-from skills.curator.drafter import DELTA_SCHEMA, Task
+from skills.curator.drafting.delta import DELTA_SCHEMA, Task
 from skills.curator.pipeline import distil, judge, replay
 from skills.curator.records import Side, Trajectory, trajectory_from_json
 from skills.curator.storing import means_of, snapshot, store_deltas
 from skills.library import SkillLibrary
+from tests.skills.curator.drafting.test_lint import INJECTIONS
 from tests.skills.curator.planted import (
     LINEAGES,
     RECIPE,
@@ -34,7 +35,6 @@ from tests.skills.curator.planted import (
     trajectory,
     tuned,
 )
-from tests.skills.curator.test_lint import INJECTIONS
 
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"
 LOOP = (

@@ -14,10 +14,10 @@ from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.embedding.base import Vectors
 from kb.embedding.local import LocalEmbedder
 from kb.errors import InvalidKnowledge
-from skills.curator.match import ALIKE_COSINE, Known, Texts
+from skills.curator.matching.match import ALIKE_COSINE, Known, Texts
+from skills.curator.matching.vectors import KeptVectors
 from skills.curator.pipeline import distil
 from skills.curator.storing import means_of, snapshot
-from skills.curator.vectors import KeptVectors
 from skills.library import SkillLibrary
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, step, trajectory, tuned
 
@@ -137,6 +137,6 @@ def test_a_text_is_normalised_once_for_all_drafts(
     put(catalog, "a-norm", "rmsnorm")
     (known,) = snapshot(catalog, trajectory(tuned())).known
     key = known.body_key
-    monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
+    monkeypatch.setattr("skills.curator.matching.match.body_key", None)  # a second call would fail
     assert known.body_key == key
     assert known == Known(known.row, known.evidence)

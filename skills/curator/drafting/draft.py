@@ -18,8 +18,8 @@ from typing import Any
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from retrieval.diagnose.signals import load_signals
-from skills.curator.contrast import ADOPTED, direction_of, rule_named
-from skills.curator.evidence import render
+from skills.curator.reading.contrast import ADOPTED, direction_of, rule_named
+from skills.curator.reading.evidence import render
 from skills.curator.records import Change, ParameterChange, Trajectory
 from skills.schema import MAX_NAME, advice, sources_of
 from skills.skillfile import content_sha256

@@ -13,12 +13,12 @@ from kb.catalog.skills import SkillRow
 from kb.embedding.local import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from skills.curator.changes import _row
-from skills.curator.draft import Words
-from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
+from skills.curator.drafting.draft import Words
+from skills.curator.matching.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
 from skills.curator.pipeline import distil
-from tests.skills.curator.paraphrases import NEAR, PAIRS, Told
+from tests.skills.curator.drafting.test_draft import drafted
+from tests.skills.curator.matching.paraphrases import NEAR, PAIRS, Told
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, trajectory, tuned
-from tests.skills.curator.test_draft import drafted
 
 SMALL = {"main": {"compulsory_bytes": 65536.0}}
 LARGE = {"main": {"compulsory_bytes": 1e9}}

@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from skills.curator.gate import Passed
-from skills.curator.normalise import canonical, is_python, shown_lines
+from skills.curator.reading.gate import Passed
+from skills.curator.reading.normalise import canonical, is_python, shown_lines
 from skills.curator.records import Change, Decision, Kernel, ParameterChange, Step, Value
 
 # Two that change together may need each other; of more, nobody can say which one it was.

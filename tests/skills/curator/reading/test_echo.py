@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from skills.curator.echo import Shown, strip
+from skills.curator.reading.echo import Shown, strip
 from tests.skills.curator.planted import SEEDS
 
 WORDS = [f"word{n}" for n in range(200)]

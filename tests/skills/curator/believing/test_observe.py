@@ -22,7 +22,7 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.answer import RetrieveRequest
 from retrieval.compose.skill_choice import choose_skills
 from retrieval.journal import Journal
-from skills.curator.observe import (
+from skills.curator.believing.observe import (
     Part,
     Record,
     Trial,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from skills.curator.normalise import body_key, code, kernel_key, prose, without_comments
+from skills.curator.reading.normalise import body_key, code, kernel_key, prose, without_comments
 from tests.skills.curator.planted import SEEDS, free
 
 CPP = 'int f(int a) { return a + 1; } // add\n/* more\n lines */ const char *s = "// kept";\n'

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from skills.curator.contrast import UNNAMED
-from skills.curator.draft import Draft, Words
-from skills.curator.drafter import Answer, BadDelta, Task, answer_from
-from skills.curator.echo import Shown, strip
+from skills.curator.drafting.delta import Answer, BadDelta, Task, answer_from
+from skills.curator.drafting.draft import Draft, Words
 from skills.curator.judging import Judging, findings, renamed
-from skills.curator.match import Match, comparable, nearest, same_moves
+from skills.curator.matching.match import Match, comparable, nearest, same_moves
+from skills.curator.reading.contrast import UNNAMED
+from skills.curator.reading.echo import Shown, strip
 from skills.curator.records import Change, Operation
 
 TRIES = 2  # the answer and one repair

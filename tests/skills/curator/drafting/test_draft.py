@@ -15,12 +15,12 @@ from kb.hardware.checks import Problems
 from kb.hardware.names import NameIndex
 from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
-from skills.curator.contrast import contrast
-from skills.curator.draft import Draft, compose, slug
-from skills.curator.evidence import dangling, render, rows_of
-from skills.curator.gate import gate
+from skills.curator.drafting.draft import Draft, compose, slug
 from skills.curator.lint import Allowed, lint
 from skills.curator.pipeline import distil
+from skills.curator.reading.contrast import contrast
+from skills.curator.reading.evidence import dangling, render, rows_of
+from skills.curator.reading.gate import gate
 from skills.curator.records import Trajectory
 from skills.library import SkillLibrary
 from skills.schema import advice, check

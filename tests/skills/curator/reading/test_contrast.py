@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from skills.curator.contrast import UNNAMED, WRITTEN, contrast, direction_of
-from skills.curator.gate import Passed
+from skills.curator.reading.contrast import UNNAMED, WRITTEN, contrast, direction_of
+from skills.curator.reading.gate import Passed
 from skills.curator.records import Change, Side, Step
 from tests.skills.curator.planted import ROLES, VALUES, free, instance, measured, step, tuned
 

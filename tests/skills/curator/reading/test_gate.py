@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from skills.curator.gate import NOISE_FLOOR, gain_of, gate, noise_floor
-from skills.curator.normalise import kernel_key
 from skills.curator.pipeline import distil
+from skills.curator.reading.gate import NOISE_FLOOR, gain_of, gate, noise_floor
+from skills.curator.reading.normalise import kernel_key
 from skills.curator.records import Ratio, Side, Trajectory
 from tests.skills.curator.planted import (
     ROLES,

@@ -11,7 +11,7 @@ from typing import Literal, TypeGuard
 
 from kb.catalog.skills import FAILURES
 from skills.curator.lint import is_name
-from skills.curator.normalise import kernel_key
+from skills.curator.reading.normalise import kernel_key
 from skills.curator.records import Decision, Measured, Ratio, Side, Step, Trajectory
 
 # By how much the lower bound must be off 1, as a ratio. The standard deviation, in log units, of

@@ -15,7 +15,7 @@ from kb.catalog.skills import EvidenceRow
 from kb.errors import InvalidKnowledge
 from kb.ids import derived_id
 from kb.problem_terms import canonical_dtype, canonical_op
-from skills.curator.gate import gain_of
+from skills.curator.reading.gate import gain_of
 from skills.curator.records import CaseFigure, Change, Measured, Ratio, Side, Subject, Trajectory
 
 EvidenceKind = Literal["pair", "simulator"]

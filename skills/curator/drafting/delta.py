@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from kb.catalog.skills import SkillRow
-from skills.curator.contrast import UNNAMED
-from skills.curator.draft import Draft, Words
-from skills.curator.evidence import FIELDS
+from skills.curator.drafting.draft import Draft, Words
 from skills.curator.lint import sentences
+from skills.curator.reading.contrast import UNNAMED
+from skills.curator.reading.evidence import FIELDS
 from skills.curator.records import OPERATIONS, Change, Operation
 
 MOST_ITEMS, MOST_CHARS = 8, 600

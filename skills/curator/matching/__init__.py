@@ -1,0 +1,1 @@
+"""Whether the library says it already."""

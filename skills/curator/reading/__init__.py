@@ -1,0 +1,1 @@
+"""What a trajectory's step shows: which steps count, what changed, what was measured."""
