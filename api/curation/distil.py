@@ -29,10 +29,11 @@ from optimizer.curation.told import told_from_json
 from optimizer.curation.tuned import Lifting, Source, tuned_instance
 from optimizer.local.simulated_bench import SimulatedBench
 from optimizer.problem.spec import Problem
-from skills.curator.distillation import Distillation, Lifted, Lifter, Means
+from skills.curator.distillation import Distillation, Library, Lifted, Lifter, Means
 from skills.curator.drafting.delta import Drafter
-from skills.curator.pipeline import distil, replay
+from skills.curator.pipeline import judge, replay
 from skills.curator.records import Change, Kernel, Trajectory
+from skills.curator.storing import means_of, snapshot, store_deltas
 
 FORMAT = 1
 USABLE = ("active",)
@@ -76,8 +77,9 @@ class Distilled:
 
 
 def distil_source(services: Services, identity: str, model: str = "") -> Distilled:
-    """Judge it, store candidates and evidence, keep the record. model: to draft sentences, as
-    litellm names it. Raises NotFound, Conflict, and Unavailable for a model that cannot be asked.
+    """Judge it, keep the record, store candidates and evidence, all or nothing. model: to draft
+    sentences, as litellm names it. Raises NotFound, Conflict, and Unavailable for a model that
+    cannot be asked.
     """
     services.skills.sync_builtin(services.settings.skills_dir)
     told = trajectory(services, identity)
@@ -86,16 +88,24 @@ def distil_source(services: Services, identity: str, model: str = "") -> Distill
     lifting = replace(_lifting(services, identity, told), tuned=found)
     drafter = model_drafter(model) if model else None
     asked = [told] if isinstance(tuned, str) else [told, tuned.trajectory]
-    passes = tuple(_pass(services, one, lifting, drafter) for one in asked)
+    passes: list[Pass] = []
+    for one in asked:  # the second meets what the first will have stored
+        before = passes[-1].distillation.after if passes else None
+        passes.append(_pass(services, one, lifting, drafter, before))
     told_record = {
         "format": FORMAT,
         "source": identity,
         "passes": [one.as_json() for one in passes],
     }
-    # Keys in their own order: the hash of a skill's content is of its recipe as it is written.
+    # The record first: no event names one that is not there. Keys in their own order: the hash of a
+    # skill's content is of its recipe as it is written.
     record = services.blobs.put(json.dumps(told_record).encode())
+    stored = store_deltas(services.catalog, [one.distillation for one in passes], record=record)
     return Distilled(
-        identity, passes, tuned if isinstance(tuned, str) else tuned.lifted.name, record
+        identity,
+        tuple(Pass(made, one.lifted) for made, one in zip(stored, passes, strict=True)),
+        tuned if isinstance(tuned, str) else tuned.lifted.name,
+        record,
     )
 
 
@@ -140,17 +150,23 @@ def problem_behind(services: Services, identity: str) -> Problem:
 # -- one pass
 
 
-def _pass(services: Services, told: Trajectory, lifting: Lifter, drafter: Drafter | None) -> Pass:
+def _pass(
+    services: Services,
+    told: Trajectory,
+    lifting: Lifter,
+    drafter: Drafter | None,
+    before: Library | None,
+) -> Pass:
     kept = _Kept(lifting)
-    made = distil(
-        told,
+    library = snapshot(services.catalog, told, before=before)
+    means = means_of(
         services.catalog,
-        drafter=drafter,
-        lifter=kept,
-        embedder=services.embedder,
+        library,
         roles=parameter_roles(services),
         shown=_shown(services, told),
+        embedder=services.embedder,
     )
+    made = judge(told, library, means, drafter=drafter, lifter=kept)
     return Pass(made, kept.answers)
 
 

@@ -97,7 +97,8 @@ class Means:
 
 @dataclass(frozen=True)
 class Distillation:
-    """drafter, embedder: names of what was asked, "" for none. answers: of the drafter, by node."""
+    """drafter, embedder: names of what was asked, "" for none. answers: of the drafter, by node.
+    after: the library once the deltas are stored; it follows from the rest and is not recorded."""
 
     trajectory: Trajectory
     library: Library
@@ -107,6 +108,7 @@ class Distillation:
     drafter: str = ""
     answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stored: tuple[StoredDelta, ...] = ()
+    after: Library = field(default_factory=Library)
 
     def as_json(self) -> dict[str, Any]:
         means = {name: _plain(getattr(self.means, name)) for name in _MEANS}

@@ -53,7 +53,7 @@ def distil(
     library = snapshot(catalog, trajectory, access_scope)
     means = means_of(catalog, library, roles=roles, shown=shown, embedder=embedder)
     judged = judge(trajectory, library, means, drafter=drafter, lifter=lifter)
-    return replace(judged, stored=store_deltas(catalog, judged, access_scope))
+    return store_deltas(catalog, [judged], access_scope)[0]
 
 
 def judge(
@@ -85,6 +85,7 @@ def judge(
         deltas=tuple(run.deltas),
         drafter=drafter.name if drafter is not None else "",
         answers=run.answers,
+        after=Library(tuple(run.known.values()), frozenset(run.taken)),
     )
 
 

@@ -7,7 +7,7 @@ time. A library that changed between snapshot and storing is a Conflict: distil 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -35,19 +35,26 @@ from skills.skillfile import content_sha256
 ACTOR = "curator"
 
 
-def snapshot(catalog: Catalog, trajectory: Trajectory, access_scope: str = ALL_ACCESS) -> Library:
+def snapshot(
+    catalog: Catalog,
+    trajectory: Trajectory,
+    access_scope: str = ALL_ACCESS,
+    *,
+    before: Library | None = None,
+) -> Library:
     """What of the library the trajectory can meet: skills about its op family or any, and those
-    that a step names."""
+    that a step names. before: what a trajectory judged earlier leaves and is not stored yet."""
     named = {skill_of(id_) for step in trajectory.steps for id_ in step.attributed}
     named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
     with catalog.read() as connection:
         rows = store.about(connection, trajectory.subject.family, named, access_scope)
         evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
-        taken = store.names(connection, access_scope)
-    rows.sort(key=lambda row: row.name)
-    return Library(
-        tuple(Known(row, tuple(evidence.get(row.id, ()))) for row in rows), frozenset(taken)
-    )
+        taken = set(store.names(connection, access_scope))
+    known = {row.name: Known(row, tuple(evidence.get(row.id, ()))) for row in rows}
+    if before is not None:
+        known |= {one.row.name: one for one in before.known}
+        taken |= before.taken
+    return Library(tuple(known[name] for name in sorted(known)), frozenset(taken))
 
 
 def skill_of(attributed: str) -> str:
@@ -93,21 +100,33 @@ def _recipes(known: Iterable[Known]) -> Iterator[Recipe]:
 
 
 def store_deltas(
-    catalog: Catalog, distillation: Distillation, access_scope: str = ALL_ACCESS
-) -> tuple[StoredDelta, ...]:
-    """All of them, or none. Raises Conflict where the library is no longer what was judged."""
+    catalog: Catalog,
+    made: Sequence[Distillation],
+    access_scope: str = ALL_ACCESS,
+    *,
+    record: str = "",
+) -> tuple[Distillation, ...]:
+    """All deltas of all of them, in order, or none. record: key of the blob that they can be judged
+    again from, for the events. Raises Conflict where the library is no longer what was judged."""
     with catalog.write() as connection:
         return tuple(
-            _store(connection, delta, distillation, access_scope) for delta in distillation.deltas
+            replace(
+                one,
+                stored=tuple(
+                    _store(connection, delta, one, access_scope, record) for delta in one.deltas
+                ),
+            )
+            for one in made
         )
 
 
 def _store(
-    connection: Connection, delta: Delta, made: Distillation, access_scope: str
+    connection: Connection, delta: Delta, made: Distillation, access_scope: str, record: str
 ) -> StoredDelta:
     known = store.find(connection, delta.skill, access_scope)
     _unchanged(delta, known)
     details = {"run": made.trajectory.id, "node": delta.node, "operation": delta.operation}
+    details |= {"record": record} if record else {}
     signed: dict[str, Any] = {"actor": ACTOR, "reason": delta.reason, "access_scope": access_scope}
     outcome, version = "unchanged", delta.version
     if delta.draft is not None:

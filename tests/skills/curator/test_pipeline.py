@@ -101,8 +101,31 @@ def test_a_library_that_changed_meanwhile_is_a_conflict_and_nothing_is_stored(
     distil(trajectory(tuned(after={**VALUES, "lanes": 16})), catalog, roles=ROLES)
     before = stored(catalog)
     with pytest.raises(Conflict, match="was judged"):
-        store_deltas(catalog, judged)
+        store_deltas(catalog, [judged])
     assert stored(catalog) == before
+
+
+def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) -> None:
+    first, second = (trajectory(tuned(), run=run) for run in ("run_1", "run_2"))
+    library = snapshot(catalog, first)
+    learned = judge(first, library, means_of(catalog, library, roles=ROLES))
+    met = snapshot(catalog, second, before=learned.after)
+    again = judge(second, met, means_of(catalog, met, roles=ROLES))
+    assert [delta.operation for delta in (*learned.deltas, *again.deltas)] == [
+        "ADD",
+        "ADD_EVIDENCE",
+    ]
+    empty = stored(catalog)
+    stale = replace(again, deltas=tuple(replace(d, version=7) for d in again.deltas))
+    with pytest.raises(Conflict, match="was judged"):
+        store_deltas(catalog, [learned, stale])
+    assert stored(catalog) == empty
+    made = store_deltas(catalog, [learned, again], record="ab" * 32)
+    assert [row.outcome for one in made for row in one.stored] == ["created", "updated"]
+    with catalog.read() as connection:
+        skill = store.get(connection, made[0].stored[0].skill)
+        told = store.events(connection, skill.id)
+    assert told[0].details["record"] == "ab" * 32
 
 
 # -- what is kept of a run
