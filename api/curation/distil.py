@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from api.curation.model_drafter import model_drafter
+from api.optimization.knowledge import library_sources
 from api.optimization.runs import bench_for, places_for
 from api.optimization.stored import run_store
 from api.services import Services
@@ -20,13 +21,12 @@ from api.trajectories.accept import trajectory_store
 from api.trajectories.reading import parameter_roles, searched_problem, trajectory
 from api.trajectories.telling import problem_of
 from kb.catalog import passages
-from kb.catalog import skills as store
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.curation.ablation import ConfirmingBench
 from optimizer.curation.lifting import KernelLifter
 from optimizer.curation.told import told_from_json
-from optimizer.curation.tuned import Lifting, Source, tuned_instance
+from optimizer.curation.tuned import Lifting, tuned_instance
 from optimizer.local.simulated_bench import SimulatedBench
 from optimizer.problem.spec import Problem
 from skills.curator.distillation import Distillation, Library, Lifted, Lifter, Means
@@ -36,7 +36,6 @@ from skills.curator.records import Change, Kernel, Trajectory
 from skills.curator.storing import means_of, snapshot, store_deltas
 
 FORMAT = 1
-USABLE = ("active",)
 
 
 @dataclass(frozen=True)
@@ -126,17 +125,6 @@ def replayed(services: Services, record: str) -> list[str]:
         names = [name for name in now if name != "stored" and now[name] != stored[name]]
         differences += [f"pass {number}: {name}" for name in names]
     return differences
-
-
-def library_sources(services: Services) -> dict[str, Source]:
-    """Recipes of active skills as they are stored."""
-    with services.catalog.read() as connection:
-        rows = store.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
-    return {
-        row.name: Source(row.recipe, row.metadata.get("files", {}))
-        for row in rows
-        if row.recipe is not None
-    }
 
 
 def problem_behind(services: Services, identity: str) -> Problem:

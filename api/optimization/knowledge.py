@@ -8,6 +8,7 @@ from kb.catalog import skills as rows
 from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
 from optimizer.curation.remedies import remedies_of, skill_of
+from optimizer.curation.tuned import Source
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.records import Node
 from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
@@ -128,15 +129,22 @@ def _remedy(move: MoveAnswer) -> Remedy:
 
 def library_recipes(services: Any) -> list[Recipe]:
     """Recipes of skills that are active. Raises InvalidKnowledge for one that cannot be read."""
-    with services.catalog.read() as connection:
-        found = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
     recipes = []
-    for row in found:
-        if row.recipe is None:
-            continue
-        problems = Problems(f"skill {row.name}")
-        recipe = parse_recipe(row.name, row.recipe, row.metadata.get("files", {}), problems)
+    for name, source in library_sources(services).items():
+        problems = Problems(f"skill {name}")
+        recipe = parse_recipe(name, source.body, source.files, problems)
         problems.raise_if_any()
         if recipe is not None:
             recipes.append(recipe)
     return recipes
+
+
+def library_sources(services: Any) -> dict[str, Source]:
+    """Recipes of active skills as they are stored, by name."""
+    with services.catalog.read() as connection:
+        found = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
+    return {
+        row.name: Source(row.recipe, row.metadata.get("files", {}))
+        for row in found
+        if row.recipe is not None
+    }

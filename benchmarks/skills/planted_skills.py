@@ -21,18 +21,12 @@ from typing import Any, Literal
 from benchmarks.report import ended, say, table, write_result
 from kb.catalog import Catalog
 from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.embedding import Embedder, open_embedder
 from kb.embedding.local import DEFAULT_MODEL
-from kb.ids import new_id
-from kb.scope import ANY, ScopeFilter
-from retrieval.answer import RetrieveRequest
-from retrieval.compose.skill_choice import choose_skills
-from retrieval.journal import Journal
-from skills.curator.believing.observe import observe
 from skills.curator.drafting.delta import Task
 from skills.curator.pipeline import distil
 from skills.curator.records import Side, Trajectory
+from tests.skills.curator.believing.uses import DTYPES, LENGTHS, NOISE, OPS, Gain, Uses, learned
 from tests.skills.curator.matching.paraphrases import NEAR, PAIRS, Told
 from tests.skills.curator.planted import (
     ROLES,
@@ -50,9 +44,7 @@ TITLE = "Planted skills: what the curator does with them"
 SEEDS = range(10)
 WITHIN = 20  # uses
 LONG = 60
-NOISE = 0.05  # of a use's gain, as a share (standard deviation)
 LOSS, WIN, SMALL_WIN = 0.85, 1.15, 1.05
-OPS, DTYPES, LENGTHS = ("softmax", "matmul"), ("float32", "bfloat16"), (256, 8192)
 LOOP = (
     "void run(const float *x, float *y, long n) {\n  for (long i = 0; i < n; i++) y[i] = x[i];\n}"
 )
@@ -81,7 +73,6 @@ METHOD = (
     " looked for in every column of every stored skill, and in what a drafting model is asked,"
     " outside of its data fence (between its marks everything is quoted).",
 )
-Gain = Callable[[Mapping[str, Any]], float]
 Where = Literal["skills", "prompts"]
 
 
@@ -106,101 +97,10 @@ class Scenario:
 # -- uses
 
 
-@dataclass
-class Uses:
-    """Asks for a skill, uses it where it is shown, and reports what came of it."""
-
-    catalog: Catalog
-    gain: Gain
-    seed: int
-
-    def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
-        self.journal = Journal(self.catalog)
-
-    def ask(self, name: str) -> bool:
-        """False where it was not shown."""
-        request = RetrieveRequest(
-            signal="memory_bound",
-            hardware="h100",
-            op=self.chance.choice(OPS),
-            dtype=self.chance.choice(DTYPES),
-            language="triton",
-            problem={"reduction_length": self.chance.choice(LENGTHS)},
-        )
-        with self.catalog.read() as connection:
-            scope = ScopeFilter(("h100", "hopper", "nvidia", ANY))
-            choice = choose_skills(connection, request, ["memory_bound"], scope, {}, {})
-        names = [answer.name for answer in choice.answers]
-        if name not in names:
-            return False
-        retrieval = new_id("ret")
-        self.journal.record(_shown(retrieval, request, names))
-        told = {"op": request.op, "dtype": request.dtype, **(request.problem or {})}
-        before = self.chance.uniform(0.5, 4.0)
-        gain = self.gain(told) * (1 + NOISE * self.chance.gauss(0, 1))
-        self.journal.report(
-            retrieval,
-            used=[name],
-            correct=True,
-            speedup=before * gain,
-            baseline_speedup=before,
-        )
-        observe(self.catalog, [name])
-        return True
-
-
-def _shown(retrieval: str, request: RetrieveRequest, skills: list[str]) -> dict[str, Any]:
-    nothing: dict[str, Any] = {name: [] for name in ("excerpt_ids", "move_ids", "skills_withheld")}
-    return {
-        **nothing,
-        "id": retrieval,
-        "request": vars(request),
-        "hardware_id": request.hardware,
-        "signals": [request.signal],
-        "skill_ids": skills,
-        "context_sha256": "",
-        "run_id": None,
-        "node_id": None,
-        "milliseconds": 1.0,
-        "catalog_revision": 1,
-        "access_scope": "all",
-    }
-
-
-def in_use(catalog: Catalog, name: str) -> None:
-    """An active learned skill, measured once."""
-    draft = SkillDraft(
-        name=name,
-        tier="learned",
-        transformation="vectorise",
-        description=f"Use {name} when loads are narrow.",
-        body="## Steps\n\nLoad wider.",
-        scopes=SkillScopes(signals=("memory_bound",)),
-        content_sha256="",
-        origin="run",
-    )
-    with catalog.write() as connection:
-        store.put(connection, draft, state="candidate", actor="curator", reason="planted")
-        store.add_evidence(
-            connection,
-            name,
-            kind="ablation",
-            hardware="h100",
-            n=12,
-            speedup=1.2,
-            low=1.1,
-            high=1.3,
-            actor="curator",
-            reason="planted",
-        )
-        store.set_state(connection, name, "active", actor="curator", reason="planted")
-
-
 def used(catalog: Catalog, seed: int, gain: Gain, most: int) -> Outcome:
     """good: it was narrowed or retired; uses: after how many."""
     name = f"planted-{seed}"
-    in_use(catalog, name)
+    learned(catalog, name)
     planted, outcome = Uses(catalog, gain, seed), Outcome(False)
     for use in range(1, most + 1):
         if not planted.ask(name):

@@ -210,7 +210,7 @@ def _read(path: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _version(compiler: str) -> str:
-    """The compiler's first line, and the processor, which -march=native looks at."""
+    """The compiler's first line without its name, and the processor, which -march=native looks at."""
     if shutil.which(compiler) is None:
         return f"{compiler} is not installed"
     told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
@@ -221,4 +221,5 @@ def _version(compiler: str) -> str:
         check=False,
     )
     arch = re.search(r"^\s*-march=\s+(\S+)", native.stdout, re.MULTILINE)
-    return f"{told.stdout.splitlines()[0]}; native={arch[1] if arch else platform.machine()}"
+    said = told.stdout.splitlines()[0].removeprefix(f"{Path(compiler).name} ")
+    return f"{said}; native={arch[1] if arch else platform.machine()}"

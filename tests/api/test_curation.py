@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from api.cli.optimize import _target
-from api.curation.distil import Distilled, distil_source, library_sources, replayed
+from api.curation.distil import Distilled, distil_source, replayed
 from api.curation.lift import difference, lift_told
 from api.curation.states import change_state
 from api.curation.verify import Verifier, waiting
-from api.optimization.knowledge import ServiceKnowledge, library_recipes
+from api.optimization.knowledge import ServiceKnowledge, library_recipes, library_sources
 from api.optimization.runs import attributed, hardware_view_of, optimize, places_for
 from api.services import Services, open_services
 from ingestion.builtin import load_hardware
