@@ -157,7 +157,7 @@ class SkillLibrary:
             links = store.links_of(connection, name, access_scope)
         exported = skill_file(row, evidence)
         return SkillDetail(
-            summary=_summary(row, evidence),
+            summary=_summary(row, store.evidence_line(evidence)),
             id=row.id,
             front_matter=_front_matter(exported),
             body=row.body,
@@ -300,12 +300,11 @@ class SkillLibrary:
 def _summaries(
     connection: Connection, rows: Sequence[SkillHead], access_scope: str
 ) -> list[SkillSummary]:
-    ids = [row.id for row in rows]
-    evidence = store.evidence_for(connection, ids, access_scope, details=False)
-    return [_summary(row, evidence.get(row.id, [])) for row in rows]
+    evidence = store.evidence_lines(connection, [row.id for row in rows], access_scope)
+    return [_summary(row, evidence[row.id]) for row in rows]
 
 
-def _summary(row: SkillHead, evidence: Sequence[EvidenceRow]) -> SkillSummary:
+def _summary(row: SkillHead, evidence: str) -> SkillSummary:
     return SkillSummary(
         name=row.name,
         description=row.description,
@@ -314,7 +313,7 @@ def _summary(row: SkillHead, evidence: Sequence[EvidenceRow]) -> SkillSummary:
         polarity=row.polarity,
         version=row.version,
         scopes=row.scopes,
-        evidence=store.evidence_line(evidence),
+        evidence=evidence,
         updated_at=row.updated_at,
     )
 

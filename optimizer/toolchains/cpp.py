@@ -210,7 +210,7 @@ def _read(path: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _version(compiler: str) -> str:
-    """The compiler's first line without its name, and the processor, which -march=native looks at."""
+    """The compiler's first line without its name, and the processor that -march=native sees."""
     if shutil.which(compiler) is None:
         return f"{compiler} is not installed"
     told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)

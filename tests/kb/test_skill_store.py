@@ -108,9 +108,11 @@ def test_evidence_is_kept_with_an_event_that_names_it(connection: Connection) ->
     assert store.tested(connection, [skill.id]) == {skill.id: (1, 1)}
     ablation(connection, "widen-loads", low=0.9)
     assert store.tested(connection, [skill.id]) == {skill.id: (2, 1)}
-    assert store.evidence_line(store.evidence_of(connection, skill.id)) == (
-        "n=24;speedup_lcb=0.90;shapes=1;runs=1"
-    )
+    line = "n=24;speedup_lcb=0.90;shapes=1;runs=1"
+    assert store.evidence_line(store.evidence_of(connection, skill.id)) == line
+    none = "sk_none"
+    lines = store.evidence_lines(connection, [skill.id, none])
+    assert lines == {skill.id: line, none: "not measured here"}
 
 
 def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None:
@@ -132,11 +134,15 @@ def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None
     assert store.tested(connection, [skill.id]) == {}
     found = store.evidence_of(connection, skill.id)
     assert skill.toolchain_id is None and len(found) == 1
-    assert store.evidence_line(found) == "not measured here;simulated=1"
+    line = "not measured here;simulated=1"
+    assert store.evidence_line(found) == line
+    assert store.evidence_lines(connection, [skill.id]) == {skill.id: line}
     with pytest.raises(Conflict, match="no measurement here"):
         store.set_state(connection, "widen-loads", "active", actor="ann", reason="simulated")
     found.append(ablation(connection, "widen-loads"))
-    assert store.evidence_line(found) == "n=12;speedup_lcb=1.10;shapes=1;runs=1;simulated=1"
+    line = "n=12;speedup_lcb=1.10;shapes=1;runs=1;simulated=1"
+    assert store.evidence_line(found) == line
+    assert store.evidence_lines(connection, [skill.id]) == {skill.id: line}
 
 
 def figure(

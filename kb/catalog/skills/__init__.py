@@ -11,6 +11,7 @@ from kb.catalog.skills.evidence import (
     add_evidence,
     evidence_for,
     evidence_line,
+    evidence_lines,
     evidence_of,
 )
 from kb.catalog.skills.links import link, links_of
@@ -96,6 +97,7 @@ __all__ = [
     "events",
     "evidence_for",
     "evidence_line",
+    "evidence_lines",
     "evidence_of",
     "find",
     "get",
