@@ -109,3 +109,9 @@ def test_every_module_says_what_it_is_for() -> None:
         if (ROOT / path).read_text(encoding="utf-8").strip() and not ast.get_docstring(tree(path))
     ]
     assert silent == []
+
+
+def test_names_of_test_modules_are_unique() -> None:
+    """pytest imports them by their name alone: of two, one would not be collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -63,7 +63,7 @@ def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") 
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)

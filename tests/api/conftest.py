@@ -58,7 +58,7 @@ def client(settings: Settings) -> Iterator[TestClient]:
         yield running
 
 
-def wait_until_ready(client: TestClient, seconds: float = 180) -> dict[str, Any]:
+def wait_until_ready(client: TestClient, seconds: float = 400) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         state: dict[str, Any] = client.get("/readyz").json()
@@ -72,7 +72,7 @@ def upload(client: TestClient, name: str, content: bytes, **fields: Any) -> Resp
     return client.post("/documents", files=[("file", (name, content))], data=fields)
 
 
-def finished(client: TestClient, job_id: str, seconds: float = 120) -> dict[str, Any]:
+def finished(client: TestClient, job_id: str, seconds: float = 400) -> dict[str, Any]:
     """The job once it has ended, however it ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -194,7 +194,7 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
         env=short_lease,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert second.returncode == 0, second.stderr
     files = json.loads(second.stdout)["files"]

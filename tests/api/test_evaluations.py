@@ -58,7 +58,7 @@ def sent(client: TestClient, told: Any) -> Response:
     return client.post("/evaluations", json=told, headers=HERE)
 
 
-def evaluated(client: TestClient, told: Any, seconds: float = 120) -> dict[str, Any]:
+def evaluated(client: TestClient, told: Any, seconds: float = 400) -> dict[str, Any]:
     """The request once it has ended, however it ended."""
     answer = sent(client, told)
     assert answer.status_code == 202, answer.text

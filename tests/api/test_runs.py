@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TOML, candidate
 
-SECONDS = 120.0
+SECONDS = 400.0
 GOAL = {"candidates": 2, "language": "cpp", "knowledge": False}
 SENT = {"source": PROBLEM, "toml": TOML.replace("timed = false\n", "")}
 

@@ -44,7 +44,7 @@ def told(client: TestClient, given: Any, **sent: Any) -> dict[str, Any]:
     return row
 
 
-def ended(client: TestClient, identity: str, seconds: float = 240) -> dict[str, Any]:
+def ended(client: TestClient, identity: str, seconds: float = 400) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         row: dict[str, Any] = client.get(f"/trajectories/{identity}").json()

@@ -439,7 +439,7 @@ def test_a_running_service_answers_every_call(service_url: str, tmp_path: Path) 
         )
         (upload,) = client.upload(note, hardware="h100", category="hardware")
         assert upload.outcome == "created" and upload.job_id is not None
-        assert client.wait(upload.job_id, timeout=120).state == "ready"
+        assert client.wait(upload.job_id, timeout=400).state == "ready"
         assert upload.document_id in {d["id"] for d in client.documents(hardware="h100")}
         with pytest.raises(KernloreClientError) as caught:
             client.retrieve(query="q", hardware="h10")

@@ -32,7 +32,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(*arguments: str | Path, cwd: Path) -> str:
     ran = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120
+        [sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=400
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
