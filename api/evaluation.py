@@ -12,8 +12,8 @@ from api.http.plain import plain
 from api.services import Services
 from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
-from kb.hardware.detect import probe
-from kb.hardware.device import DetectedDevice, Resolver
+from kb.hardware.detection.detect import probe
+from kb.hardware.detection.device import DetectedDevice, Resolver
 from kb.hardware.spec import SignatureSpec
 from optimizer.bundle import MANIFEST, Bundle, read_bundle
 from optimizer.collectors.ceilings import Ceilings, DeviceStore

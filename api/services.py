@@ -14,9 +14,9 @@ from functools import cached_property
 import structlog
 
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
+from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
-from ingestion.tags import SignalWords, Tagger
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
 from kb.blobs import Blobs, open_blobs

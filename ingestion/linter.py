@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
-from ingestion.moves import Move, moves_of
+from ingestion.findings.moves import Move, moves_of
 from kb.errors import KernloreError
 from kb.hardware.fact_keys import fact_keys
 from kb.hardware.formula import check_formula

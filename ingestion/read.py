@@ -16,12 +16,12 @@ from typing import Any
 
 from ingestion import passages as cutting
 from ingestion.elements import Box, ParsedDocument, Table
-from ingestion.facts import ProposedFact, propose_facts
+from ingestion.findings.facts import ProposedFact, propose_facts
+from ingestion.findings.scopes import SectionScopes
+from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, cut_passages
-from ingestion.scopes import SectionScopes
 from ingestion.sections import Section, split_sections
-from ingestion.tags import Tagger
 from kb.catalog.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
 from kb.ids import sha256

@@ -23,16 +23,16 @@ import numpy as np
 import sqlalchemy as sa
 import structlog
 
-from ingestion.facts import ProposedFact
-from ingestion.moves import moves_of
+from ingestion.findings.facts import ProposedFact
+from ingestion.findings.moves import moves_of
+from ingestion.findings.scopes import SectionScopes
+from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import read_document
-from ingestion.recipes import propose_recipes
-from ingestion.sample_scopes import SampleScopes
-from ingestion.scopes import SectionScopes
+from ingestion.samples.recipes import propose_recipes
+from ingestion.samples.scopes import SampleScopes
 from ingestion.sections import split_sections
-from ingestion.tags import Tagger
 from kb.blobs import Blobs
 from kb.catalog import embeddings, versions
 from kb.catalog.embeddings import Vector

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ingestion.moves import moves_of
+from ingestion.findings.moves import moves_of
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import SkillDraft, Tier
 from kb.errors import InvalidKnowledge

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.read import pipeline_fingerprint
-from ingestion.tags import SignalWords, Tagger
 from ingestion.uploads import Submitted, Upload, Uploads
 from ingestion.worker import Parts, Worker
 from kb.blobs import open_blobs

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli import run_reviews
 from api.cli.options import AsJson, DataDir
 from api.cli.output import note, pairs, show, table
 from api.cli.target import read_settings, send_logs_to_stderr
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from optimizer.search.tree import Tree
 
 app = typer.Typer(help="Runs of the optimizer.")
+app.add_typer(run_reviews.app)
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="An id of `kernlore runs list`.")]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,10 @@ from api.trajectories.licences import LicenceBook
 from api.trajectories.prompts import Prompts
 from api.trajectories.reading import searched_problem
 from kb.catalog.evaluations import Evaluations
+from kb.catalog.reviews import Reviews
 from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest, KernloreError
+from optimizer.curation.reviewed import flagged_in, reviewed_tree
 from optimizer.curation.told import Told, told_from_json, tree_of
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
@@ -91,6 +93,7 @@ def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[
     left_out = Counter[str]()
     samples = list(_samples(services, asked, left_out))
     candidates = len(samples) + left_out.total()
+    reviews = _answered(services, samples)
     if asked.trainable:
         kept = trainable(samples)
         samples = list(kept.samples)
@@ -105,6 +108,7 @@ def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[
             "rows": len(found.rows),
             "candidates": candidates,
             "left_out": dict(left_out),
+            "reviews": reviews,
             "trajectories": sorted({sample.trajectory for sample in samples}),
             "columns": sorted(found.rows[0]) if found.rows else [],
             "version": service_version(),
@@ -113,6 +117,16 @@ def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[
         },
         file,
     )
+
+
+def _answered(services: Services, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """What people answered to flags of these candidates; an accepted one has no flag in its row."""
+    reviews = Reviews(services.catalog).latest(sample.reward.evaluation for sample in samples)
+    return [
+        {"candidate": sample.id, **reviews[sample.reward.evaluation].as_json()}
+        for sample in samples
+        if sample.reward.evaluation in reviews
+    ]
 
 
 def _samples(services: Services, asked: Asked, left_out: Counter[str]) -> Iterator[Sample]:
@@ -149,6 +163,13 @@ def _steps(services: Services, identity: str) -> int:
 
 
 def _source(services: Services, identity: str, place: Path) -> Source:
+    """With people's answers to the integrity flags of its candidates."""
+    found = _stored(services, identity, place)
+    answers = Reviews(services.catalog).latest(flagged_in(found.tree))
+    return replace(found, tree=reviewed_tree(found.tree, answers))
+
+
+def _stored(services: Services, identity: str, place: Path) -> Source:
     if identity.startswith("run_"):
         return _of_run(services, run_store(services).run(identity))
     return _of_told(services, trajectory_store(services).find(identity), place)

@@ -15,8 +15,8 @@ from optimizer.search.context import Context
 from optimizer.search.propose import Task, as_it_was, composed
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.llm.fence import WORD, Fence
-from optimizer.synthesizers.llm.prompt import compose
+from optimizer.synthesizers.llm.prompting.fence import WORD, Fence
+from optimizer.synthesizers.llm.prompting.prompt import compose
 from optimizer.synthesizers.llm.redact import Redaction
 from optimizer.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.training.samples import Prompt

@@ -1,4 +1,7 @@
-"""Trajectories read back: what the curator distils, and what a list shows."""
+"""Trajectories read back: what the curator distils, and what a list shows.
+
+What people answered to integrity flags is applied here, between the store and the curator.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from api.optimization.knowledge import library_recipes
 from api.optimization.stored import run_store
 from api.services import Services
 from api.trajectories.accept import trajectory_store
+from kb.catalog.reviews import Reviews
 from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest
 from optimizer.curation.build import main_case, roles_of, trajectory_of
+from optimizer.curation.reviewed import flagged_keys, reviewed_trajectory
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Problem
 from optimizer.search.store import RunRow
@@ -20,8 +25,15 @@ from skills.curator.records import Trajectory, trajectory_from_json
 
 
 def trajectory(services: Services, identity: str) -> Trajectory:
-    """Of a run's id, or of a told trajectory that is ready. Raises NotFound, and Conflict for one
-    that was not evaluated here: nothing in it is to be believed."""
+    """Of a run's id, or of a told trajectory that is ready, with people's answers to its flags.
+    Raises NotFound, and Conflict for one that was not evaluated here: nothing in it is to be
+    believed."""
+    found = _measured(services, identity)
+    answers = Reviews(services.catalog).latest(flagged_keys(found))
+    return reviewed_trajectory(found, answers)
+
+
+def _measured(services: Services, identity: str) -> Trajectory:
     if identity.startswith("run_"):
         return _of_run(services, run_store(services).run(identity))
     store = trajectory_store(services)

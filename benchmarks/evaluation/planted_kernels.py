@@ -37,7 +37,7 @@ from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
 from optimizer.toolchains.base import Target, Toolchain
 from optimizer.toolchains.cuda import Nvcc
-from optimizer.toolchains.triton_nvidia import TritonNvidia
+from optimizer.toolchains.triton.nvidia import TritonNvidia
 
 TITLE = "Planted defects and the verdict"
 FOLDER = Path(__file__).parent / "planted"

@@ -48,7 +48,7 @@ def _parse_text(kind: Format, text: str, name: str) -> ParsedDocument:
 
 def _parse_binary(kind: Format, data: bytes, name: str) -> ParsedDocument:
     if kind is Format.PDF:
-        from ingestion.formats.pdf import parse_pdf
+        from ingestion.formats.pdf.document import parse_pdf
 
         return parse_pdf(data)
     if kind is Format.DOCX:
@@ -66,7 +66,7 @@ def _text_reader(kind: Format) -> Callable[[str], ParsedDocument]:
 
         return parse_markdown
     if kind is Format.RST:
-        from ingestion.formats.rst import parse_rst
+        from ingestion.formats.rst.document import parse_rst
 
         return parse_rst
     if kind is Format.HTML:

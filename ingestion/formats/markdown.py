@@ -414,7 +414,7 @@ def _without_options(body: str) -> str:
 
 
 def _as_rst(name: str, argument: str, body: str) -> list[Element]:
-    from ingestion.formats.rst import parse_rst
+    from ingestion.formats.rst.document import parse_rst
 
     if name == "eval-rst":
         return list(parse_rst(body).elements)

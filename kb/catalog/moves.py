@@ -19,7 +19,7 @@ from kb.scope import ALL_ACCESS, ScopeFilter
 
 
 class MoveLike(Protocol):
-    """What a document states of a move (ingestion.moves.Move)."""
+    """What a document states of a move (ingestion.findings.moves.Move)."""
 
     @property
     def name(self) -> str: ...

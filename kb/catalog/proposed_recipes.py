@@ -1,9 +1,9 @@
 """Recipes proposed from the code samples of uploaded manuals, in the catalog's table `recipes`.
 
-Bodies are JSON that `ingestion.recipes` writes and the search reads; nothing here looks into one.
-They belong to their document: a new version replaces them, and what a person decided about a sample
-that is still the same stays decided, whatever its section is called now. They are no skills:
-nothing exports them.
+Bodies are JSON that `ingestion.samples.recipes` writes and the search reads; nothing here looks
+into one. They belong to their document: a new version replaces them, and what a person decided
+about a sample that is still the same stays decided, whatever its section is called now. They are no
+skills: nothing exports them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEGINNING = 60  # characters that tell a sample from others
 
 
 class RecipeLike(Protocol):
-    """What a document proposes (ingestion.recipes.ProposedRecipe)."""
+    """What a document proposes (ingestion.samples.recipes.ProposedRecipe)."""
 
     @property
     def name(self) -> str: ...

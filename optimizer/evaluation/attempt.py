@@ -50,7 +50,7 @@ from optimizer.isolation.runner_process import (
 from optimizer.problem.spec import Case
 from optimizer.toolchains.base import Compiled, Loader, Target, Toolchain
 from optimizer.toolchains.command import CommandToolchain
-from optimizer.toolchains.triton_cases import CaseSetup, write_setups
+from optimizer.toolchains.triton.cases import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15

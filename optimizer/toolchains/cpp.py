@@ -20,7 +20,7 @@ from optimizer.abi import HEADER, HEADER_NAME, Signature
 from optimizer.bundle import Bundle
 from optimizer.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.toolchains.reports_cpu import Loops, count_instructions, parse_loops
+from optimizer.toolchains.reports.cpu import Loops, count_instructions, parse_loops
 
 LIBRARY = "candidate.so"
 SOURCES = "src"  # relative, so that logs do not tell one working directory from another

@@ -19,8 +19,8 @@ from optimizer.abi import HEADER, HEADER_NAME, Signature
 from optimizer.bundle import Bundle
 from optimizer.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.toolchains.reports_gpu import parse_ptx, parse_ptxas, whole
-from optimizer.toolchains.triton_nvidia import capability
+from optimizer.toolchains.reports.gpu import parse_ptx, parse_ptxas, whole
+from optimizer.toolchains.triton.nvidia import capability
 
 LIBRARY, SOURCES = "candidate.so", "src"
 LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)

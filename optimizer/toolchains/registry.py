@@ -14,8 +14,8 @@ from optimizer.toolchains.base import Target, Toolchain
 from optimizer.toolchains.cpp import CppToolchain
 from optimizer.toolchains.cuda import Nvcc
 from optimizer.toolchains.torch_python import TorchPython
-from optimizer.toolchains.triton_amd import TritonAmd
-from optimizer.toolchains.triton_nvidia import TritonNvidia
+from optimizer.toolchains.triton.amd import TritonAmd
+from optimizer.toolchains.triton.nvidia import TritonNvidia
 
 BUILTIN: Mapping[str, Callable[[], Toolchain]] = {
     "g++": CppToolchain,

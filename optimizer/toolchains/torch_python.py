@@ -13,7 +13,7 @@ from optimizer.abi import Signature
 from optimizer.bundle import Bundle
 from optimizer.toolchains.base import Availability, Compiled, Loader, Target
 from optimizer.toolchains.processes import Limits, clean_env, run
-from optimizer.toolchains.triton_compile import missing_packages, versions
+from optimizer.toolchains.triton.compile import missing_packages, versions
 
 SOURCES = "src"
 LIMITS = Limits(seconds=10.0, memory_bytes=2 << 30, file_bytes=16 << 20)

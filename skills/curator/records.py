@@ -52,7 +52,8 @@ class CaseFigure:
 class Measured:
     """What the harness of this product found of a kernel. key: of the stored evaluation. checks:
     (passed, of). signals: of its verdict, the leading one first. flags: integrity findings in
-    words; rejected: one of them ended the evaluation."""
+    words; rejected: one of them ended the evaluation. reviewed: what a person answered to flags,
+    with the flags where the answer took them away; empty for no answer."""
 
     key: str
     validity: str
@@ -68,6 +69,7 @@ class Measured:
     flags: tuple[str, ...] = ()
     rejected: bool = False
     message: str = ""
+    reviewed: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,14 @@ class Trajectory:
     actor: str = "optimizer"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without `reviewed` where nobody answered, as records were stored before there was one:
+        judged again, they are the same to the word."""
+        told = asdict(self)
+        for step in told["steps"]:
+            for side in (step["parent"]["measured"], step["child"]["measured"]):
+                if side is not None and not side["reviewed"]:
+                    del side["reviewed"]
+        return told
 
 
 def trajectory_from_json(row: Mapping[str, Any]) -> Trajectory:

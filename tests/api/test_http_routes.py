@@ -15,6 +15,11 @@ BODIES: dict[str, Any] = {
         "step": 1,
         "candidate": {"files": {"k.cpp": ""}, "main": "k.cpp", "language": "cpp"},
     },
+    "/runs/{run_id}/nodes/{number}/review": {
+        "decision": "accepted",
+        "actor": "nobody",
+        "reason": "a test",
+    },
     "/retrievals/{retrieval_id}/outcome": {"used": []},
     "/passages/{passage_id}": {"text": "A correction."},
     "/facts/{fact_id}": {"status": "accepted"},

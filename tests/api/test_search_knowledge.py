@@ -8,7 +8,7 @@ from pathlib import Path
 from api.cli.local import LocalTarget
 from api.evaluation import choose_target
 from api.optimization.knowledge import ServiceKnowledge
-from kb.hardware.detect import detect_devices
+from kb.hardware.detection.detect import detect_devices
 from kb.settings import Settings
 from optimizer.collectors.probe import identify
 from optimizer.evaluation.targets import AUTO, facts_of

@@ -31,8 +31,8 @@ from optimizer.problem.load import load_problem
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.llm.fence import Fence
-from optimizer.synthesizers.llm.replies import Reply
+from optimizer.synthesizers.llm.answers.replies import Reply
+from optimizer.synthesizers.llm.prompting.fence import Fence
 from optimizer.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.training.samples import Licences
 from optimizer.training.shapes import SHAPES

@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 from ingestion.parse_process import ParserPool
 from tests.conftest import VOCABULARY, Store
-from ingestion.tags import Tagger
+from ingestion.findings.tags import Tagger
 from kb.embedding import open_embedder
 embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[1]))
 embedder.encode(["warm"])

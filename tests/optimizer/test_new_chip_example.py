@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from ingestion.facts import propose_facts
+from ingestion.findings.facts import propose_facts
 from ingestion.formats import parse
 from kb.hardware.schema import HardwareSpec, parse_hardware
 from optimizer.abi import Signature, TensorSpec

@@ -26,7 +26,7 @@ from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
 from optimizer.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
-from tests.ingestion.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
+from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import Told
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"

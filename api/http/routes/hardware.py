@@ -23,7 +23,7 @@ from api.http.models import FactPatch, HardwareBody
 from api.http.openapi import json_request, text_request
 from api.http.plain import plain
 from api.services import Services
-from ingestion.facts import FactConflict, SourcedFact, find_conflicts
+from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
 from kb.catalog.hardware import Fact
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.hardware.lineage import find

@@ -16,6 +16,7 @@ from api.http.dependencies import Parts
 from api.http.models import CandidateBody, RunBody, StepBody
 from api.http.openapi import json_request
 from api.http.plain import plain
+from api.http.routes import run_reviews
 from api.http.routes.evaluations import from_this_machine
 from api.optimization.processes import RunProcesses, Sent
 from kb.errors import NotFound
@@ -37,6 +38,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 router = APIRouter(tags=["runs"], lifespan=_lifespan)
+router.include_router(run_reviews.router)
 Processes = Annotated[RunProcesses, Depends(_processes)]
 
 

@@ -111,6 +111,21 @@ evaluation_cases = Table(
     Index("ix_warm_start", "op_family", "dtype", "hardware_id", "shape_bucket", "speedup_low"),
 )
 
+# What people answered to integrity flags that wait for them. Rows are added, never changed.
+evaluation_reviews = Table(
+    "evaluation_reviews",
+    metadata,
+    id_column(),
+    ref("evaluation_id", "evaluations.id"),
+    Column("sequence", Integer, nullable=False),  # of the evaluation's, from 1
+    Column("decision", String, nullable=False),  # accepted | refused
+    Column("actor", String, nullable=False),
+    Column("reason", String, nullable=False),
+    when(),
+    scope(),
+    UniqueConstraint("evaluation_id", "sequence"),
+)
+
 runs = Table(
     "runs",
     metadata,

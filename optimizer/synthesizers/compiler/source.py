@@ -6,6 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from optimizer.bundle import Bundle, Origin
 from optimizer.search.records import Value
@@ -43,11 +44,27 @@ _REWRITTEN = '''
 
 {imports}
 
-class {name}(Model):
+{functions}class {name}(Model):
     """{summary}"""
 
-{forward}
+{state}{forward}
 '''
+_STATE = """    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+{rows}
+
+"""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A forward as text, indented as a method, with the imports it needs. functions: what stands
+    before the class; kept: names of those whose results `self.NAME` keeps."""
+
+    forward: str
+    imports: str
+    functions: str = ""
+    kept: tuple[str, ...] = ()
 
 
 def configured(reference: str, mode: str, options: Options) -> Bundle:
@@ -58,8 +75,7 @@ def configured(reference: str, mode: str, options: Options) -> Bundle:
 
 def rewritten(
     reference: str,
-    forward: str,
-    imports: str,
+    text: Written,
     names: tuple[str, ...],
     mode: str = EAGER,
     options: Options | None = None,
@@ -67,15 +83,18 @@ def rewritten(
     """The problem with another forward; compiled too unless the mode is EAGER."""
     eager = mode == EAGER
     told = ", ".join(names)
-    text = reference + _REWRITTEN.format(
-        imports=imports,
+    rows = "\n".join(f"        self.{name} = _Kept({name})" for name in text.kept)
+    source = reference + _REWRITTEN.format(
+        imports=text.imports,
+        functions=f"{text.functions}\n" if text.functions else "",
         name="ModelNew" if eager else "Rewritten",
         summary=f"The reference with its graph rewritten: {told}.",
-        forward=forward,
+        state=_STATE.format(rows=rows) if rows else "",
+        forward=text.forward,
     )
     if not eager:
-        text += _compiled("Rewritten", mode, options or {}, "The rewritten graph, compiled.")
-    return _bundle(text, {"mode": mode, "rewrites": told, **(options or {})}, "rewrite")
+        source += _compiled("Rewritten", mode, options or {}, "The rewritten graph, compiled.")
+    return _bundle(source, {"mode": mode, "rewrites": told, **(options or {})}, "rewrite")
 
 
 def _compiled(base: str, mode: str, options: Options, summary: str) -> str:

@@ -140,8 +140,7 @@ class CompilerSynthesizer:
         )
         if found is None:
             return None  # made by another version of the rules
-        text = found.text
-        return rewritten(source, text.forward, text.imports, found.names, step.mode, step.options)
+        return rewritten(source, found.text, found.names, step.mode, step.options)
 
 
 def _proposal(context: Context, candidate: Candidate, bundle: Bundle) -> Proposal:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from optimizer.search.context import Context
 from optimizer.synthesizers.base import ProposalFailed
-from optimizer.synthesizers.llm.answer import BadAnswer
-from optimizer.synthesizers.llm.candidate import Answer, answer_from
-from optimizer.synthesizers.llm.fence import Fence
-from optimizer.synthesizers.llm.languages import rule
-from optimizer.synthesizers.llm.prompt import Prompt, compose
-from optimizer.synthesizers.llm.replies import Asker, CallFailed, ContextOverflow, Reply
+from optimizer.synthesizers.llm.answers.answer import BadAnswer
+from optimizer.synthesizers.llm.answers.candidate import Answer, answer_from
+from optimizer.synthesizers.llm.answers.replies import Asker, CallFailed, ContextOverflow, Reply
+from optimizer.synthesizers.llm.prompting.fence import Fence
+from optimizer.synthesizers.llm.prompting.languages import rule
+from optimizer.synthesizers.llm.prompting.prompt import Prompt, compose
+from optimizer.synthesizers.llm.prompting.templates import rendered
 from optimizer.synthesizers.llm.settings import LlmSettings
-from optimizer.synthesizers.llm.templates import rendered
 from optimizer.synthesizers.llm.tools import MAX_CALLS, ToolBench, Tools, offered
 from optimizer.synthesizers.llm.transcripts import Transcript
 

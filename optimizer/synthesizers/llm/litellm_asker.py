@@ -12,15 +12,15 @@ from importlib import import_module
 from typing import Any
 
 from kb.errors import Unavailable
-from optimizer.synthesizers.llm.pace import DeadlinePassed, RateLimit, pause, within
-from optimizer.synthesizers.llm.redact import Redaction
-from optimizer.synthesizers.llm.replies import (
+from optimizer.synthesizers.llm.answers.replies import (
     CallFailed,
     ContextOverflow,
     Message,
     Reply,
     ToolCall,
 )
+from optimizer.synthesizers.llm.pace import DeadlinePassed, RateLimit, pause, within
+from optimizer.synthesizers.llm.redact import Redaction
 from optimizer.synthesizers.llm.settings import LlmSettings
 
 GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned

@@ -11,14 +11,14 @@ from kb.errors import InvalidRequest
 from optimizer.search.context import Context
 from optimizer.search.records import Cost, Proposal
 from optimizer.synthesizers.base import ProposalFailed
+from optimizer.synthesizers.llm.answers.replies import Asker, Reply, total
 from optimizer.synthesizers.llm.conversation import Conversation
-from optimizer.synthesizers.llm.fence import Fence
 from optimizer.synthesizers.llm.litellm_asker import LitellmAsker, load
 from optimizer.synthesizers.llm.pace import RateLimit
+from optimizer.synthesizers.llm.prompting.fence import Fence
+from optimizer.synthesizers.llm.prompting.templates import VERSION
 from optimizer.synthesizers.llm.redact import Redaction
-from optimizer.synthesizers.llm.replies import Asker, Reply, total
 from optimizer.synthesizers.llm.settings import LlmSettings, drawn
-from optimizer.synthesizers.llm.templates import VERSION
 from optimizer.synthesizers.llm.tools import Tools
 from optimizer.synthesizers.llm.transcripts import (
     Replayed,

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from kb.errors import KernloreError
 from optimizer.search.knowledge import Excerpt
-from optimizer.synthesizers.llm.answer import BadAnswer
-from optimizer.synthesizers.llm.candidate import files_from
-from optimizer.synthesizers.llm.fence import Fence
-from optimizer.synthesizers.llm.replies import ToolCall
-from optimizer.synthesizers.llm.templates import data
+from optimizer.synthesizers.llm.answers.answer import BadAnswer
+from optimizer.synthesizers.llm.answers.candidate import files_from
+from optimizer.synthesizers.llm.answers.replies import ToolCall
+from optimizer.synthesizers.llm.prompting.fence import Fence
+from optimizer.synthesizers.llm.prompting.templates import data
 
 MAX_CALLS = 8  # of one answer
 MAX_RESULT = 6_000  # characters

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kb.errors import InvalidRequest, StoreError
-from optimizer.synthesizers.llm.replies import (
+from optimizer.synthesizers.llm.answers.replies import (
     CallFailed,
     Message,
     Reply,

@@ -29,7 +29,7 @@ _TEMPLATE = "sample"
 @dataclass(frozen=True)
 class ManualSample:
     """id: of the stored proposal. source: where it stands, in words. body: as
-    `ingestion.recipes.body_of` makes it."""
+    `ingestion.samples.recipes.body_of` makes it."""
 
     id: str
     name: str

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.toolchains.reports_cpu import count_instructions, packed_bits, parse_loops
-from optimizer.toolchains.reports_gpu import COMBINE, parse_amdgcn, parse_ptx, parse_ptxas, whole
+from optimizer.toolchains.reports.cpu import count_instructions, packed_bits, parse_loops
+from optimizer.toolchains.reports.gpu import COMBINE, parse_amdgcn, parse_ptx, parse_ptxas, whole
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,10 +10,10 @@ import pytest
 from optimizer.abi import Signature, TensorSpec
 from optimizer.bundle import Bundle
 from optimizer.toolchains.base import Compiled, Target
-from optimizer.toolchains.triton_amd import TritonAmd, gfx
-from optimizer.toolchains.triton_cases import CaseSetup, write_setups
-from optimizer.toolchains.triton_compile import BF16_NOTE, LIMITS
-from optimizer.toolchains.triton_nvidia import TritonNvidia, capability
+from optimizer.toolchains.triton.amd import TritonAmd, gfx
+from optimizer.toolchains.triton.cases import CaseSetup, write_setups
+from optimizer.toolchains.triton.compile import BF16_NOTE, LIMITS
+from optimizer.toolchains.triton.nvidia import TritonNvidia, capability
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
 pytest.importorskip("triton")
@@ -237,7 +237,7 @@ def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: Target) ->
     done = build(TWO.replace("tl.dot(left, right", "tl.dot(left, left"), tmp_path, target)
     assert not done.ok and done.loader is None
     assert "CompilationError: at 9:14" in done.log
-    assert str(tmp_path) not in done.log and "triton_child" not in done.log
+    assert str(tmp_path) not in done.log and "toolchains/triton" not in done.log
     assert signals(done.log)[0][1] == "compile_error"
 
 

@@ -18,7 +18,7 @@ from optimizer.problem.load import load_problem
 from optimizer.search.context import Context, HardwareView
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
-from optimizer.synthesizers.llm.candidate import answer_from
+from optimizer.synthesizers.llm.answers.candidate import answer_from
 from optimizer.training.answers import answer_text
 from optimizer.training.samples import Licences, Prompt, Reward, Sample
 from optimizer.training.shapes import SHAPES, Shape, preferred, shaped

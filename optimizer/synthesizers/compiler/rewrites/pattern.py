@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx import Node
 
+KEPT = "kept"  # in the meta of a node that takes a result which was made before
 _SAME = {
     "truediv": "div",
     "true_divide": "div",
@@ -26,14 +27,29 @@ _SAME = {
 }
 _WRITERS = {"setitem", "copy_", "iadd", "imul", "isub", "itruediv", "imatmul", "ior", "iand"}
 _RANDOM = {
-    "rand",
-    "randn",
-    "randint",
-    "dropout",
+    "alpha_dropout",
     "bernoulli",
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "feature_alpha_dropout",
+    "gumbel_softmax",
     "multinomial",
+    "new_empty",
+    "normal",
+    "poisson",
+    "rand",
     "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
     "randperm",
+    "rrelu",
 }
 
 
@@ -133,7 +149,16 @@ def writes_in_place(node: Node) -> bool:
     return trailing or name in _WRITERS or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
 
 
+def overwrites(node: Node) -> bool:
+    """A module that writes its result over its argument, as ReLU(inplace=True) does."""
+    root = node.graph.owning_module
+    if node.op != "call_module" or root is None:
+        return False
+    return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+
+
 def is_random(node: Node) -> bool:
+    """Another result each time, or none that is defined."""
     return called(node) in _RANDOM
 
 
@@ -147,7 +172,9 @@ def replace(node: Node, function: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def operators(graph: fx.Graph) -> int:
-    """How many operators a call runs; asking for a size or picking one of several is none."""
+    """How many operators a call runs; asking for a size, picking one of several or taking what was
+    kept is none."""
     calls = ("call_function", "call_method", "call_module")
     asks = ("getattr", "size", "dim", "getitem")
-    return sum(node.op in calls and called(node) not in asks for node in graph.nodes)
+    runs = (node for node in graph.nodes if node.op in calls and not node.meta.get(KEPT))
+    return sum(called(node) not in asks for node in runs)

@@ -131,6 +131,7 @@ def _masked(scores: object, user: Node) -> tuple[object, object]:
         if literal(value) == -math.inf:
             with user.graph.inserting_before(user):
                 shown = user.graph.call_function(torch.logical_not, (hidden,))
+            shown.meta = dict(hidden.meta) if isinstance(hidden, Node) else {}
             return inner, shown
     return scores, None
 

@@ -1,7 +1,8 @@
 """Which rewrites there are, and a graph with those that apply.
 
 A rule changes a node of a graph in place and says whether it did. Nothing that matches: nothing is
-made. A rewrite has to leave fewer operators, unless what it does is another order or layout.
+made. A rewrite has to leave fewer operators, unless what it does is another order or layout, or to
+put work on weights in place of work on larger activations.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ from dataclasses import dataclass
 from torch import fx
 from torch.fx import Node
 
-from optimizer.synthesizers.compiler.rewrites import fuse, layout, products, simplify
+from optimizer.synthesizers.compiler.rewrites import (
+    constants,
+    fuse,
+    layout,
+    products,
+    simplify,
+    weights,
+)
 from optimizer.synthesizers.compiler.rewrites.pattern import operators
-from optimizer.synthesizers.compiler.rewrites.trace import Traced, Written, written
+from optimizer.synthesizers.compiler.rewrites.trace import Traced, written
+from optimizer.synthesizers.compiler.source import Written
 
 MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the rule
 
@@ -54,6 +63,20 @@ RULES: tuple[Rule, ...] = (
     Rule("linear", "calls linear for a product and its bias", products.linear),
     Rule("added_product", "adds inside the product's operator", products.added_product),
     Rule("common_factor", "multiplies by a common factor once", simplify.common_factor),
+    Rule("linear_twice", "multiplies two layers' weights first", weights.linear_twice, fewer=False),
+    Rule(
+        "norm_in_weights",
+        "folds batch norm into the weights before it",
+        weights.norm_in_weights,
+        fewer=False,
+    ),
+    Rule(
+        "scale_in_weights",
+        "folds a scale into the weights before it",
+        weights.scale_in_weights,
+        fewer=False,
+    ),
+    Rule("kept_constant", "makes constant tensors once", constants.kept_constant),
     Rule(
         "channels_last",
         "lays images out with channels last",

@@ -19,6 +19,7 @@ from optimizer.synthesizers.compiler.rewrites.pattern import (
     near,
     only_user,
     operand,
+    overwrites,
     replace,
     shape,
     tensor,
@@ -38,15 +39,22 @@ _IDLE_MODULES = (
     torch.nn.Dropout3d,
     torch.nn.AlphaDropout,
 )
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 
 
 def _pass_on(node: Node, value: Node) -> bool:
+    if any(overwrites(user) for user in node.users):
+        return False  # into a result that was this node's alone
     node.replace_all_uses_with(value)
     return True
 
 
 def idle_module(node: Node) -> bool:
-    """Identity, and dropout in evaluation."""
+    """Identity, and dropout in evaluation, as a module or as a function."""
+    if called(node) in _DROPOUTS and node.op == "call_function":
+        given = argument(node, 0, "input")
+        idle = argument(node, 2, "training", True) is False
+        return idle and isinstance(given, Node) and _pass_on(node, given)
     root = node.graph.owning_module
     if node.op != "call_module" or root is None or len(node.args) != 1:
         return False
@@ -56,13 +64,14 @@ def idle_module(node: Node) -> bool:
 
 
 def neutral_number(node: Node) -> bool:
-    """x * 1, x / 1, x - 0 and x ** 1, where they keep shape and dtype."""
+    """x * 1, x / 1, x + 0, x - 0 and x ** 1, where they keep shape and dtype."""
     name = called(node)
-    if name not in ("mul", "div", "sub", "pow") or len(node.args) != 2 or node.kwargs:
+    names = ("mul", "div", "add", "sub", "pow")
+    if name not in names or len(node.args) != 2 or node.kwargs:
         return False
-    pairs = either(node) if name == "mul" else [node.args]
+    pairs = either(node) if name in ("mul", "add") else [node.args]
     for x, number in pairs:
-        wanted = 0.0 if name == "sub" else 1.0
+        wanted = 0.0 if name in ("add", "sub") else 1.0
         if isinstance(x, Node) and near(number, wanted) and _same_type(node, x):
             return _pass_on(node, x)
     return False
@@ -194,11 +203,15 @@ def numbers_together(node: Node) -> bool:
     name = called(node)
     if name not in ("mul", "add", "div") or len(node.args) != 2 or not is_float(node):
         return False
+    if node.kwargs:
+        return False  # rounded quotients, scaled sums
     pairs = [node.args] if name == "div" else list(either(node))
     for inner, number in pairs:
         found = operand(inner, name)
         value = literal(number)
         if found is None or value is None or not only_user(found, node) or len(found.args) != 2:
+            continue
+        if found.kwargs:
             continue
         inner_pairs = [found.args] if name == "div" else list(either(found))
         for x, other in inner_pairs:
@@ -245,10 +258,13 @@ def done_twice(node: Node) -> bool:
     """The same operator on the same arguments, computed once."""
     if called(node) == "" or is_random(node):
         return False
+    if any(overwrites(user) for user in node.users):
+        return False
     for other in node.graph.nodes:
         if other is node:
             return False
         alike = other.op == node.op and other.target == node.target
+        alike = alike and not any(overwrites(user) for user in other.users)
         if alike and other.args == node.args and other.kwargs == node.kwargs:
             return _pass_on(node, other)
     return False

@@ -3,8 +3,9 @@
 The base is torch.fx's symbolic trace. torch.export is today's way to a graph that is complete and
 safe to run elsewhere, but it fixes every size to the example's (or asks for a named range for each)
 and lowers to several hundred ATen operators, while a candidate must serve cases of other sizes and
-be read by people. Numbers that the Model keeps as attributes stay attributes, because other cases
-construct it with other arguments.
+be read by people. Numbers and tensors that the Model keeps as attributes stay attributes, because
+other cases construct it with other arguments; tensors that forward makes (`torch.arange(n)`) are
+operators of the graph.
 
 Sizes and dtypes come from fake tensors: nothing is computed and no memory is taken. Problem files
 are their user's own code and run in this process, as when the harness opens them.
@@ -17,7 +18,10 @@ import builtins
 import hashlib
 import re
 import sys
+import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +31,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from optimizer.synthesizers.compiler.rewrites.pattern import writes_in_place
+from optimizer.synthesizers.compiler.rewrites.constants import CONSTANT, SUPPORT, folded_in
+from optimizer.synthesizers.compiler.rewrites.pattern import overwrites, writes_in_place
+from optimizer.synthesizers.compiler.source import Written
 
 _IMPORTS = {
     "torch": "import torch",
@@ -35,6 +41,29 @@ _IMPORTS = {
     "nan": "from math import nan",
     "device": "from torch import device",
 }
+# Functions that make a tensor of what is none: symbolic trace would run them and keep the result.
+_MAKERS = (
+    "arange",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "logspace",
+    "normal",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "scalar_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+)
+# torch.fx and `makers` replace functions of torch for as long as they trace.
+_TRACING = threading.Lock()
+_HIDDEN = re.compile(r"_tensor_constant\d+")
 _FUNCTIONAL = re.compile(r"torch\._C\._nn\.(\w+)")
 
 
@@ -54,14 +83,18 @@ class NotTraced:
 
 
 class _Tracer(fx.Tracer):
-    """Keeps numbers that are attributes of the Model by name."""
+    """Keeps numbers and tensors that are attributes of the Model by name."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    proxy_buffer_attributes = True
+
+    def __init__(self, model: torch.nn.Module, numbers: bool) -> None:
         super().__init__()
+        kinds = (int, float) if numbers else ()
         self._numbers = {
             name: value
             for name, value in vars(model).items()
-            if not name.startswith("_") and type(value) in (int, float)
+            if not name.startswith("_")
+            and (type(value) in kinds or isinstance(value, torch.Tensor))
         }
         self._model = model
 
@@ -78,6 +111,28 @@ class _Tracer(fx.Tracer):
     def restore(self) -> None:
         for name, value in self._numbers.items():
             setattr(self._model, name, value)
+
+    @contextmanager
+    def makers(self) -> Iterator[None]:
+        """What makes a tensor becomes an operator of the graph, as other calls of torch do."""
+        known = {name: getattr(torch, name) for name in _MAKERS}
+        tracing = threading.get_ident()
+
+        def operator(function: Any) -> Any:
+            def made(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != tracing:
+                    return function(*args, **kwargs)
+                return self.create_proxy("call_function", function, args, kwargs)
+
+            return made
+
+        try:
+            for name, function in known.items():
+                setattr(torch, name, operator(function))
+            yield
+        finally:
+            for name, function in known.items():
+                setattr(torch, name, function)
 
 
 @lru_cache(maxsize=8)
@@ -97,11 +152,13 @@ def _traced(source: str) -> Traced | NotTraced:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         model: torch.nn.Module = module.Model(*module.get_init_inputs()).eval()
         graph = _graph(model)
-        if any(writes_in_place(node) for node in graph.nodes):
-            return NotTraced("it writes in place")
         for node in graph.nodes:
             node.type = None  # annotations would be printed with names that only torch.fx knows
+            node.meta[CONSTANT] = node.op == "get_attr" and node.target not in model.state_dict()
         traced = fx.GraphModule(model, graph)
+        unfit = _unfit(traced)
+        if unfit:
+            return NotTraced(unfit)
         inputs = module.get_inputs()
     FakeTensorProp(traced, mode).propagate_dont_convert_inputs(*inputs)
     return Traced(traced, model)
@@ -113,18 +170,34 @@ def _adds_in_place(source: str) -> bool:
     return any(isinstance(node, ast.AugAssign) for c in classes for node in ast.walk(c))
 
 
+def _unfit(traced: fx.GraphModule) -> str:
+    """Why a rewrite of this graph would be another function; empty where it would not."""
+    for node in traced.graph.nodes:
+        shared = overwrites(node) and any(len(part.users) > 1 for part in node.all_input_nodes)
+        if writes_in_place(node) or shared:
+            return "it writes in place"
+        if node.op == "get_attr" and _HIDDEN.fullmatch(str(node.target)):
+            return "it computes with tensors that have no name in the Model"
+    return ""
+
+
 def _graph(model: torch.nn.Module) -> fx.Graph:
-    tracer = _Tracer(model)
     try:
-        graph = tracer.trace(model)
-    except fx.proxy.TraceError:
+        graph = _by_symbols(model, numbers=True)
+    except (fx.proxy.TraceError, TypeError):
         # A number decides what the forward does, so it cannot stay a name.
-        tracer.restore()
-        return fx.Tracer().trace(model)
-    finally:
-        tracer.restore()
+        graph = _by_symbols(model, numbers=False)
     _drop_unused(graph)
     return graph
+
+
+def _by_symbols(model: torch.nn.Module, numbers: bool) -> fx.Graph:
+    tracer = _Tracer(model, numbers)
+    try:
+        with _TRACING, tracer.makers():
+            return tracer.trace(model)
+    finally:
+        tracer.restore()
 
 
 def _drop_unused(graph: fx.Graph) -> None:
@@ -144,23 +217,21 @@ def _module(source: str) -> types.ModuleType:
 # -- back to Python
 
 
-@dataclass(frozen=True)
-class Written:
-    """A forward as text, indented as a method, with the imports it needs."""
-
-    forward: str
-    imports: str
-
-
 def written(graph: fx.Graph) -> Written | None:
     """None where the graph calls something that cannot be written by name."""
-    text = _FUNCTIONAL.sub(_public, graph.python_code("self").src).strip("\n")
-    free = _free_names(text)
+    text = _named(graph.python_code("self").src)
+    folded = {name: _named(made.text(name)) for name, made in folded_in(graph).items()}
+    free = set().union(*map(_free_names, (text, *folded.values())))
     if not free <= set(_IMPORTS):
         return None
     imports = [_IMPORTS[name] for name in sorted(free | {"torch"}, key=list(_IMPORTS).index)]
     lines = [f"    {line.rstrip()}" if line.strip() else "" for line in text.splitlines()]
-    return Written("\n".join(lines), "\n".join(imports) + "\n")
+    functions = "\n\n\n".join([SUPPORT.strip("\n"), *folded.values()]) + "\n\n" if folded else ""
+    return Written("\n".join(lines), "\n".join(imports) + "\n", functions, tuple(folded))
+
+
+def _named(text: str) -> str:
+    return _FUNCTIONAL.sub(_public, text).strip()
 
 
 def _free_names(text: str) -> set[str]:

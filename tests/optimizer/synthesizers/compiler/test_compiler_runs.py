@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,63 @@ def test_configurations_and_rewrites_are_correct(
     found = evaluator.evaluate(proposals[number].bundle, TorchPython())
     assert found.validity == "correct", found.log or found.message
     assert found.reached == "benchmark" and found.timings
+
+
+FOLDS = """
+import torch
+import torch.nn as nn
+
+length = 64
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        n = x.size(-1)
+        decay = torch.exp(-torch.arange(n, dtype=x.dtype, device=x.device) / n)
+        return self.norm(self.conv(x)) * 0.5 * decay
+
+def get_inputs():
+    return [torch.randn(16, 4, length)]
+
+def get_init_inputs():
+    return []
+"""
+FOLDED = "norm_in_weights, scale_in_weights, kept_constant"
+SIZES = """
+[[cases]]
+name = "main"
+
+[[cases]]
+name = "longer"
+constants = {{ length = 96 }}
+timed = false
+
+[policy]
+weights = "{weights}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "mode"), [("varying", "eager"), ("frozen", "eager"), ("varying", "default")]
+)
+def test_folded_candidates_are_correct_with_weights_that_change(
+    tmp_path: Path, weights: str, mode: str
+) -> None:
+    """Other sizes in one process; other weights for each seed, and where they vary, each call."""
+    path = tmp_path / "folds.py"
+    path.write_text(FOLDS)
+    (tmp_path / "problem.toml").write_text(SIZES.format(weights=weights))
+    with Evaluator(load_problem(path), CPU, replace(QUICK, seeds=2)) as evaluator:
+        made = drained(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
+        wanted = {"mode": mode, "rewrites": FOLDED}
+        proposal = next(p for p in made if p.values == wanted)
+        found = evaluator.evaluate(proposal.bundle, TorchPython())
+    assert found.validity == "correct", found.log or found.message
+    assert found.flags == () and found.reached == "benchmark" and len(found.checks) == 4
 
 
 LEAVES_SOMETHING = (

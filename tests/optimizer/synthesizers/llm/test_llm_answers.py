@@ -10,8 +10,8 @@ import pytest
 from llm_contexts import MOVE_ID, SOURCE, context
 from llm_servers import Answered, ModelServer, good
 
-from optimizer.synthesizers.llm.answer import BadAnswer
-from optimizer.synthesizers.llm.candidate import Answer, answer_from
+from optimizer.synthesizers.llm.answers.answer import BadAnswer
+from optimizer.synthesizers.llm.answers.candidate import Answer, answer_from
 from optimizer.synthesizers.llm.synthesizer import LlmSynthesizer
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "a\\tb\\n";\n'

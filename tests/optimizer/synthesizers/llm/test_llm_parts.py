@@ -20,14 +20,20 @@ from optimizer.abi import HEADER
 from optimizer.search.context import Context, HardwareView
 from optimizer.search.knowledge import Excerpt, Knowledge
 from optimizer.search.records import REFERENCE, Cost, Node
-from optimizer.synthesizers.llm.answer import BadAnswer
-from optimizer.synthesizers.llm.candidate import Answer, answer_from
-from optimizer.synthesizers.llm.fence import Fence
+from optimizer.synthesizers.llm.answers.answer import BadAnswer
+from optimizer.synthesizers.llm.answers.candidate import Answer, answer_from
+from optimizer.synthesizers.llm.answers.replies import (
+    CallFailed,
+    ContextOverflow,
+    Reply,
+    ToolCall,
+    total,
+)
 from optimizer.synthesizers.llm.pace import DeadlinePassed, pause, within
-from optimizer.synthesizers.llm.prompt import Prompt, compose
+from optimizer.synthesizers.llm.prompting.fence import Fence
+from optimizer.synthesizers.llm.prompting.prompt import Prompt, compose
+from optimizer.synthesizers.llm.prompting.templates import VERSION, rendered, template
 from optimizer.synthesizers.llm.redact import Redaction
-from optimizer.synthesizers.llm.replies import CallFailed, ContextOverflow, Reply, ToolCall, total
-from optimizer.synthesizers.llm.templates import VERSION, rendered, template
 from optimizer.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32")

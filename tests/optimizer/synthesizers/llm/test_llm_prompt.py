@@ -19,11 +19,11 @@ from optimizer.problem.spec import Policy
 from optimizer.search.context import CaseView, Context, HardwareView
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.synthesizers.llm import sections
-from optimizer.synthesizers.llm.candidate import answer_from
-from optimizer.synthesizers.llm.fence import Fence
-from optimizer.synthesizers.llm.prompt import Prompt, compose
-from optimizer.synthesizers.llm.templates import data
+from optimizer.synthesizers.llm.answers.candidate import answer_from
+from optimizer.synthesizers.llm.prompting import sections
+from optimizer.synthesizers.llm.prompting.fence import Fence
+from optimizer.synthesizers.llm.prompting.prompt import Prompt, compose
+from optimizer.synthesizers.llm.prompting.templates import data
 from optimizer.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
 
 FAILING = SOURCE.replace("return 0;", "return missing;")

@@ -1,0 +1,1 @@
+"""What is read out of sections beside their text: signals, scopes, facts, moves."""

@@ -1,0 +1,270 @@
+"""Facts proposed from the tables of a manual: known numbers, in their one unit, with the cell they
+stand in.
+
+Proposals are for a person to accept or correct, so a doubtful cell is left out rather than guessed:
+ranges, lists, cells with two numbers, values marked with a footnote where sparsity hides behind it,
+units that do not fit. It knows the labels and units of `kb/hardware/fact_keys.toml` and no
+particular chip; which hardware a `subject` means is for the caller to resolve.
+
+Prefixes without an `i` follow the convention of `kb/hardware/units.py` (sizes binary, rates
+decimal); `text_value` keeps what the manual wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ingestion.elements import Element, Table
+from ingestion.findings.fact_cells import Label, Reading, read_cell, read_label, tidy
+from kb.hardware.fact_keys import FactKey, fact_keys
+
+_SUBJECT = re.compile(
+    r"(?:\w+ ){0,2}(?:model|gpus?|products?|name|devices?|chips?|accelerators?|sku|part|card"
+    r"|processor|architecture|generation|variant|instance(?: type)?|target)"
+    r"(?: name| model| family)?",
+    re.IGNORECASE,
+)
+_GENERIC = re.compile(
+    r"(?:values?|spec(?:ification)?s?|details?|description|parameters?|propert(?:y|ies)|features?"
+    r"|metrics?|items?|units?|capacity|size|amount|count|maximum|max|typical|peak|total|limits?"
+    r"|performance)?",
+    re.IGNORECASE,
+)
+_NOT_A_VALUE = re.compile(
+    r"\b(?:notes?|comments?|remarks?|examples?|default|sources?|references?|improvement|factor"
+    r"|ratio|speed ?up|measured|achieved|actual|observed|utili[sz]ation|efficiency|scaling"
+    r"|min(?:imum)?|sparse|sparsity)\b|%|/ ?(?:clock|clk|cycle)|per (?:clock|clk|cycle)",
+    re.IGNORECASE,
+)
+_UNIT_HEAD = re.compile(r"units?", re.IGNORECASE)
+MIN_CONFIDENCE = 0.4
+
+
+@dataclass(frozen=True)
+class ProposedFact:
+    """One number (or short text) that a table seems to state.
+
+    subject: the chip or variant that the table's row or column names; empty when the table is about
+    one thing only.
+    cell: (row, column) in the table's body. element: index of the table among the given elements.
+    """
+
+    key: str
+    value: float | int | str
+    unit: str
+    text_value: str
+    subject: str
+    caption: str | None
+    row_label: str
+    column_label: str
+    cell: tuple[int, int]
+    element: int
+    page_index: int | None
+    page_label: str | None
+    confidence: float
+
+    @property
+    def locator(self) -> str:
+        """Where a reader finds it: page, table, row and column, as far as known."""
+        page = self.page_label or (str(self.page_index + 1) if self.page_index is not None else "")
+        parts = [f"p. {page}" if page else "", self.caption or "table"]
+        parts += [f"row {self.row_label!r}" if self.row_label else ""]
+        parts += [f"column {self.column_label!r}" if self.column_label else ""]
+        return ", ".join(part for part in parts if part)
+
+
+def propose_facts(elements: Sequence[Element]) -> list[ProposedFact]:
+    """Facts from every table among the elements (of a document or of a section), in reading
+    order.
+    """
+    proposed: list[ProposedFact] = []
+    for index, element in enumerate(elements):
+        if element.kind != "table" or element.table is None:
+            continue
+        box = element.boxes[0] if element.boxes else None
+        for fact in _of_table(element.table):
+            page = (box.page_index, box.page_label) if box else (None, None)
+            proposed.append(replace(fact, element=index, page_index=page[0], page_label=page[1]))
+    return proposed
+
+
+def _of_table(table: Table) -> list[ProposedFact]:
+    """Read the table the way that more of its labels are known facts; not at all where that is
+    undecided.
+    """
+    if not table.rows:
+        return []
+    heads = _headers(table)
+    columns = [read_label(head) for head in heads]
+    rows = [read_label(row[0]) if row else read_label("") for row in table.rows]
+    by_column = sum(bool(label.keys) for label in columns[1:])
+    by_row = sum(bool(label.keys) for label in rows)
+    if by_row > by_column:
+        found = _rows_are_facts(table, rows, heads)
+    elif by_column > by_row:
+        found = _columns_are_facts(table, columns, heads)
+    else:
+        return []
+    return _without_contradictions([fact for fact in found if fact.confidence >= MIN_CONFIDENCE])
+
+
+def _headers(table: Table) -> list[str]:
+    """One text per column: its header rows from top to bottom, repeated cells once."""
+    width = len(table.rows[0])
+    stacked = [[row[i] for row in table.header if i < len(row)] for i in range(width)]
+    return [" ".join(dict.fromkeys(cell for cell in cells if cell)) for cells in stacked]
+
+
+def _rows_are_facts(
+    table: Table, labels: Sequence[Label], heads: Sequence[str]
+) -> Iterator[ProposedFact]:
+    """Property per row; every further column is a chip, or the one value column."""
+    unit_column = next((i for i, head in enumerate(heads) if _UNIT_HEAD.fullmatch(head)), 0)
+    columns = [i for i in range(1, len(heads)) if i != unit_column]
+    for r, (row, label) in enumerate(zip(table.rows, labels, strict=True)):
+        if not label.keys:
+            continue
+        stated = row[unit_column] if unit_column else ""
+        for c in columns:
+            if _NOT_A_VALUE.search(heads[c]):
+                continue
+            head = read_label(heads[c])
+            units = (stated, label.unit, head.unit)
+            subject = "" if head.unit or _GENERIC.fullmatch(head.text) else tidy(heads[c])
+            for known, reading in _readings(row[c], label, units):
+                yield _proposed(table, known, reading, subject, (r, c), (row[0], heads[c]))
+
+
+def _columns_are_facts(
+    table: Table, labels: Sequence[Label], heads: Sequence[str]
+) -> Iterator[ProposedFact]:
+    """Chip per row, property per column; without a column that names the chip nothing is read."""
+    named = [i for i, head in enumerate(heads) if _SUBJECT.fullmatch(tidy(head))]
+    if not named and heads[0]:
+        return
+    subject_column = named[0] if named else 0
+    for r, row in enumerate(table.rows):
+        subject = tidy(row[subject_column])
+        if not subject:
+            continue
+        for c, label in enumerate(labels):
+            if c == subject_column or _NOT_A_VALUE.search(heads[c]):
+                continue
+            for known, reading in _readings(row[c], label, (label.unit,)):
+                where = (row[subject_column], heads[c])
+                yield _proposed(table, known, reading, subject, (r, c), where)
+
+
+def _readings(cell: str, label: Label, units: Sequence[str]) -> Iterator[tuple[FactKey, Reading]]:
+    for key in label.keys:
+        known = fact_keys()[key]
+        reading = read_cell(cell, known, [unit for unit in units if unit])
+        if reading is not None:
+            doubt = 0.3 if label.weak else 0.0
+            yield known, replace(reading, confidence=round(reading.confidence - doubt, 2))
+
+
+def _proposed(
+    table: Table,
+    known: FactKey,
+    reading: Reading,
+    subject: str,
+    cell: tuple[int, int],
+    labels: tuple[str, str],
+) -> ProposedFact:
+    return ProposedFact(
+        key=known.key,
+        value=reading.value,
+        unit=known.unit,
+        text_value=table.rows[cell[0]][cell[1]],
+        subject=subject,
+        caption=table.caption,
+        row_label=tidy(labels[0]),
+        column_label=tidy(labels[1]),
+        cell=cell,
+        element=0,
+        page_index=None,
+        page_label=None,
+        confidence=reading.confidence,
+    )
+
+
+def _without_contradictions(facts: Sequence[ProposedFact]) -> list[ProposedFact]:
+    """One table that gives a subject two values for a key was misread: none of them is proposed."""
+    groups: dict[tuple[str, str], list[ProposedFact]] = {}
+    for fact in facts:
+        groups.setdefault((fact.key, fact.subject.lower()), []).append(fact)
+    agreed = [group[0] for group in groups.values() if len({fact.value for fact in group}) == 1]
+    return sorted(agreed, key=lambda fact: fact.cell)
+
+
+@dataclass(frozen=True)
+class SourcedFact:
+    """A value as one source states it; `source` tells a reader where (document, page, table)."""
+
+    key: str
+    subject: str
+    value: float | int | str
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class FactConflict:
+    """Sources that disagree on one fact. reason: what probably lies behind it, where that can be
+    told.
+    """
+
+    key: str
+    subject: str
+    values: tuple[SourcedFact, ...]
+    reason: str = ""
+
+
+# Peaks and rates are rounded in datasheets (3.35 against 3.352 TB/s); counts and sizes are not.
+TOLERANCES = {"B/s": 0.02, "flop/s": 0.02, "op/s": 0.02, "Hz": 0.02, "W": 0.02}
+
+
+def find_conflicts(facts: Iterable[SourcedFact]) -> list[FactConflict]:
+    """Facts of the same key and subject whose values differ by more than rounding."""
+    groups: dict[tuple[str, str], list[SourcedFact]] = {}
+    for fact in facts:
+        groups.setdefault((fact.key, re.sub(r"[\W_]+", "", fact.subject).lower()), []).append(fact)
+    conflicts = []
+    for _, group in sorted(groups.items()):
+        distinct = _distinct(group)
+        if len(distinct) > 1:
+            first, reason = group[0], _reason(distinct)
+            conflicts.append(FactConflict(first.key, first.subject, tuple(group), reason))
+    return conflicts
+
+
+def _distinct(group: Sequence[SourcedFact]) -> list[SourcedFact]:
+    kept: list[SourcedFact] = []
+    for fact in group:
+        if not any(_agree(fact, other) for other in kept):
+            kept.append(fact)
+    return kept
+
+
+def _agree(left: SourcedFact, right: SourcedFact) -> bool:
+    if left.unit != right.unit:
+        return False
+    if isinstance(left.value, str) or isinstance(right.value, str):
+        return str(left.value).strip().lower() == str(right.value).strip().lower()
+    high = max(abs(left.value), abs(right.value))
+    return abs(left.value - right.value) <= TOLERANCES.get(left.unit, 0.0) * high
+
+
+def _reason(distinct: Sequence[SourcedFact]) -> str:
+    units = sorted({fact.unit for fact in distinct})
+    if len(units) > 1:
+        return f"different units: {', '.join(units)}"
+    numbers = sorted(float(f.value) for f in distinct if not isinstance(f.value, str))
+    if units == ["B"] and len(numbers) == 2 and numbers[0] > 0:
+        ratio = numbers[1] / numbers[0]
+        if any(abs(ratio / 1.024**power - 1) < 0.004 for power in (1, 2, 3, 4)):
+            return "one may count the prefix in powers of 1000, the other in powers of 1024"
+    return ""

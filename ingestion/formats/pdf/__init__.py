@@ -1,0 +1,1 @@
+"""PDF: from characters on a page to elements."""

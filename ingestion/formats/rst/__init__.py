@@ -1,0 +1,1 @@
+"""reStructuredText: lines, directives, tables."""

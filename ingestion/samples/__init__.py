@@ -1,0 +1,1 @@
+"""Code samples of an uploaded manual, as proposed recipes."""

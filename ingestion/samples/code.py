@@ -1,0 +1,349 @@
+"""A code sample of a manual read without knowing its language: its entry, tensors and their sizes,
+named constants, arrays of constant size, and which literal is which.
+
+Only what many kernel languages share is used: an argument list with sizes in brackets, constants
+that are assigned an integer once, arrays with bracketed sizes, one loop on a line. A sample that is
+written otherwise is refused with the reason, and so is one of more parts than a person would write
+into a manual: the work that a sample takes is bounded. What a literal is called here is a guess
+that the compiler and the correctness check of a candidate decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingestion.samples.sizes import Sizes, Tensor
+from ingestion.samples.tokens import Token, split, statements, subscripts, tokens_of
+from kb.errors import InvalidPredicate
+from kb.moves_vocabulary import ROLES
+from kb.predicates import compile_expression
+
+OUTPUT_WORDS = frozenset({"out", "output", "result", "dst"})
+PAD = "pad"
+PLACEHOLDER = "@{"
+
+MAX_TOKENS = 3_000
+MAX_SIZES = 64  # of tensors
+MAX_CONSTANTS = 32
+MAX_ARRAYS = 32
+
+# Possessive, so that no text takes more than one pass.
+_DEFINED = re.compile(
+    r"\b(?P<name>[A-Za-z_]\w*+)"
+    r"(?:[ \t]*+(?:(?::[ \t]*+[\w.]++[ \t]*+)?:?=(?!=)|,)|[ \t]++equ\b|[ \t])[ \t]*+"
+    r"(?P<value>[0-9]++)(?![\w.])[ \t]*+(?:;|\n|$)"
+)
+_SIZE_MARKS = frozenset("+-*/%()")
+_CHANGES = frozenset({"=", ":=", "+=", "-=", "*=", "/=", "++", "--"})
+
+
+class NotLiftable(Exception):
+    """Why a sample cannot become a recipe; the message says it in words."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number that the sample names, or that stands in it under a name made here. uses: the
+    literals that it stands for."""
+
+    name: str
+    value: int
+    role: str
+    uses: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Array:
+    """A declaration of constant size. kind: the word that the statement begins with. dims: as
+    expressions over constants and sizes, these as `@{name}`. pad: what its last dimension is padded
+    by, or empty."""
+
+    name: str
+    kind: str
+    dims: tuple[str, ...]
+    pad: str = ""
+
+    @property
+    def pitch(self) -> str:
+        """Elements from one row to the next."""
+        return f"({self.dims[-1]} + {self.pad})" if self.pad else f"({self.dims[-1]})"
+
+    @property
+    def elements(self) -> str:
+        return " * ".join([*(f"({dim})" for dim in self.dims[:-1]), self.pitch])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """literals: (place, length, name of the size or constant that stands there). sizes: of the
+    sample, by name; tensors name theirs in `dims`. steps: (size, constant) that stand in one line
+    and divide in the sample."""
+
+    text: str
+    entry: str
+    tensors: tuple[Tensor, ...]
+    dims: tuple[tuple[str, ...], ...]
+    sizes: dict[str, int]
+    constants: tuple[Constant, ...]
+    arrays: tuple[Array, ...]
+    literals: tuple[tuple[int, int, str], ...]
+    steps: tuple[tuple[str, str], ...]
+
+    @property
+    def template(self) -> str:
+        """With placeholders for sizes and constants."""
+        text = self.text
+        for start, length, name in sorted(self.literals, reverse=True):
+            text = f"{text[:start]}@{{{name}}}{text[start + length :]}"
+        return text
+
+
+def read_sample(text: str) -> Sample:
+    """Raises NotLiftable."""
+    return _Reader(text).sample()
+
+
+def role_of(name: str) -> str:
+    """What moves call a constant of this name; `block` where the name says nothing."""
+    plain = name.lower()
+    if plain in ROLES:
+        return plain
+    parts = set(plain.split("_"))
+    return next((role for role in sorted(ROLES) if role in parts), "block")
+
+
+class _Reader:
+    """One pass after the other over the tokens of one sample."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if PLACEHOLDER in text:
+            raise NotLiftable(f"it contains {PLACEHOLDER}, which stands for sizes in templates")
+        self.tokens = tokens_of(text)
+        _at_most(MAX_TOKENS, len(self.tokens), "words and marks")
+        self.entry, self.first, self.end = self._argument_list()
+        self.tensors = self._tensors(self.tokens[self.first : self.end])
+        self.names = {tensor.name for tensor in self.tensors}
+        # Constants may stand before the kernel.
+        self.body = [*self.tokens[: self.first], *self.tokens[self.end + 1 :]]
+
+    def sample(self) -> Sample:
+        named = self._named_constants()
+        places = {token.start for constant in named for token in constant.uses}
+        arrays = self._arrays({constant.name for constant in named})
+        unnamed = self._unnamed(arrays, places)
+        constants = [*named, *unnamed]
+        _at_most(MAX_CONSTANTS, len(constants), "constants")
+        pads = [c.name for c in constants if c.role == PAD]
+        places |= {token.start for constant in unnamed for token in constant.uses}
+        sizes = Sizes(self.tensors, self.body, {c.name for c in constants})
+        dims, bound, steps = sizes.bound([t for t in self.body if t.start not in places])
+        name = _twice([*(c.name for c in constants), *sizes.values])
+        if name:
+            raise NotLiftable(f"two sizes or constants of it would be called {name[:60]}")
+        literals = [(t.start, len(t.text), c.name) for c in constants for t in c.uses]
+        names = {token.start: constant.name for constant in unnamed for token in constant.uses}
+        names |= {start: f"@{{{size}}}" for start, _, size in bound}
+        finished = [_array(array, names, pads) for array in arrays]
+        values = {c.name: c.value for c in constants}
+        return Sample(
+            self.text,
+            self.entry,
+            tuple(self.tensors),
+            dims,
+            sizes.values,
+            tuple(constants),
+            tuple(finished),
+            tuple([*literals, *bound]),
+            tuple((size, name) for size, name in steps if sizes.values[size] % values[name] == 0),
+        )
+
+    # -- the argument list
+
+    def _argument_list(self) -> tuple[str, int, int]:
+        """The entry's name and the tokens between its parentheses: the first list with sizes."""
+        for place, token in enumerate(self.tokens[:-1]):
+            if token.kind != "name" or self.tokens[place + 1].text != "(":
+                continue
+            end = self._closing(place + 1)
+            if end is None:
+                break
+            inside = self.tokens[place + 2 : end]
+            if any(t.kind == "int" for t in inside) and any(t.text in "[<" for t in inside):
+                return token.text, place + 2, end
+        raise NotLiftable("no kernel whose arguments state their sizes is in it")
+
+    def _closing(self, opening: int) -> int | None:
+        depth = 0
+        for place in range(opening, len(self.tokens)):
+            depth += {"(": 1, ")": -1}.get(self.tokens[place].text, 0)
+            if depth == 0:
+                return place
+        return None
+
+    def _tensors(self, inside: Sequence[Token]) -> list[Tensor]:
+        told = [_argument(part) for part in split(inside)]
+        _at_most(MAX_SIZES, sum(len(literals) for _, _, literals in told), "sizes of arguments")
+        if any(not literals for _, _, literals in told):
+            raise NotLiftable("an argument of its kernel states no size")
+        says = any(output for _, output, _ in told)
+        last = len(told) - 1
+        tensors = [
+            Tensor(name, "output" if (out if says else n == last) else "input", literals)
+            for n, (name, out, literals) in enumerate(told)
+        ]
+        name = _twice([tensor.name for tensor in tensors])
+        if name:
+            raise NotLiftable(f"two arguments of its kernel are called {name[:60]}")
+        if not any(tensor.role == "input" for tensor in tensors):
+            raise NotLiftable("its kernel has no input")
+        return tensors
+
+    # -- constants and arrays
+
+    def _named_constants(self) -> list[Constant]:
+        found = {}
+        starts = {token.start: token for token in self.body if token.kind == "int"}
+        for match in _DEFINED.finditer(self.text):
+            token = starts.get(match.start("value"))
+            name = match["name"]
+            if token is None or name in self.names or not _usable(name):
+                continue
+            role = role_of(name)
+            if (
+                self._changed(name) <= 1
+                and self._count(name) > 1
+                and (int(token.text) > 0 or role == PAD)
+            ):
+                found[name] = Constant(name, int(token.text), role, (token,))
+        return list(found.values())
+
+    def _changed(self, name: str) -> int:
+        """How often it is assigned to."""
+        pairs = zip(self.body, self.body[1:], strict=False)
+        return sum(a.text == name and b.text in _CHANGES for a, b in pairs)
+
+    def _count(self, name: str) -> int:
+        return sum(token.text == name for token in self.body)
+
+    def _arrays(self, constants: set[str]) -> list[_Declared]:
+        """Statements that are the first to use a name, with sizes made of numbers and constants."""
+        seen: set[str] = set()
+        found = []
+        for statement in statements(self.body):
+            declared = _declaration(statement, self.names | constants | seen, constants)
+            seen |= {token.text for token in statement if token.kind == "name"}
+            if declared is not None:
+                found.append(declared)
+        _at_most(MAX_ARRAYS, len(found), "arrays")
+        return found
+
+    def _unnamed(self, arrays: Sequence[_Declared], named: set[int]) -> list[Constant]:
+        """Literals in sizes of arrays that are no size of a tensor; equal ones are one constant."""
+        taken = {size for tensor in self.tensors for size in tensor.sizes}
+        values = {
+            int(token.text)
+            for array in arrays
+            for dim in array.dims
+            for token in dim
+            if token.kind == "int" and token.start not in named
+        }
+        made = []
+        for value in sorted(values - taken - {0, 1}):
+            uses = [
+                token
+                for token in self.body
+                if token.kind == "int" and int(token.text) == value and token.start not in named
+            ]
+            made.append(Constant(f"size_{value}", value, "block", tuple(uses)))
+        return made
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """An array as tokens. rest: what follows its sizes."""
+
+    name: str
+    kind: str
+    dims: tuple[tuple[Token, ...], ...]
+    rest: tuple[Token, ...]
+
+
+def _array(declared: _Declared, names: Mapping[int, str], pads: Sequence[str]) -> Array:
+    """names: of the literals that are no plain numbers, by place."""
+    pad = next((t.text for t in declared.rest if t.text in pads), "")
+    for dim in declared.dims:
+        _check_size(declared.name, dim)
+    dims = tuple(
+        " ".join(names.get(token.start, token.text) for token in dim) for dim in declared.dims
+    )
+    return Array(declared.name, declared.kind, dims, pad)
+
+
+def _check_size(array: str, dim: Sequence[Token]) -> None:
+    """Raises NotLiftable for what is no arithmetic of numbers and constants: a limit has to count
+    with it."""
+    text = " ".join(token.text for token in dim)
+    says = f"the size [{text[:60]}] of its array {array[:60]} is no arithmetic"
+    if not all(t.kind in ("int", "odd", "name") or t.text in _SIZE_MARKS for t in dim):
+        raise NotLiftable(says)
+    try:
+        compile_expression(text)
+        compile_expression(f"({text}) * 1")
+    except InvalidPredicate as problem:
+        raise NotLiftable(says) from problem
+
+
+def _at_most(limit: int, count: int, what: str) -> None:
+    if count > limit:
+        raise NotLiftable(f"it has {count} {what}, of which at most {limit} are read")
+
+
+def _twice(names: Sequence[str]) -> str:
+    """A name that stands there more than once, or empty."""
+    return next((name for name, count in Counter(names).items() if count > 1), "")
+
+
+def _usable(name: str) -> bool:
+    """Whether predicates can name it."""
+    try:
+        found = compile_expression(name).names()
+    except InvalidPredicate:
+        return False
+    return found.parameters == (name,)
+
+
+def _argument(tokens: Sequence[Token]) -> tuple[str, bool, tuple[Token, ...]]:
+    """Name, whether it says that it is an output, and its sizes."""
+    opening = next((n for n, t in enumerate(tokens) if t.text in "[<"), len(tokens))
+    colon = next((n for n, t in enumerate(tokens) if t.text == ":"), opening)
+    names = [t.text for t in tokens[: min(opening, colon)] if t.kind == "name"]
+    if not names:
+        raise NotLiftable("an argument of its kernel has no name")
+    words = {name.lower() for name in names}
+    literals = tuple(t for t in tokens[opening:] if t.kind == "int")
+    return names[-1], bool(words & OUTPUT_WORDS), literals
+
+
+def _declaration(
+    statement: Sequence[Token], known: set[str], constants: set[str]
+) -> _Declared | None:
+    depth = sum((t.text == "[") - (t.text == "]") for t in statement)
+    if depth > 0:
+        line = " ".join(t.text for t in statement)
+        raise NotLiftable(f"a bracket is never closed: {line[:60]}")
+    for place, token in enumerate(statement[1:], 1):
+        if token.kind != "name" or token.text in known:
+            continue
+        dims = subscripts(statement, place + 1)
+        names = {t.text for dim in dims for t in dim if t.kind == "name"}
+        if not dims or not names <= constants:
+            continue
+        end = max(n for n, t in enumerate(statement) if t.text == "]")
+        return _Declared(
+            token.text, statement[0].text, tuple(map(tuple, dims)), tuple(statement[end + 1 :])
+        )
+    return None

@@ -1,0 +1,149 @@
+"""What people answered to the integrity flags of evaluations that wait for them.
+
+A flag of severity `review` says that a figure may be too good to be true; only a person can tell.
+Each answer is a row, and none is changed or deleted: the newest one counts. An answer is of what
+was found at the time, so it ends where the evaluation is measured anew. Knows nothing about what
+follows from an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.engine import Catalog, portions
+from kb.catalog.tables import search as t
+from kb.errors import Conflict, InvalidRequest, NotFound
+from kb.ids import new_id
+from kb.scope import ALL_ACCESS
+
+ReviewDecision = Literal["accepted", "refused"]
+DECISIONS: tuple[ReviewDecision, ...] = get_args(ReviewDecision)
+
+
+@dataclass(frozen=True)
+class Review:
+    """An answer. evaluation: key of what it is about."""
+
+    evaluation: str
+    decision: ReviewDecision
+    actor: str
+    reason: str
+    created_at: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Reviews:
+    """Every method is one transaction."""
+
+    def __init__(self, catalog: Catalog, access_scope: str = ALL_ACCESS) -> None:
+        self._catalog = catalog
+        self._scope = access_scope
+
+    def add(self, key: str, decision: str, actor: str, reason: str) -> Review:
+        """Answer the review flags of an evaluation. Raises InvalidRequest, NotFound, and Conflict
+        where it has none, is not finished or was rejected by a check, which is nobody's choice."""
+        known = next((one for one in DECISIONS if one == decision), None)
+        if known is None:
+            raise InvalidRequest(
+                f"unknown decision {decision[:80]!r}", hint=f"Give one of {', '.join(DECISIONS)}."
+            )
+        if not actor.strip() or not reason.strip():
+            raise InvalidRequest("a review needs an actor and a reason", hint="Give both.")
+        with self._catalog.write() as connection:
+            evaluation_id = self._reviewable(connection, key)
+            review = Review(key, known, actor.strip(), reason.strip(), clock.now())
+            connection.execute(
+                sa.insert(t.evaluation_reviews).values(
+                    id=new_id("rev"),
+                    evaluation_id=evaluation_id,
+                    sequence=_next(connection, evaluation_id),
+                    decision=review.decision,
+                    actor=review.actor,
+                    reason=review.reason,
+                    created_at=review.created_at,
+                    access_scope=self._scope,
+                )
+            )
+        return review
+
+    def latest(self, keys: Iterable[str]) -> dict[str, Review]:
+        """The answer that counts, by key; none for what was not answered since it was measured."""
+        found: dict[str, Review] = {}
+        with self._catalog.read() as connection:
+            for portion in portions(sorted(set(keys))):
+                for row in connection.execute(
+                    self._select().where(t.evaluations.c.key.in_(portion))
+                ):
+                    found[row.key] = _review(row)
+        return found
+
+    def history(self, key: str) -> list[Review]:
+        """Every answer, the oldest first, those to an earlier measurement too."""
+        query = self._select(of_now=False).where(t.evaluations.c.key == key)
+        with self._catalog.read() as connection:
+            return [_review(row) for row in connection.execute(query)]
+
+    def _select(self, *, of_now: bool = True) -> sa.Select[Any]:
+        rows, evaluations = t.evaluation_reviews, t.evaluations
+        query = (
+            sa.select(rows, evaluations.c.key)
+            .join(evaluations, evaluations.c.id == rows.c.evaluation_id)
+            .where(rows.c.access_scope == self._scope, evaluations.c.access_scope == self._scope)
+            .order_by(rows.c.sequence)
+        )
+        return query.where(rows.c.created_at >= evaluations.c.finished_at) if of_now else query
+
+    def _reviewable(self, connection: Connection, key: str) -> str:
+        """The evaluation's id."""
+        row = connection.execute(
+            sa.select(t.evaluations.c.id, t.evaluations.c.state, t.evaluations.c.stages).where(
+                t.evaluations.c.key == key, t.evaluations.c.access_scope == self._scope
+            )
+        ).one_or_none()
+        if row is None:
+            raise NotFound(
+                f"no evaluation {key[:80]!r}",
+                hint="`kernlore runs flagged RUN` shows what waits for a person.",
+            )
+        if row.state != "finished":
+            raise Conflict(
+                f"evaluation {key[:12]} is not finished", hint="Wait until it is, then look again."
+            )
+        _check(key, row.stages["record"])
+        return str(row.id)
+
+
+def _check(key: str, record: Mapping[str, Any]) -> None:
+    flags = record.get("flags") or ()
+    rejecting = [flag["message"] for flag in flags if flag["severity"] == "reject"]
+    if rejecting or record["validity"] == "rejected":
+        raise Conflict(
+            f"evaluation {key[:12]} was rejected by a check: {'; '.join(rejecting) or 'a finding'}",
+            hint="No person can overrule that; change the candidate and evaluate it again.",
+        )
+    if not any(flag["severity"] == "review" for flag in flags):
+        raise Conflict(
+            f"evaluation {key[:12]} has no flag that waits for a person",
+            hint="`kernlore runs flagged RUN` shows those that have.",
+        )
+
+
+def _next(connection: Connection, evaluation_id: str) -> int:
+    last = connection.execute(
+        sa.select(sa.func.max(t.evaluation_reviews.c.sequence)).where(
+            t.evaluation_reviews.c.evaluation_id == evaluation_id
+        )
+    ).scalar()
+    return (last or 0) + 1
+
+
+def _review(row: sa.Row[Any]) -> Review:
+    return Review(row.key, row.decision, row.actor, row.reason, row.created_at)

@@ -1,0 +1,1 @@
+"""What this machine has, as the vendors' tools and the kernel tell it."""

@@ -1,0 +1,1 @@
+"""What a model says, as a bundle or as what is wrong with it."""

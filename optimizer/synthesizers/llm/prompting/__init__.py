@@ -1,0 +1,1 @@
+"""A context as a prompt, section by section, within a budget."""

@@ -1,0 +1,1 @@
+"""What compilers print, as metrics."""

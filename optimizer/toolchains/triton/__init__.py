@@ -1,0 +1,1 @@
+"""Triton: run where a GPU is, compiled for a named one everywhere."""

@@ -1,0 +1,240 @@
+"""Compile every Triton kernel of a candidate for a named chip, in a process that can be killed.
+
+What NVIDIA's and AMD's toolchains share; the work itself is in `child`. Imports neither
+torch nor triton.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.abi import Signature
+from optimizer.bundle import Bundle
+from optimizer.isolation import levels
+from optimizer.toolchains.base import Availability, Compiled, Loader, Metric, Target
+from optimizer.toolchains.processes import Finished, Limits, clean_env, run
+from optimizer.toolchains.reports.gpu import whole
+from optimizer.toolchains.triton.cases import case_requests
+
+CHILD = Path(__file__).with_name("child.py")
+LIMITS = Limits(seconds=90.0, memory_bytes=24 << 30, file_bytes=1 << 30)
+SOURCES, OUTPUT, REQUEST = "src", "triton", "request.json"
+BF16_NOTE = "bf16 not checked: the interpreter is wrong there"
+NOT_RUN_NOTE = "compiled only, not run on the device; correctness is the interpreter's"
+
+Kernel = dict[str, Metric]
+Reader = Callable[[str, str], Kernel]  # assembly and log -> raw metrics
+
+
+@dataclass(frozen=True)
+class Chip:
+    """As Triton's GPUTarget."""
+
+    backend: str
+    arch: str
+    warp_size: int
+
+
+def missing_packages() -> Availability | None:
+    """What of torch and triton is not installed."""
+    for name in ("torch", "triton"):
+        if importlib.util.find_spec(name) is None:
+            return Availability(
+                False, f"{name} is not installed", "Install the extra: pip install -e '.[kernels]'."
+            )
+    return None
+
+
+def versions() -> str:
+    """Of the packages that decide what comes out."""
+    told = []
+    for name in ("triton", "torch"):
+        try:
+            told.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            told.append(f"{name} is not installed")
+    return ", ".join(told)
+
+
+def triton_folder() -> Path | None:
+    """Where the wheel is, without importing it."""
+    spec = importlib.util.find_spec("triton")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def compile_triton(
+    bundle: Bundle,
+    target: Target,
+    chip: Chip,
+    workdir: Path,
+    signatures: tuple[Signature, ...],
+    reader: Reader,
+    limits: Limits = LIMITS,
+) -> Compiled:
+    """Compile for `chip` all that the candidate launches on its cases."""
+    path = bundle.write(workdir / SOURCES)
+    output = workdir / OUTPUT
+    output.mkdir(exist_ok=True)
+    request = {
+        "path": str(path),
+        "entry": bundle.entry,
+        "target": {"backend": chip.backend, "arch": chip.arch, "warp_size": chip.warp_size},
+        "facts": {key: v for key, v in target.facts.items() if isinstance(v, int | float)},
+        "cases": case_requests(workdir, signatures),
+    }
+    (workdir / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    command = [sys.executable, "-I", str(CHILD), REQUEST, OUTPUT]
+    # The candidate's own Python runs here, so it gets the isolation of a runner.
+    isolated = levels.command(levels.level_for("auto"), command)
+    done = run(isolated, cwd=workdir, limits=limits, env=_env(workdir))
+    return _answer(bundle, target, signatures, Events.read(output), done, reader, limits, path)
+
+
+def _env(workdir: Path) -> Mapping[str, str]:
+    return clean_env(
+        workdir,
+        TRITON_CACHE_DIR=str(workdir / "cache"),
+        TRITON_DUMP_PTXAS_LOG="1",
+        CUDA_VISIBLE_DEVICES="",
+        HIP_VISIBLE_DEVICES="",
+    )
+
+
+@dataclass(frozen=True)
+class Events:
+    """What the child told. failed: traces of compile errors; not_called: why no kernel could be
+    learnt from a case; called: whether the file was imported; compiling: the kernel it was at when
+    it ended."""
+
+    folder: Path
+    kernels: tuple[Mapping[str, Any], ...]
+    failed: tuple[str, ...]
+    not_called: tuple[str, ...]
+    autotuned: tuple[str, ...]
+    called: bool
+    compiling: str | None
+    finished: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> Events:
+        path = folder / "events"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        told = [event for line in lines if (event := _event(line))]
+        last = told[-1] if told else {}
+        return cls(
+            folder,
+            tuple(event for event in told if "kernel" in event),
+            tuple(str(event["trace"]) for event in told if "failed" in event),
+            tuple(str(event["not_called"]) for event in told if "not_called" in event),
+            tuple(_autotuned(event) for event in told if "autotuned" in event),
+            any("calling" in event for event in told),
+            last.get("compiling"),
+            "done" in last,
+        )
+
+    def rows(self, reader: Reader) -> dict[str, Kernel]:
+        """Metrics by kernel; the same one with other constants gets a number."""
+        rows: dict[str, Kernel] = {}
+        for event in self.kernels:
+            assembly = (self.folder / event["assembly"]).read_text(encoding="utf-8")
+            row = reader(assembly, event["log"])
+            row |= {"shared": int(event["shared"]), "num_warps": int(event["num_warps"])}
+            if event.get("num_stages") is not None:
+                row["num_stages"] = int(event["num_stages"])
+            row |= {f"constant.{name}": value for name, value in event["constants"].items()}
+            number = sum(name.partition("#")[0] == event["kernel"] for name in rows) + 1
+            rows[event["kernel"] if number == 1 else f"{event['kernel']}#{number}"] = row
+        return rows
+
+
+def _autotuned(event: Mapping[str, Any]) -> str:
+    return (
+        f"{event['autotuned']} is autotuned: its report is of the first that fits of "
+        f"{event['configs']} configurations: {event['chosen']}"
+    )
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """A line; None for one that the deadline cut."""
+    try:
+        told = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _answer(
+    bundle: Bundle,
+    target: Target,
+    signatures: tuple[Signature, ...],
+    events: Events,
+    done: Finished,
+    reader: Reader,
+    limits: Limits,
+    path: Path,
+) -> Compiled:
+    rows = events.rows(reader)
+    # A call that is slow here, without its device, is not a kernel that cannot be compiled.
+    slow = done.timed_out and events.called and events.compiling is None
+    ok = (events.finished or slow) and not events.failed
+    on_device = target.device == "cuda"
+    notes = _notes(events, rows)
+    if slow and ok:
+        notes += [f"static report incomplete: the call did not end within {limits.seconds:g} s"]
+    if ok and not on_device:
+        notes += [NOT_RUN_NOTE]
+        if _uses_bf16(signatures, events):
+            notes += [BF16_NOTE]
+    return Compiled(
+        ok=ok,
+        log=_log(events, done, limits, ok),
+        metrics=whole(rows),
+        kernels=rows,
+        loader=Loader("python" if on_device else "interpreter", path, bundle.entry) if ok else None,
+        command=(),
+        seconds=done.seconds,
+        timed_out=done.timed_out and not ok,
+        notes=tuple(notes),
+    )
+
+
+def _uses_bf16(signatures: tuple[Signature, ...], events: Events) -> bool:
+    tensors = any(t.dtype == "bfloat16" for signature in signatures for t in signature.tensors)
+    return tensors or any("bf16" in kind for event in events.kernels for kind in event["types"])
+
+
+def _notes(events: Events, rows: Mapping[str, Kernel]) -> list[str]:
+    notes = [f"no static report of a case: {why}" for why in dict.fromkeys(events.not_called)]
+    notes += dict.fromkeys(events.autotuned)
+    if not rows and events.finished and not events.failed and not notes:
+        notes.append("no static report: no Triton kernel was launched")
+    return notes
+
+
+_DUMP = re.compile(r"^={20,}$.*?^={20,}$", re.MULTILINE | re.DOTALL)
+
+
+def _log(events: Events, done: Finished, limits: Limits, ok: bool) -> str:
+    """Errors first, then what ptxas said of each kernel."""
+    parts: list[str] = []
+    if ok:
+        pass
+    elif done.timed_out:
+        at = f" of kernel {events.compiling}" if events.compiling else ""
+        parts.append(f"error: compilation{at} timed out after {limits.seconds:g} s")
+    elif not events.finished:
+        parts.append(f"error: the compiler ended with status {done.code}")
+    parts += dict.fromkeys(events.failed)
+    if not ok:
+        # Where ptxas refuses, Triton prints all of the PTX between two rules.
+        parts.append(_DUMP.sub("", done.log).strip())
+    parts += [str(event["log"]).strip() for event in events.kernels]
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,262 @@
+"""A small stored run with a candidate that waits for a person: seen and answered through both
+doors, then distilled and exported as it was answered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.http.app import create_app
+from api.optimization.stored import run_store
+from api.services import Services
+from api.trajectories.accept import trajectory_store
+from api.trajectories.export import Asked, export_trajectories
+from api.trajectories.reading import trajectory
+from ingestion.builtin import load_hardware
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
+from kb.settings import Settings
+from optimizer.bundle import Bundle
+from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
+from optimizer.problem.load import load_problem
+from optimizer.problem.spec import Problem
+from optimizer.search.goal import Goal
+from optimizer.search.records import Node, Proposal
+from optimizer.search.store import RunRow
+from skills.curator.reading.gate import gate
+from tests.api.cli_process import kernlore
+from tests.api.conftest import BUILTIN, assert_error
+
+FLAG = "case main: 40.0 times as fast as the reference; look at what it leaves out"
+REVIEW = Flag(29, "review", FLAG)
+REJECT = Flag(14, "reject", "it falls back to the reference")
+RECIPE = "cpp-address-by-value-map-id"
+ANSWER = {"decision": "accepted", "actor": "ann", "reason": "a table look-up, every row is right"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service of its own, as these runs were measured by nobody: chips and no documents, so that
+    nothing is embedded."""
+    base = tmp_path_factory.mktemp("reviews")
+    for path in (BUILTIN / "hardware").glob("*/hardware.toml"):
+        target = base / "knowledge" / path.relative_to(BUILTIN)
+        target.parent.mkdir(parents=True)
+        shutil.copy(path, target)
+    settings = Settings(data_dir=base / "data", knowledge_dir=base / "knowledge")
+    with TestClient(create_app(settings), raise_server_exceptions=False) as running:
+        load_hardware(settings.knowledge_dir, running.app.state.services.registry)  # type: ignore[attr-defined]
+        yield running
+
+
+@pytest.fixture
+def services(client: TestClient) -> Services:
+    found: Services = client.app.state.services  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.fixture
+def run(services: Services, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Reference, a plain step, one that waits, a copy of it, and one that a check rejected."""
+    yield stored(services, f"run_{request.node.name}")
+
+
+def bundle(run: str, number: int) -> Bundle:
+    text = f"// {run}\nint kernlore_run() {{ return {number}; }}\n"
+    return Bundle({"k.cpp": text}, "k.cpp", "cpp", "kernlore_run", {}, "recipe")
+
+
+def found(
+    problem: Problem, of: Bundle | None, value: float | None, *flags: Flag, key: str
+) -> Evaluation:
+    ratio = None if value is None else Interval(value, value * 0.98, value * 1.02, 20)
+    rejected = any(flag.severity == "reject" for flag in flags)
+    return Evaluation(
+        key=key,
+        problem=problem.name,
+        candidate=of.sha256 if of is not None else "reference",
+        language="cpp",
+        hardware="x86-64",
+        device="cpu",
+        toolchain="g++ 13",
+        harness="3",
+        validity="rejected" if rejected else "correct",
+        timing="measured" if ratio else "none",
+        reached="diagnose",
+        checks=(CaseCheck("main", 1, True),),
+        timings=(CaseTiming("main", "measured", 40.0, 40.0 / (value or 1.0), ratio, 100),),
+        speedup=ratio,
+        flags=flags,
+    )
+
+
+def stored(services: Services, run: str) -> str:
+    problem = load_problem(Path("map_id"))
+    goal = Goal(language="cpp", knowledge=False)
+    rows, store = Evaluations(services.catalog), run_store(services)
+
+    def evaluation(number: int, value: float | None, *flags: Flag) -> Evaluation:
+        of = bundle(run, number) if number else None
+        made = found(problem, of, value, *flags, key=f"{run}-{number}")
+        sha256 = of.sha256 if of is not None else "0" * 64
+        rows.begin(
+            made.key,
+            ProblemRow(problem.name, problem.sha256, "file", "map", "blob", {}),
+            [],
+            CandidateRow(sha256, "cpp", "kernlore_run", "recipe", {}, "blob"),
+            "3",
+            "cpu",
+        )
+        rows.finish(made.key, made.as_json(), [], op_family="map", hardware_id="x86-64")
+        return made
+
+    def proposal(number: int, parent: int = 0) -> Proposal:
+        return Proposal(bundle(run, number), "recipe", parent, "a plan", RECIPE)
+
+    nodes = [
+        Node(0, None, "evaluated", None, evaluation(0, None)),
+        Node(1, 0, "evaluated", proposal(1), evaluation(1, 1.5)),
+        Node(2, 1, "evaluated", proposal(2, 1), evaluation(2, 40.0, REVIEW)),
+        Node(3, 0, "duplicate", proposal(2), None, same_as=2),
+        Node(4, 0, "evaluated", proposal(4), evaluation(4, None, REVIEW, REJECT)),
+    ]
+    store.begin(RunRow(run, str(problem.path), problem.sha256, "x86-64", goal))
+    for node in nodes:
+        store.add(run, node)
+    return run
+
+
+def door(services: Services, *arguments: str) -> Any:
+    ran = kernlore("runs", *arguments, "--json", data=services.settings.data_dir)
+    return ran.json if ran.code == 0 else (ran.code, ran.json["code"], ran.json["message"])
+
+
+def listed(client: TestClient, run: str) -> list[dict[str, Any]]:
+    answer = client.get(f"/runs/{run}/flagged")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["run"] == run
+    rows: list[dict[str, Any]] = answer.json()["flagged"]
+    return rows
+
+
+def passed(services: Services, run: str, node: int) -> tuple[bool, str]:
+    record = trajectory(services, run)
+    (step,) = [step for step in record.steps if step.child.number == node]
+    _, decision = gate(record, step, {})
+    return decision.passed, decision.reason
+
+
+def exported(services: Services, run: str, folder: Path) -> dict[str, Any]:
+    asked = Asked("sft", only=(run,), trainable=True)
+    manifest = export_trajectories(services, asked, folder)
+    lines = Path(manifest["file"]).read_text(encoding="utf-8").splitlines()
+    return {**manifest, "ids": [json.loads(line)["id"].rpartition("/")[2] for line in lines]}
+
+
+def test_answered_on_the_command_line_it_is_learned_from_and_seen_over_http(
+    client: TestClient, services: Services, run: str, tmp_path: Path
+) -> None:
+    (row,) = listed(client, run)
+    assert (row["node"], row["flags"], row["decision"]) == (2, [FLAG], None)
+    assert row["speedup"] == {"value": 40.0, "low": 39.2, "high": 40.8, "n": 20}
+    assert passed(services, run, 2) == (
+        False,
+        f"held for a person: it was flagged for review: {FLAG}",
+    )
+    before = exported(services, run, tmp_path / "before")
+    assert before["ids"] == ["1"] and before["reviews"] == []
+    assert before["left_out"]["held for a person by an integrity flag"] == 1
+    given = ("--accept", "--actor", "ann", "--reason", ANSWER["reason"])
+    answered = door(services, "review", run, "2", *given)
+    assert answered["decision"] == "accepted" and answered["review"]["actor"] == "ann"
+    assert listed(client, run) == [answered]
+    free, reason = passed(services, run, 2)
+    assert free and reason.startswith("faster than its parent")
+    record = client.get(f"/trajectories/{run}").json()["trajectory"]
+    assert ANSWER["reason"] in record["steps"][1]["child"]["measured"]["reviewed"]
+    assert record["steps"][2]["child"] == {**record["steps"][1]["child"], "number": 3}
+    after = exported(services, run, tmp_path / "after")
+    assert after["ids"] == ["1", "2"]
+    assert "held for a person by an integrity flag" not in after["left_out"]
+    (kept,) = after["reviews"]
+    assert (kept["candidate"], kept["reason"]) == (f"{run}/2", ANSWER["reason"])
+
+
+def test_answered_over_http_the_newest_answer_counts(
+    client: TestClient, services: Services, run: str, tmp_path: Path
+) -> None:
+    path = f"/runs/{run}/nodes/2/review"
+    assert client.post(path, json=ANSWER).status_code == 201
+    assert passed(services, run, 2)[0]
+    refused = {**ANSWER, "decision": "refused", "reason": "it skips the last row"}
+    answer = client.post(path, json=refused)
+    assert answer.status_code == 201 and answer.json()["decision"] == "refused"
+    assert listed(client, run) == [answer.json()] == door(services, "flagged", run)
+    free, reason = passed(services, run, 2)
+    assert not free and "rejected" in reason and "it skips the last row" in reason
+    manifest = exported(services, run, tmp_path / "out")
+    assert manifest["ids"] == ["1"] and manifest["left_out"]["rejected for integrity"] == 2
+    assert [kept["decision"] for kept in manifest["reviews"]] == ["refused"]
+    plain = kernlore("runs", "flagged", run, data=services.settings.data_dir)
+    assert plain.code == 0 and "40.00 [39.20, 40.80]" in plain.out
+    assert "refused by ann" in plain.out and FLAG in plain.out
+
+
+def test_a_told_trajectory_is_answered_as_a_run_is(
+    client: TestClient, services: Services, run: str
+) -> None:
+    store, told = trajectory_store(services), f"trj_{run}"
+    store.add(told, "told", "queued", {}, {"steps": 4})
+    assert_error(client.get(f"/runs/{told}/flagged"), 409, "conflict")
+    measured = trajectory(services, run).as_json()
+    keys = {str(number): f"{run}-{number}" for number in (0, 1, 2, 4)}
+    assert store.take(told, "w", 60)
+    assert store.end(told, "w", "ready", {"trajectory": measured, "evaluations": keys})
+    assert [row["node"] for row in listed(client, told)] == [2]
+    assert not passed(services, told, 2)[0]
+    assert client.post(f"/runs/{told}/nodes/2/review", json=ANSWER).status_code == 201
+    assert passed(services, told, 2)[0]
+    # The run met the same candidate: one evaluation, one answer.
+    assert listed(client, run) == listed(client, told) and passed(services, run, 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("node", "changes", "status", "code"),
+    [
+        ("1", {}, 409, "conflict"),  # nothing waits
+        ("4", {}, 409, "conflict"),  # a check rejected it
+        ("3", {}, 404, "not_found"),  # a copy is answered with what it repeats
+        ("9", {}, 404, "not_found"),
+        ("-2", {}, 404, "not_found"),
+        ("2" * 400, {}, 404, "not_found"),
+        ("2", {"decision": "maybe"}, 400, "invalid_request"),
+        ("2", {"actor": " "}, 400, "invalid_request"),
+        ("2", {"reason": ""}, 400, "invalid_request"),
+        ("2", {"other": 1}, 400, "invalid_request"),
+    ],
+)
+def test_answers_that_cannot_be(
+    client: TestClient, services: Services, node: str, changes: Any, status: int, code: str
+) -> None:
+    run = "run_refused"
+    if run not in {row.id for row in run_store(services).latest()}:
+        stored(services, run)
+    answer = client.post(f"/runs/{run}/nodes/{node}/review", json={**ANSWER, **changes})
+    assert_error(answer, status, code)
+    assert [row["decision"] for row in listed(client, run)] == [None]
+
+
+def test_the_command_line_says_what_is_missing(services: Services, run: str) -> None:
+    reason = ("--reason", "looked")
+    for given, code in (
+        ((run, "2", *reason), "invalid_request"),
+        ((run, "2", "--accept", "--refuse", *reason), "invalid_request"),
+        (("run_0", "2", "--accept", *reason), "not_found"),
+    ):
+        assert door(services, "review", *given)[:2] == (2, code)
+    assert not passed(services, run, 2)[0]

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import pytest
+
+from ingestion.elements import Box, Element, Table
+from ingestion.findings.fact_cells import read_label
+from ingestion.findings.facts import ProposedFact, SourcedFact, find_conflicts, propose_facts
+from ingestion.formats import parse
+
+
+def propose(
+    header: list[list[str]], rows: list[list[str]], caption: str | None = None
+) -> list[ProposedFact]:
+    table = Table(tuple(map(tuple, header)), tuple(map(tuple, rows)), caption)
+    return propose_facts([Element("table", "", table=table)])
+
+
+def values(facts: list[ProposedFact]) -> dict[tuple[str, str], float | int | str]:
+    return {(fact.subject, fact.key): fact.value for fact in facts}
+
+
+# The layout of AMD's architecture tables: a list-table inside tabs, chips as rows.
+CHIPS_AS_ROWS = b"""
+Specifications
+==============
+
+.. tab-set::
+
+  .. tab-item:: Accelerators
+
+    .. list-table::
+        :header-rows: 1
+        :name: arch-spec-table
+
+        *
+          - Model
+          - Architecture
+          - LLVM target name
+          - VRAM (GiB)
+          - Compute Units
+          - Wavefront Size
+          - LDS (KiB)
+          - L3 Cache (MiB)
+          - L2 Cache (MiB)
+          - L1 Scalar Cache (KiB)
+          - VGPR File (KiB)
+          - GFXIP Major version
+        *
+          - MI300X
+          - CDNA3
+          - gfx942
+          - 192
+          - 304 (38 per XCD)
+          - 64
+          - 64
+          - 256
+          - 32 (4 per XCD)
+          - 16 per 2 CUs
+          - 512
+          - 9
+        *
+          - MI100
+          - CDNA
+          - gfx908
+          - 32
+          - 120
+          - 64
+          - 64
+          -
+          - 8
+          - 16 per 3 CUs
+          - 256 VGPR and 256 AccVGPR
+          - 9
+"""
+
+# The layout of a comparison of generations: properties as rows, and a column to leave out.
+CHIPS_AS_COLUMNS = b"""
+Comparison
+==========
+
+.. list-table::
+    :header-rows: 1
+    :stub-columns: 1
+
+    *   -
+        - One
+        - Two
+        - Improvement factor
+    *   - FP8 (TFLOPS)
+        - Not applicable
+        - 1299
+        - 6.7x
+    *   - BF16/FP16/TF32 (TFLOPS)
+        - 191
+        - 667
+        - 3.4x
+    *   - FP8/FP16/BF16/TF32 Sparse (TFLOPS)
+        - Not applicable
+        - 2563
+        - 13x
+    *   - HBM Capacity (GiB)
+        - 32
+        - 96
+        - 3x
+    *   - HBM Bandwidth (TB/sec)
+        - 0.8
+        - 2.9
+        - 3.6x
+"""
+
+
+def test_chips_as_rows_of_a_real_parser_s_table() -> None:
+    facts = propose_facts(parse(CHIPS_AS_ROWS, "specs.rst").elements)
+    assert values(facts) == {
+        ("MI300X", "compute_capability"): "gfx942",
+        ("MI300X", "memory_size"): 192 * 2**30,
+        ("MI300X", "compute_units"): 304,
+        ("MI300X", "warp_size"): 64,
+        ("MI300X", "shared_memory_per_unit"): 65536,
+        ("MI300X", "l3_size"): 256 * 2**20,
+        ("MI300X", "l2_size"): 32 * 2**20,
+        ("MI300X", "registers_per_unit"): 512 * 1024 // 4,
+        ("MI100", "compute_capability"): "gfx908",
+        ("MI100", "memory_size"): 32 * 2**30,
+        ("MI100", "compute_units"): 120,
+        ("MI100", "warp_size"): 64,
+        ("MI100", "shared_memory_per_unit"): 65536,
+        ("MI100", "l2_size"): 8 * 2**20,
+    }
+    by_key = {fact.key: fact for fact in facts if fact.subject == "MI300X"}
+    assert by_key["compute_units"].text_value == "304 (38 per XCD)"
+    assert by_key["compute_units"].confidence < by_key["warp_size"].confidence
+    assert by_key["l2_size"].column_label == "L2 Cache (MiB)"
+    assert by_key["l2_size"].cell == (0, 8)
+
+
+def test_chips_as_columns_of_a_real_parser_s_table() -> None:
+    facts = propose_facts(parse(CHIPS_AS_COLUMNS, "compare.rst").elements)
+    assert values(facts) == {
+        ("Two", "peak_matrix_fp8"): 1299e12,
+        ("One", "peak_matrix_bf16"): 191e12,
+        ("One", "peak_matrix_fp16"): 191e12,
+        ("One", "peak_matrix_tf32"): 191e12,
+        ("Two", "peak_matrix_bf16"): 667e12,
+        ("Two", "peak_matrix_fp16"): 667e12,
+        ("Two", "peak_matrix_tf32"): 667e12,
+        ("One", "memory_size"): 32 * 2**30,
+        ("Two", "memory_size"): 96 * 2**30,
+        ("One", "memory_bandwidth"): 0.8e12,
+        ("Two", "memory_bandwidth"): 2.9e12,
+    }
+
+
+def test_a_markdown_table_with_the_unit_in_the_column_head() -> None:
+    text = b"""# Peaks
+
+| Computation and data type | FLOPS/CLOCK/CU | Peak TFLOPS |
+| :------------------------ | :------------: | ----------: |
+| Vector FP64               | 64             | 11.5        |
+| Matrix FP16               | 1024           | 184.6       |
+"""
+    facts = propose_facts(parse(text, "peaks.md").elements)
+    assert values(facts) == {("", "peak_fp64"): 11.5e12, ("", "peak_matrix_fp16"): 184.6e12}
+
+
+def test_a_two_column_datasheet_without_a_header() -> None:
+    rows = [
+        ["GPU Memory", "80 GB HBM3"],
+        ["Memory bandwidth", "3.35 TB/s"],
+        ["L2 cache", "50 MB"],
+        ["Maximum shared memory per block", "227 KB"],
+        ["Number of SMs", "132"],
+        ["Max clock", "1.98 GHz"],
+        ["Maximum threads per block", "1,024"],
+        ["32-bit registers per SM", "64 K"],
+        ["NVLink bandwidth", "900 GB/s"],
+        ["FP16 Tensor Core", "1,979 teraFLOPS*"],
+        ["Board power", "Up to 700 W"],
+        ["Compute capability", "9.0"],
+        ["Process", "TSMC 4N"],
+        ["Host interface", "PCIe Gen5 128 GB/s"],
+    ]
+    facts = propose([], rows)
+    assert values(facts) == {
+        ("", "memory_size"): 80 * 2**30,
+        ("", "memory_bandwidth"): 3.35e12,
+        ("", "l2_size"): 50 * 2**20,
+        ("", "shared_memory_per_block"): 227 * 1024,
+        ("", "compute_units"): 132,
+        ("", "clock_boost"): 1.98e9,
+        ("", "max_threads_per_block"): 1024,
+        ("", "registers_per_unit"): 65536,
+        ("", "interconnect_bandwidth"): 900e9,
+        ("", "power"): 700,
+        ("", "compute_capability"): "9.0",
+        ("", "process_node"): "TSMC 4N",
+    }
+    confidence = {fact.key: fact.confidence for fact in facts}
+    assert confidence["power"] < confidence["memory_bandwidth"]  # "up to"
+    assert confidence["l2_size"] < confidence["memory_bandwidth"]  # MB taken as MiB
+
+
+def test_a_unit_column_and_stacked_headers() -> None:
+    facts = propose(
+        [["Parameter", "Unit", "Compute capability", "Compute capability"], ["", "", "8.0", "9.0"]],
+        [["Shared memory per SM", "KB", "164", "228"], ["Warp size", "threads", "32", "32"]],
+    )
+    assert values(facts) == {
+        ("Compute capability 8.0", "shared_memory_per_unit"): 164 * 1024,
+        ("Compute capability 9.0", "shared_memory_per_unit"): 228 * 1024,
+        ("Compute capability 8.0", "warp_size"): 32,
+        ("Compute capability 9.0", "warp_size"): 32,
+    }
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "",
+        "-",
+        "N/A",
+        "TBD",
+        "40",
+        "40-50 MB",
+        "40, 50 MB",
+        "32 MB / 64 MB",
+        "2x 25 MB",
+        "50 MB per die",
+        "50 MB shared with L1",
+        "50 Mb",
+        "50 MB/s",
+        "50 GHz",
+        "3,5 MB",
+        "½ MB",
+        "0xFF",
+        "50 B",
+        "0 MB",
+        "408 MB (HBM + cache)",
+    ],
+)
+def test_doubtful_cells_are_left_out(cell: str) -> None:
+    assert propose([["Property", "Chip"]], [["L2 cache", cell]]) == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("50MB", 50 * 2**20),
+        ("50 MiB", 50 * 2**20),
+        ("**50 MB**", 50 * 2**20),
+        ("50&nbsp;MB", 50 * 2**20),
+        ("51,200 KB", 50 * 2**20),
+        ("~50 MB", 50 * 2**20),
+        ("50 MB [3]", 50 * 2**20),
+        ("32768 KB", 32 * 2**20),
+        ("1.5 megabytes", 1.5 * 2**20),
+    ],
+)
+def test_spellings_of_a_size(cell: str, value: float) -> None:
+    (fact,) = propose([["Property", "Chip"]], [["L2 cache", cell]])
+    assert fact.value == value
+    assert fact.unit == "B"
+    assert fact.subject == "Chip"
+    assert fact.text_value == cell
+
+
+def test_benchmark_results_are_no_facts() -> None:
+    assert (
+        propose(
+            [["Kernel", "Time (ms)", "Bandwidth (GB/s)", "L2 hit (%)"]],
+            [["copy", "1.2", "890", "40"]],
+        )
+        == []
+    )
+    assert propose([["Metric", "Measured"]], [["Memory bandwidth", "2.1 TB/s"]]) == []
+    assert propose([["Mode", "Registers", "Total size"]], [["small", "128", "4 KB"]]) == []
+
+
+def test_a_table_that_contradicts_itself_proposes_nothing_for_that_key() -> None:
+    rows = [["L2 cache", "50 MB"], ["L2 cache size", "40 MB"], ["Power limit", "700 W"]]
+    assert values(propose([["Property", "Chip"]], rows)) == {("Chip", "power"): 700}
+
+
+def test_a_table_readable_both_ways_is_left_alone() -> None:
+    assert propose([["Model", "L2 cache"]], [["Power limit", "50 MB"]]) == []
+
+
+def test_page_and_place_are_kept() -> None:
+    table = Table((("Property", "X1"),), (("Memory bandwidth", "2 TB/s"),), "Table 7. Limits")
+    box = Box(11, "xii", 0, 0, 10, 10)
+    elements = [Element("text", "before"), Element("table", "", table=table, boxes=(box,))]
+    (fact,) = propose_facts(elements)
+    assert (fact.element, fact.page_index, fact.page_label) == (1, 11, "xii")
+    assert fact.locator == "p. xii, Table 7. Limits, row 'Memory bandwidth', column 'X1'"
+
+
+@pytest.mark.parametrize(
+    ("label", "keys", "unit"),
+    [
+        ("Memory bandwidth (GB/s)", ("memory_bandwidth",), "GB/s"),
+        ("Peak memory bandwidth, TB/s", ("memory_bandwidth",), "TB/s"),
+        ("L2 Cache [MiB]", ("l2_size",), "MiB"),
+        ("Number of CUs", ("compute_units",), ""),
+        ("Max. number of resident warps per SM", ("max_warps_per_unit",), ""),
+        ("Amount of shared memory per SM", ("shared_memory_per_unit",), ""),
+        ("Infinity Cache (MiB)", ("l3_size",), "MiB"),
+        ("FP64 Tensor Core", ("peak_matrix_fp64",), ""),
+        ("INT8 Tensor Core (TOPS)", ("peak_matrix_int8",), "TOPS"),
+        ("FP8 with sparsity", (), ""),
+        ("L1 Instruction Cache (KiB)", (), "KiB"),
+        ("L2 cache hit rate", (), ""),
+        ("Base clock", (), ""),
+        ("Bandwidth", (), ""),
+        ("Memory", (), ""),
+        ("", (), ""),
+    ],
+)
+def test_labels(label: str, keys: tuple[str, ...], unit: str) -> None:
+    read = read_label(label)
+    assert (read.keys, read.unit) == (keys, unit)
+
+
+def sourced(
+    value: float | str, source: str, key: str = "memory_size", unit: str = "B"
+) -> SourcedFact:
+    return SourcedFact(key, "H200", value, unit, source)
+
+
+def test_sources_that_disagree_are_a_conflict() -> None:
+    facts = [sourced(141e9, "datasheet"), sourced(141 * 2**30, "guide"), sourced(141e9, "blog")]
+    (conflict,) = find_conflicts(facts)
+    assert (conflict.key, conflict.subject, len(conflict.values)) == ("memory_size", "H200", 3)
+    assert "powers of 1024" in conflict.reason
+
+
+def test_rounding_of_rates_is_no_conflict_and_counts_are_exact() -> None:
+    rates = [sourced(v, str(v), "memory_bandwidth", "B/s") for v in (4.8e12, 4.83e12)]
+    assert find_conflicts(rates) == []
+    assert find_conflicts([sourced(132, "a", "compute_units", "count")] * 2) == []
+    counts = [sourced(v, str(v), "compute_units", "count") for v in (132, 133)]
+    assert len(find_conflicts(counts)) == 1
+
+
+def test_subjects_are_compared_without_spelling_and_kept_apart() -> None:
+    a = SourcedFact("l2_size", "MI300X", 1, "B", "a")
+    assert find_conflicts([a, SourcedFact("l2_size", "MI 300X", 1, "B", "b")]) == []
+    assert len(find_conflicts([a, SourcedFact("l2_size", "mi-300x", 2, "B", "b")])) == 1
+    assert find_conflicts([a, SourcedFact("l2_size", "MI250", 2, "B", "b")]) == []
+
+
+def test_different_units_and_texts_conflict() -> None:
+    pair = [sourced(1, "a"), sourced(1, "b", unit="bit")]
+    assert find_conflicts(pair)[0].reason == "different units: B, bit"
+    texts = [sourced("gfx942", "a", "cc", "text"), sourced("GFX942 ", "b", "cc", "text")]
+    assert find_conflicts(texts) == []

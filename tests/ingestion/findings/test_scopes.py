@@ -1,0 +1,82 @@
+"""A heading that names another chip scopes its section to that chip, and to no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ingestion.findings.scopes import SectionScopes
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+VENDOR = """# Tuning guide
+
+## Shared memory
+
+Every chip of the vendor has persimmon banks.
+
+## Shared memory on A100
+
+One block may take 163 KiB of tangerine memory.
+
+### Carve-out
+
+The tangerine carve-out is set per kernel.
+
+## On H100s
+
+One block may take 227 KiB of kumquat memory.
+"""
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "expected"),
+    [
+        (("nvidia",), ("Guide", "On A100"), ("a100",)),
+        (("nvidia",), ("Guide", "On A100", "Carve-out"), ("a100",)),
+        (("nvidia",), ("Guide", "A100", "but H100 here"), ("h100",)),
+        (("nvidia",), ("Guide", "Hopper and Ampere"), ("ampere", "hopper")),
+        (("nvidia",), ("Guide", "Shared memory"), None),
+        (("nvidia",), ("Guide", "The NVIDIA way"), None),
+        (("h100",), ("H100 manual", "Numbers"), None),
+        (("h100",), ("On H200",), ("h200",)),
+        (("h100",), ("On A100",), ("a100",)),  # a cousin is no less another chip
+        (("hopper",), ("On A100",), ("a100",)),
+        (("hopper",), ("H100 numbers",), ("h100",)),
+        (("h100",), ("The Hopper SM",), None),  # what stands above never widens a scope
+        (("h100",), ("H100 compared with A100",), ("a100", "h100")),
+        (("h100",), ("Migrating from A100",), ("a100", "h100")),
+        (("h100",), ("On MI300X",), None),  # another vendor's chip is no relative
+        (("a100", "h100"), ("Both chips", "On A100"), ("a100",)),  # of a manual about two chips
+        (("a100", "h100"), ("H100 and A100",), None),
+        (("a100", "h100"), ("H100 compared with A100",), None),
+        ((), ("On A100",), ("a100",)),
+        ((), ("Faster than A100",), None),
+        ((), ("General advice",), None),
+    ],
+)
+def test_headings_give_scopes(
+    store: Store,
+    document: tuple[str, ...],
+    path: tuple[str, ...],
+    expected: tuple[str, ...] | None,
+) -> None:
+    assert SectionScopes(document, store.registry.all()).of(path) == expected
+
+
+def test_a_section_about_one_chip_is_never_returned_for_another(store: Store) -> None:
+    store.ingest("guide.md", VENDOR, hardware=("nvidia",))
+
+    def found(chip: str) -> str:
+        query = "how much memory may one block take"
+        both = store.by_words(f"{query} tangerine kumquat persimmon", chip)
+        return " ".join(p.text for p in [*both, *store.by_meaning(query, chip)])
+
+    assert "tangerine" in found("a100") and "kumquat" not in found("a100")
+    assert "kumquat" in found("h100") and "tangerine" not in found("h100")
+    for chip in ("a100", "h100", "h200"):
+        assert "persimmon" in found(chip)
+    assert found("mi300x") == ""
+    assert "tangerine" not in found("h200") and "kumquat" not in found("h200")

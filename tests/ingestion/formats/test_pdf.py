@@ -1,0 +1,168 @@
+"""PDF parsing on golden files whose pages, labels and tables are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestion.elements import Element, ParsedDocument
+from ingestion.formats.pdf.document import parse_pdf
+from kb.errors import ParseFailed
+from tests.ingestion import golden
+
+
+@pytest.fixture(scope="module")
+def manual() -> ParsedDocument:
+    return parse_pdf(golden.manual())
+
+
+def holding(document: ParsedDocument, text: str) -> Element:
+    found = [e for e in document.elements if text in e.text]
+    assert len(found) == 1, [e.text for e in found]
+    return found[0]
+
+
+def test_complaint_09_every_element_knows_page_label_and_box(manual: ParsedDocument) -> None:
+    assert manual.pages_seen == manual.pages_parsed == 6
+    assert manual.complete
+    for element in manual.elements:
+        assert element.boxes
+        for box in element.boxes:
+            assert 0 <= box.x0 < box.x1 <= golden.WIDTH
+            assert 0 <= box.y0 < box.y1 <= golden.HEIGHT
+    first = holding(manual, "Revision 3").boxes[0]
+    assert (first.page_index, first.page_label) == (0, "i")
+    banks = holding(manual, "32 banks of four").boxes[0]
+    assert (banks.page_index, banks.page_label) == (5, "4")
+
+
+def test_box_is_measured_from_the_top_of_the_page(manual: ParsedDocument) -> None:
+    box = holding(manual, "Threads run in groups").boxes[0]
+    baseline = golden.HEIGHT - (golden.TOP - 18 - 1.2 * 18 - 8)
+    assert box.y0 < baseline < box.y1
+    assert box.x0 == pytest.approx(golden.LEFT, abs=1)
+
+
+def test_heading_path_follows_the_outline(manual: ParsedDocument) -> None:
+    titles = [(e.level, e.text) for e in manual.elements if e.kind == "title"]
+    assert titles == [
+        (1, "Chip Manual"),
+        (1, "1 Execution"),
+        (2, "1.1 Warps"),
+        (2, "1.2 Code"),
+        (1, "2 Memory"),
+        (2, "2.1 Banks"),
+    ]
+    assert manual.title == "Chip Manual"
+
+
+def test_running_heads_and_contents_are_left_out(manual: ParsedDocument) -> None:
+    everything = "\n".join(e.text for e in manual.elements)
+    assert "Page 3" not in everything
+    assert "revision 3" not in everything
+    assert ". . ." not in everything
+    assert any("table of contents" in warning for warning in manual.warnings)
+
+
+def test_a_sentence_over_a_page_break_is_one_element_with_two_boxes(manual: ParsedDocument) -> None:
+    element = holding(manual, golden.SPLIT_SENTENCE)
+    assert [box.page_label for box in element.boxes] == ["1", "2"]
+
+
+def test_a_word_divided_at_a_line_end_is_whole(manual: ParsedDocument) -> None:
+    assert golden.HYPHENATED in holding(manual, "divergent").text
+
+
+def test_items_and_code_keep_their_form(manual: ParsedDocument) -> None:
+    items = holding(manual, "32 lanes")
+    assert items.kind == "list"
+    assert items.text == "- one warp has 32 lanes\n- lanes of one warp share a program counter"
+    code = holding(manual, "acc += a[i]")
+    assert code.kind == "code"
+    assert code.text == "for (int i = 0; i < n; ++i) {\n    acc += a[i];\n}"
+
+
+def test_complaint_10_a_table_over_two_pages_keeps_three_header_rows(
+    manual: ParsedDocument,
+) -> None:
+    tables = [e for e in manual.elements if e.kind == "table"]
+    assert len(tables) == 1
+    table = tables[0].table
+    assert table is not None
+    assert table.header == golden.OCCUPANCY_HEADER
+    assert [row[0] for row in table.rows] == [f"chip{i:02d}" for i in range(40)]
+    assert table.caption == "Table 7. Occupancy limits of all chips"
+    assert [box.page_label for box in tables[0].boxes] == ["3", "4"]
+    assert tables[0].text.startswith("Table 7. Occupancy limits of all chips\n\n| Chip | Limits |")
+
+
+def test_text_of_a_table_is_not_repeated(manual: ParsedDocument) -> None:
+    assert sum("chip07" in e.text for e in manual.elements) == 1
+
+
+def test_headings_without_an_outline_go_by_number_and_look() -> None:
+    document = parse_pdf(golden.without_outline())
+    titles = [(e.level, e.text) for e in document.elements if e.kind == "title"]
+    assert titles[:4] == [
+        (1, "A Tuning Guide"),
+        (1, "1 Chapter number 1"),
+        (2, "1.1 Section below"),
+        (3, "Run-in remark"),
+    ]
+    assert len(titles) == 7
+    assert document.title == "A Tuning Guide"
+
+
+def test_columns_are_read_one_after_the_other() -> None:
+    document = parse_pdf(golden.two_columns())
+    text = " ".join(e.text for e in document.elements if e.kind == "text")
+    left = [f"the left column has line number {i:02d} here" for i in range(20)]
+    right = [f"the right column has line number {i:02d} here" for i in range(20)]
+    assert text == " ".join([*left, *right])
+
+
+def test_complaint_03_a_scanned_page_is_reported_and_a_blank_one_is_fine() -> None:
+    document = parse_pdf(golden.scanned_in_the_middle())
+    assert document.pages_seen == 3
+    assert [(f.page_index, f.reason.split(":")[0]) for f in document.failures] == [(1, "scanned")]
+    assert not document.complete
+
+
+def test_printed_numbers_label_pages_where_the_file_does_not() -> None:
+    document = parse_pdf(golden.printed_numbers_only())
+    assert [e.boxes[0].page_label for e in document.elements] == ["11", "12", "13", "14"]
+    assert all(not e.text.endswith(("11", "14")) for e in document.elements)
+
+
+def test_a_turned_page_reads_in_order() -> None:
+    (element,) = parse_pdf(golden.rotated()).elements
+    assert element.text == (
+        "A wide sheet is read from its long side. Its second line is below the first."
+    )
+    box = element.boxes[0]
+    assert (box.x0, box.y0) == (pytest.approx(100, abs=2), pytest.approx(52, abs=4))
+
+
+def test_an_encrypted_file_asks_for_a_copy_without_password() -> None:
+    with pytest.raises(ParseFailed, match="password") as caught:
+        parse_pdf(golden.encrypted())
+    assert "without the password" in caught.value.hint
+
+
+@pytest.mark.parametrize("data", [b"", b"%PDF-1.7\n", b"\x00\x01 not a document" * 50])
+def test_garbage_is_an_error_with_a_hint(data: bytes) -> None:
+    with pytest.raises(ParseFailed) as caught:
+        parse_pdf(data)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+def test_complaint_03_a_truncated_file_never_looks_complete(share: float) -> None:
+    data = golden.manual()
+    whole = parse_pdf(data)
+    try:
+        document = parse_pdf(data[: int(share * len(data))])
+    except ParseFailed as error:
+        assert error.hint
+        return
+    assert document.failures or document.elements == whole.elements
+    assert any("end of the file is missing" in warning for warning in document.warnings)

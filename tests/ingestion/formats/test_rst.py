@@ -1,0 +1,143 @@
+"""reStructuredText with everything that Sphinx documentation adds to it."""
+
+from __future__ import annotations
+
+from ingestion.elements import Element, ParsedDocument, Table
+from ingestion.formats.rst.document import parse_rst
+
+
+def kinds(document: ParsedDocument) -> list[tuple[str, str]]:
+    return [(element.kind, element.text) for element in document.elements]
+
+
+def table_of(text: str) -> Table:
+    (element,) = parse_rst(text).elements
+    assert element.table is not None
+    return element.table
+
+
+def test_levels_by_order_of_appearance() -> None:
+    document = parse_rst(
+        "=====\nGuide\n=====\n\nMemory\n======\n\nBanks\n~~~~~\n\nText\n\nEnd\n===\n"
+    )
+    assert [(e.text, e.level) for e in document.elements if e.kind == "title"] == [
+        ("Guide", 1),
+        ("Memory", 2),
+        ("Banks", 3),
+        ("End", 2),
+    ]
+    assert document.title == "Guide"
+
+
+def test_text_is_the_source_dedented() -> None:
+    source = "See :ref:`banks <lds-banks>` and ``ds_read``\n*twice*."
+    assert kinds(parse_rst(source)) == [("text", source)]
+    assert kinds(parse_rst("   quoted\n   twice\n")) == [("text", "quoted\ntwice")]
+    assert kinds(parse_rst("* one\n  more\n\n* two\n")) == [("list", "* one\n  more\n\n* two")]
+
+
+def test_code_in_all_spellings() -> None:
+    document = parse_rst(
+        ".. code-block:: C++\n   :linenos:\n\n   int x;\n     y();\n\nAs here::\n\n    a = 1\n\n"
+        ">>> 1 + 1\n2\n"
+    )
+    assert list(document.elements) == [
+        Element("code", "int x;\n  y();", language="c++"),
+        Element("text", "As here::"),
+        Element("code", "a = 1"),
+        Element("code", ">>> 1 + 1\n2", language="python"),
+    ]
+
+
+def test_boxes_are_normal_content_and_their_titles_text() -> None:
+    document = parse_rst(
+        ".. note:: Starts here\n   and goes on.\n\n.. tab-set::\n\n   .. tab-item:: AMD\n"
+        "      :sync: amd\n\n      #. Build\n\n         .. code:: bash\n\n            make\n"
+    )
+    assert kinds(document) == [
+        ("text", "Starts here\nand goes on."),
+        ("text", "AMD"),
+        ("list", "#. Build"),
+        ("code", "make"),
+    ]
+
+
+def test_machinery_leaves() -> None:
+    document = parse_rst(
+        ".. meta::\n   :description: x\n\n.. _label:\n\n.. toctree::\n   :maxdepth: 1\n\n"
+        "   other\n\n"
+        ".. |sub| replace:: y\n\n.. a comment\n   of two lines\n\n:orphan:\n\n.. "
+        "image:: a.png\n\nStays.\n"
+    )
+    assert kinds(document) == [("text", "Stays.")]
+
+
+def test_text_under_a_target_is_not_lost() -> None:
+    document = parse_rst(
+        ".. _here:\n\n    Indented by mistake.\n\n.. image:: a.png\n\n   This too.\n"
+    )
+    assert kinds(document) == [("text", "Indented by mistake."), ("text", "This too.")]
+
+
+def test_list_table() -> None:
+    table = table_of(
+        ".. list-table:: Peaks\n   :header-rows: 1\n\n   * - Type\n     - TFLOPS\n   *\n"
+        "     - fp16\n"
+        "     - 383\n\n       with sparsity\n"
+    )
+    assert table == Table((("Type", "TFLOPS"),), (("fp16", "383 with sparsity"),), "Peaks")
+
+
+def test_csv_table_and_its_outside_file() -> None:
+    table = table_of(
+        '.. csv-table::\n   :header: "Counter", "Unit"\n\n   "``SQ_WAVES``", "Waves, new"\n'
+    )
+    assert table == Table((("Counter", "Unit"),), (("``SQ_WAVES``", "Waves, new"),))
+    outside = parse_rst(".. csv-table:: T\n   :file: counters.csv\n")
+    assert outside.elements == () and "counters.csv" in outside.warnings[0]
+
+
+def test_drawn_tables_keep_their_source() -> None:
+    grid = (
+        "+------+-----+\n| type | ops |\n+======+=====+\n| int8 | 512 |\n|      | max |\n"
+        "+------+-----+"
+    )
+    (element,) = parse_rst(grid).elements
+    assert element.text == grid
+    assert element.table == Table((("type", "ops"),), (("int8", "512 max"),))
+    simple = "====  =====\ntype  ops\n====  =====\nint8  512\nint4  1024\n====  ====="
+    indented = simple.replace("\n", "\n   ")
+    (element,) = parse_rst(f".. table:: Rates\n\n   {indented}\n").elements
+    assert element.table == Table((("type", "ops"),), (("int8", "512"), ("int4", "1024")), "Rates")
+    assert element.text == f"Rates\n\n{simple}"
+
+
+def test_described_names() -> None:
+    document = parse_rst(
+        ".. py:function:: copy(dst, src)\n                 copy(dst)\n   :noindex:\n\n"
+        "   Copies.\n\n"
+        "   :param dst: [P, F] tensor\n\n.. envvar:: NEURON_RT_LOG\n\n   The log level.\n"
+    )
+    assert kinds(document) == [
+        ("text", "copy(dst, src)\ncopy(dst)"),
+        ("text", "Copies."),
+        ("text", ":param dst: [P, F] tensor"),
+        ("text", "NEURON_RT_LOG"),
+        ("text", "The log level."),
+    ]
+
+
+def test_figures_footnotes_definitions_and_unknown_directives() -> None:
+    document = parse_rst(
+        ".. figure:: a.png\n   :alt: A diagram of banks\n\n   Banks.\n\n.. [1] See the guide.\n\n"
+        "term\n   what it means\n\n.. homemade:: x\n\n   Words count.\n\n.. raw:: html\n\n"
+        "   <p>Raw.</p>\n"
+    )
+    assert kinds(document) == [
+        ("caption", "A diagram of banks"),
+        ("caption", "Banks."),
+        ("text", "[1] See the guide."),
+        ("text", "term\n   what it means"),
+        ("text", "Words count."),
+        ("text", "Raw."),
+    ]
