@@ -10,7 +10,7 @@ from typing import Any
 
 from api.http.plain import plain
 from api.services import Services
-from kb.catalog.evaluations import Evaluations
+from kb.catalog.search.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detection.detect import probe
 from kb.hardware.detection.device import DetectedDevice, Resolver

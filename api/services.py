@@ -20,10 +20,11 @@ from ingestion.read import pipeline_fingerprint
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
 from kb.blobs import Blobs, open_blobs
-from kb.catalog import Catalog, embeddings, open_catalog
-from kb.catalog.documents import Documents
+from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs
+from kb.catalog.knowledge import embeddings
+from kb.catalog.knowledge.documents import Documents
 from kb.embedding import Embedder, open_embedder
 from kb.errors import KernloreError
 from kb.index.exact import ExactIndex

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from ingestion.uploads import Upload, Uploads
-from kb.catalog.documents import Documents
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge.documents import Documents
 from kb.errors import InvalidKnowledge
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec

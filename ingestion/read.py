@@ -22,7 +22,7 @@ from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, cut_passages
 from ingestion.sections import Section, split_sections
-from kb.catalog.versions import PassageDraft, SectionDraft, VersionContent
+from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
 from kb.ids import sha256
 

@@ -16,8 +16,8 @@ from ingestion.formats.detect import detect
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.identity import Outcome, Source, register
 from kb.catalog.jobs import Jobs
+from kb.catalog.knowledge.identity import Outcome, Source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES

@@ -34,13 +34,13 @@ from ingestion.samples.recipes import propose_recipes
 from ingestion.samples.scopes import SampleScopes
 from ingestion.sections import split_sections
 from kb.blobs import Blobs
-from kb.catalog import embeddings, versions
-from kb.catalog.embeddings import Vector
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.jobs import Job, Jobs, JobState
-from kb.catalog.moves import replace_document_moves
-from kb.catalog.proposed_recipes import replace_document_recipes
+from kb.catalog.knowledge import embeddings, versions
+from kb.catalog.knowledge.embeddings import Vector
+from kb.catalog.knowledge.moves import replace_document_moves
+from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError

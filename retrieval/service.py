@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.meta import revision
-from kb.catalog.moves import candidates as move_candidates
 from kb.embedding import Embedder
 from kb.embedding.base import Vectors
 from kb.errors import InvalidRequest, nearest

@@ -22,11 +22,12 @@ from ingestion.read import pipeline_fingerprint
 from ingestion.uploads import Submitted, Upload, Uploads
 from ingestion.worker import Parts, Worker
 from kb.blobs import open_blobs
-from kb.catalog import Catalog, lexical, open_catalog, passages
-from kb.catalog.documents import Documents
+from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs
-from kb.catalog.passages import Passage
+from kb.catalog.knowledge import lexical, passages
+from kb.catalog.knowledge.documents import Documents
+from kb.catalog.knowledge.passages import Passage
 from kb.embedding import open_embedder
 from kb.embedding.local import DEFAULT_MODEL, LocalEmbedder
 from kb.hardware.schema import parse_hardware

@@ -14,25 +14,11 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from api.cli import (
-    config,
-    doctor,
-    documents,
-    evaluate,
-    hardware,
-    ingest,
-    jobs,
-    knowledge,
-    optimize,
-    problem,
-    reindex,
-    retrieve,
-    runs,
-    serve,
-    skills,
-    trajectories,
-)
+from api.cli.knowledge import hardware, knowledge, retrieve
+from api.cli.library import skills
 from api.cli.output import report_error
+from api.cli.search import evaluate, optimize, problem, runs, trajectories
+from api.cli.store import config, doctor, documents, ingest, jobs, reindex, serve
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 
 app = typer.Typer(

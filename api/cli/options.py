@@ -18,3 +18,12 @@ Url = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON document on the last line of standard output.")
 ]
+
+
+def switched_on(word: str) -> bool:
+    """What `--knowledge` says. Raises InvalidRequest."""
+    from kb.errors import InvalidRequest
+
+    if word not in ("on", "off"):
+        raise InvalidRequest(f"--knowledge is {word!r}", hint="Give on or off.")
+    return word == "on"

@@ -20,7 +20,7 @@ from api.services import Services
 from api.trajectories.accept import trajectory_store
 from api.trajectories.reading import parameter_roles, searched_problem, trajectory
 from api.trajectories.telling import problem_of
-from kb.catalog import passages
+from kb.catalog.knowledge import passages
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.curation.ablation import ConfirmingBench

@@ -67,7 +67,7 @@ class Verifier:
         """The trials and what they would mean. Raises Unavailable."""
         skill = self._skill(name)
         trials = tuple(self._ablation(skill).trials(skill, budget))
-        verdict = judge(trials)
+        verdict = judge(trials, skill.polarity)
         return {
             "skill": name,
             "state": skill.state,

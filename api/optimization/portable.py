@@ -15,7 +15,7 @@ from api.optimization.knowledge import ServiceKnowledge, library_recipes
 from api.optimization.runs import LANGUAGES
 from api.optimization.stored import run_store
 from api.services import Services
-from kb.catalog.evaluations import Evaluations
+from kb.catalog.search.evaluations import Evaluations
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.ids import new_id
 from optimizer.evaluation.journal.catalog import CatalogJournal

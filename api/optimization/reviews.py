@@ -12,9 +12,9 @@ from typing import Any
 
 from api.optimization.stored import run_store
 from api.services import Services
-from kb.catalog.evaluations import Evaluations
-from kb.catalog.reviews import Review, Reviews
-from kb.catalog.trajectories import Trajectories
+from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.search.reviews import Review, Reviews
+from kb.catalog.search.trajectories import Trajectories
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.curation.reviewed import flagged, words

@@ -12,8 +12,8 @@ from api.optimization.knowledge import ServiceKnowledge, library_recipes
 from api.optimization.samples import compared_with, manual_samples
 from api.optimization.stored import run_store
 from api.services import Services
-from kb.catalog.evaluations import Evaluations
-from kb.catalog.runs import Runs
+from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.search.runs import Runs
 from kb.errors import Conflict, InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.problem_terms import op_family

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from api.services import Services
-from kb.catalog import proposed_recipes
-from kb.catalog.proposed_recipes import StoredRecipe
+from kb.catalog.knowledge import proposed_recipes
+from kb.catalog.knowledge.proposed_recipes import StoredRecipe
 from optimizer.local.bench import Place
 from optimizer.local.simulated_bench import SimulatedBench, simulated
 from optimizer.search.context import HardwareView, ProblemView

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from api.services import Services
-from kb.catalog.evaluations import Evaluations
-from kb.catalog.runs import Runs
+from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.search.runs import Runs
 from optimizer.local.catalog_store import CatalogStore
 
 

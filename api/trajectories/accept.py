@@ -8,7 +8,7 @@ from api.evaluation import ask_for, choose_target
 from api.services import Services
 from api.trajectories.bodies import TrajectoryBody
 from api.trajectories.telling import problem_of, told_from
-from kb.catalog.trajectories import State, StoredTrajectory, Trajectories
+from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.curation.told import Told, ToldStep, about_step, told_from_json
 from optimizer.evaluation.targets import AUTO

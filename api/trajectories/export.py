@@ -22,9 +22,9 @@ from api.trajectories.knowledge_again import KnowledgeAgain
 from api.trajectories.licences import LicenceBook
 from api.trajectories.prompts import Prompts
 from api.trajectories.reading import searched_problem
-from kb.catalog.evaluations import Evaluations
-from kb.catalog.reviews import Reviews
-from kb.catalog.trajectories import StoredTrajectory
+from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.search.reviews import Reviews
+from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest, KernloreError
 from optimizer.curation.reviewed import flagged_in, reviewed_tree
 from optimizer.curation.told import Told, told_from_json, tree_of

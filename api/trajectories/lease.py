@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import structlog
 from sqlalchemy.exc import OperationalError
 
-from kb.catalog.trajectories import Trajectories
+from kb.catalog.search.trajectories import Trajectories
 
 log = structlog.get_logger(__name__)
 

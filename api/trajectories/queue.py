@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from api.evaluation_queue import EvaluationQueue
 from api.services import Services
-from kb.catalog.trajectories import StoredTrajectory, Trajectories
+from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
 

@@ -12,8 +12,8 @@ from api.optimization.knowledge import library_recipes
 from api.optimization.stored import run_store
 from api.services import Services
 from api.trajectories.accept import trajectory_store
-from kb.catalog.reviews import Reviews
-from kb.catalog.trajectories import StoredTrajectory
+from kb.catalog.search.reviews import Reviews
+from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest
 from optimizer.curation.build import main_case, roles_of, trajectory_of
 from optimizer.curation.reviewed import flagged_keys, reviewed_trajectory

@@ -21,7 +21,7 @@ from api.trajectories.accept import trajectory_store
 from api.trajectories.lease import renewed
 from api.trajectories.reading import main_dtype
 from api.trajectories.telling import problem_of
-from kb.catalog.trajectories import State, StoredTrajectory
+from kb.catalog.search.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from optimizer.bundle import Bundle
 from optimizer.curation.build import steps_of, subject_of

@@ -26,7 +26,7 @@ from benchmarks.retrieval.encoders import (
 )
 from benchmarks.retrieval.latency import request_of
 from benchmarks.retrieval.scoring import Scorer, Scores
-from kb.catalog import embeddings
+from kb.catalog.knowledge import embeddings
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
 from kb.embedding.base import Vectors

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from kb.catalog import embeddings, passages
-from kb.catalog.embeddings import ScopeVectors, Vector
 from kb.catalog.engine import Catalog
+from kb.catalog.knowledge import embeddings, passages
+from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.errors import Unavailable
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS

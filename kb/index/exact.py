@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kb.catalog import embeddings
-from kb.catalog.embeddings import ScopeVectors, Vector
 from kb.catalog.engine import Catalog
+from kb.catalog.knowledge import embeddings
+from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.scope import ALL_ACCESS
 
 State = tuple[int, int]

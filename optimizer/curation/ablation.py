@@ -1,5 +1,6 @@
 """A skill measured by leaving it out: two searches of the same problem with the same seed and
-budget, whose winners are then measured anew.
+budget, whose winners are then measured anew. Of a skill to avoid something one search without it,
+whose best instance is measured with and without the change that the skill warns of.
 
 Recipes propose in both, so it needs no model. Candidates that both arms make are evaluated once.
 """
@@ -8,16 +9,19 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills import FAILURES, SkillRow
+from kb.catalog.skills.support import AVOID
 from kb.errors import KernloreError, Unavailable
 from kb.hardware.checks import Problems
 from kb.problem_terms import canonical_dtype, op_family
+from optimizer.curation.avoided import knobs_of
 from optimizer.curation.build import ratio_of
 from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.curation.unseen import Unseen, as_only, unseen_cases
@@ -25,20 +29,27 @@ from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined, independent_ratio
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Case, Problem
-from optimizer.search.context import HardwareView
+from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
 from optimizer.search.loop import Search
-from optimizer.search.records import Node, Proposal
+from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.synthesizers.recipe.instantiate import instantiate
+from optimizer.synthesizers.recipe.knobs import Knob, NoStep, turned
+from optimizer.synthesizers.recipe.match import allowed
+from optimizer.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer, fit
 from skills.curator.believing.verify import Arm, Trial
 from skills.curator.records import Ratio
 from skills.recipes.recipe import Recipe, parse_recipe
 
 MAX_TRIALS = 3
+MAX_PAIRS = 2 * MAX_TRIALS  # looked at for a skill to avoid, where the change cannot always be made
 ROUNDS = 2  # of fresh processes for each winner
+
+
+UNTRIED = Arm(0, 0, None)
 
 
 class ConfirmingBench(Protocol):
@@ -84,11 +95,9 @@ class RecipeAblation:
 
     def trials(self, skill: SkillRow, budget: int) -> Iterator[Trial]:
         """At most MAX_TRIALS. Raises Unavailable where there is nothing to try it on."""
-        if skill.polarity == "avoid":
-            raise Unavailable(
-                f"{skill.name} says what to avoid, and only what to do can be left out",
-                hint="A person can approve it once it has been measured.",
-            )
+        if skill.polarity == AVOID:
+            yield from self._forced_trials(skill, budget)
+            return
         self._admitted(skill)
         recipe = recipe_of(skill)
         if recipe is None and not skill.moves:
@@ -107,10 +116,28 @@ class RecipeAblation:
             if made == MAX_TRIALS:
                 return
         if not made:
+            raise _nothing_unseen(skill)
+
+    def _forced_trials(self, skill: SkillRow, budget: int) -> Iterator[Trial]:
+        """Pairs on which the change cannot be made are trials that say why, and are not counted."""
+        knobs = knobs_of(skill)
+        if not knobs:
             raise Unavailable(
-                f"no unseen problem or case here is one that {skill.name} has a part in",
-                hint="Add a problem of its op family with `kernlore problem new`.",
+                f"{skill.name} says what to avoid, and not as a parameter role and a direction:"
+                " only what to do can be left out",
+                hint="A person can approve it once it has been measured.",
             )
+        self._admitted(skill)
+        looked_at = changed = 0
+        for unseen in islice(self._targets(skill), MAX_PAIRS):
+            trial = self._forced_trial(skill, knobs, unseen, budget, self._means.seed + looked_at)
+            looked_at += 1
+            changed += bool(trial.without.tried)
+            yield trial
+            if changed == MAX_TRIALS:
+                return
+        if not looked_at:
+            raise _nothing_unseen(skill)
 
     def _admitted(self, skill: SkillRow) -> None:
         """What is about another chip or language cannot be proven here."""
@@ -148,8 +175,7 @@ class RecipeAblation:
     ) -> Trial:
         """seed: another one for each trial, so that one lucky order does not decide all."""
         began = time.time()
-        about = skill.scopes.languages
-        languages = [n for n in self._means.hardware.languages if not about or n in about]
+        languages = self._languages(skill)
         with self._means.bench(unseen.problem) as bench:
             with_tree = self._search(bench, unseen, budget, seed, languages, skill, recipe)
             if not any(_by(skill, node) for node in with_tree):
@@ -175,6 +201,111 @@ class RecipeAblation:
             toolchain=best.evaluation.toolchain if best and best.evaluation else told.toolchain,
             note=note or f"{time.time() - began:.0f} s",
         )
+
+    def _languages(self, skill: SkillRow) -> list[str]:
+        about = skill.scopes.languages
+        return [n for n in self._means.hardware.languages if not about or n in about]
+
+    def _forced_trial(
+        self, skill: SkillRow, knobs: Sequence[Knob], unseen: Unseen, budget: int, seed: int
+    ) -> Trial:
+        """The best instance of a search without the skill, with the avoided change and as it is."""
+        missing = Trial(
+            problem=unseen.problem.name,
+            problem_sha256=unseen.problem.sha256,
+            case=unseen.case.name,
+            unseen=unseen.why,
+            seed=seed,
+            without=UNTRIED,
+            with_skill=UNTRIED,
+            gain=None,
+            wrong=0,
+            hardware=self._means.hardware.id,
+            device="",
+            toolchain="",
+        )
+        languages = self._languages(skill)
+        with self._means.bench(unseen.problem) as bench:
+            view = problem_view(unseen.problem, bench.device)
+            recipes = {
+                recipe.name: recipe
+                for recipe in self._means.recipes
+                if recipe.language in languages
+                and {knob.role for knob in knobs} <= {p.role for p in recipe.parameters}
+                and fit(recipe, view, self._means.hardware.facts) is not None
+            }
+            if not recipes:
+                roles = " and ".join(knob.role for knob in knobs)
+                return replace(missing, note=f"no recipe that fits here has the role {roles}")
+            tree = self._search(bench, unseen, budget, seed, languages, without=skill.name)
+            best = _instance(tree, recipes)
+            if best is None or best.proposal is None or best.evaluation is None:
+                return replace(missing, note=f"no instance of {', '.join(recipes)} was correct")
+            found = replace(
+                missing,
+                with_skill=_arm_of(tree, best),
+                device=best.evaluation.device,
+                toolchain=best.evaluation.toolchain,
+            )
+            try:
+                changed = self._changed(best, recipes[best.proposal.recipe or ""], knobs, view)
+            except NoStep as reason:
+                return replace(found, note=str(reason))
+            return self._with_change(bench, found, best.proposal, changed)
+
+    def _changed(
+        self, best: Node, recipe: Recipe, knobs: Sequence[Knob], view: ProblemView
+    ) -> Proposal:
+        """One step of each knob away. Raises NoStep."""
+        facts = self._means.hardware.facts
+        fitting = fit(recipe, view, facts)
+        assert fitting is not None and best.proposal is not None
+        before = best.proposal.values
+        values = turned(recipe, before, knobs)
+        told = ", ".join(
+            f"{n} from {before[n]} to {v}" for n, v in values.items() if v != before[n]
+        )
+        if not allowed(recipe, values, fitting.binding, facts):
+            raise NoStep(f"{recipe.name} does not allow {told} here")
+        return Proposal(
+            instantiate(recipe, values, fitting.binding, view.source),
+            NAME,
+            parent=best.number,
+            plan=f"{recipe.name}: {told}",
+            recipe=recipe.name,
+            values=values,
+            cases=fitting.cases,
+        )
+
+    def _with_change(
+        self, bench: ConfirmingBench, trial: Trial, kept: Proposal, changed: Proposal
+    ) -> Trial:
+        """Both measured anew, where the changed one is correct."""
+        try:
+            found = bench.evaluate(changed)
+        except (KernloreError, OSError) as problem:
+            return replace(trial, note=f"{changed.plan}; {problem}")
+        figure = ratio_of(found.speedup) if found.speedup is not None else None
+        trial = replace(
+            trial, without=Arm(1, int(found.correct), figure, found.key), note=changed.plan
+        )
+        if not found.correct:
+            return _failed(trial, found)
+        try:
+            mine, other = (self._confirmed(bench, one) for one in (kept, changed))
+        except (KernloreError, OSError) as problem:
+            return replace(trial, note=f"{changed.plan}; {problem}")
+        wrong = next((one for one in other if not one.correct), None)
+        if wrong is not None:
+            return _failed(replace(trial, without=replace(trial.without, correct=0)), wrong)
+        if not all(one.correct for one in mine):
+            return replace(trial, note=f"{changed.plan}; without the change it fails on new values")
+        over, under = _figure(mine), _figure(other)
+        if over is None or under is None:
+            return replace(trial, note=f"{changed.plan}; the machine was too busy to measure both")
+        gain = ratio_of(independent_ratio(over, under))
+        said = changed.plan if gain is not None else f"{changed.plan}; one of the two has no bounds"
+        return replace(trial, gain=gain, note=said)
 
     def _search(
         self,
@@ -238,9 +369,10 @@ class RecipeAblation:
         """Of the reference over it, over ROUNDS of fresh processes."""
         if node is None or node.proposal is None:
             return Interval(1.0, 1.0, 1.0, 1)
-        found = [bench.confirm(node.proposal, held_out=False) for _ in range(ROUNDS)]
-        intervals = [(one.speedup, 1.0) for one in found if one.speedup is not None]
-        return combined(intervals) if intervals else None
+        return _figure(self._confirmed(bench, node.proposal))
+
+    def _confirmed(self, bench: ConfirmingBench, proposal: Proposal) -> list[Evaluation]:
+        return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
 
 
 class WithSkill:
@@ -277,6 +409,35 @@ def recipe_of(skill: SkillRow) -> Recipe | None:
     return found
 
 
+def _nothing_unseen(skill: SkillRow) -> Unavailable:
+    return Unavailable(
+        f"no unseen problem or case here is one that {skill.name} has a part in",
+        hint="Add a problem of its op family with `kernlore problem new`.",
+    )
+
+
+def _figure(found: Sequence[Evaluation]) -> Interval | None:
+    intervals = [(one.speedup, 1.0) for one in found if one.speedup is not None]
+    return combined(intervals) if intervals else None
+
+
+def _instance(tree: Tree, recipes: Mapping[str, Recipe]) -> Node | None:
+    """The best correct instance of these; the first one where none could be timed."""
+    own = [
+        node
+        for node in tree.nodes[1:]
+        if node.correct and node.proposal is not None and node.proposal.recipe in recipes
+    ]
+    return best_of(own) or next(iter(own), None)
+
+
+def _failed(trial: Trial, found: Evaluation) -> Trial:
+    """Only a failure of the kernel itself says something of the change."""
+    if found.validity in FAILURES:
+        return replace(trial, failed=found.validity, note=f"{trial.note}: {found.validity}")
+    return replace(trial, note=f"{trial.note}; it was {found.validity}: {found.message}")
+
+
 def _by(skill: SkillRow, node: Node) -> bool:
     """Whether the skill made the candidate: its recipe, or one of its moves."""
     proposal = node.proposal
@@ -287,7 +448,10 @@ def _by(skill: SkillRow, node: Node) -> bool:
 
 
 def _arm(tree: Tree) -> Arm:
-    best = tree.best
+    return _arm_of(tree, tree.best)
+
+
+def _arm_of(tree: Tree, best: Node | None) -> Arm:
     return Arm(
         tried=len(tree) - 1,
         correct=sum(node.correct for node in tree.nodes[1:]),

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from kb.catalog.skills import SkillRow
+from kb.catalog.skills.support import AVOID
+from optimizer.curation.avoided import warning_of
 from optimizer.search.knowledge import Remedy
 
 MARK = "#"  # between a skill's name and the number of its move
 
 
 def remedies_of(skill: SkillRow) -> tuple[Remedy, ...]:
-    """Their ids name the skill; `skill_of` reads it back."""
+    """Their ids name the skill; `skill_of` reads it back. Of one to avoid something: what a
+    proposer puts last."""
+    if skill.polarity == AVOID:
+        warning = warning_of(skill, f"{skill.name}{MARK}0")
+        return () if warning is None else (warning,)
     return tuple(
         Remedy(
             id=f"{skill.name}{MARK}{number}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kb.catalog.reviews import Review
+from kb.catalog.search.reviews import Review
 from optimizer.evaluation.records import Evaluation, Flag
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree

@@ -233,3 +233,20 @@ def _unknown(node: Node) -> list[str]:
         return [f"{name}: correct, not measured: {'; '.join(reasons) or 'the machine was busy'}"]
     told = found.verdict.get("not_measured", {}) if found is not None else {}
     return [f"{name}: {tool}: {why}" for tool, why in told.items()]
+
+
+def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:
+    """By model: its candidates, tokens, and US dollars (None where a price is not known). What
+    failed attempts took is in the next candidate's row."""
+    found: dict[str, dict[str, Any]] = {}
+    for proposal in (node.proposal for node in tree if node.proposal is not None):
+        if proposal.model is None:
+            continue
+        none_yet = {"candidates": 0, "tokens_in": 0, "tokens_out": 0, "usd": 0.0}
+        row, cost = found.setdefault(proposal.model, none_yet), proposal.cost
+        row["candidates"] += 1
+        row["tokens_in"] += cost.tokens_in
+        row["tokens_out"] += cost.tokens_out
+        unknown = row["usd"] is None or cost.usd is None
+        row["usd"] = None if unknown else row["usd"] + cost.usd
+    return found

@@ -50,7 +50,8 @@ class Excerpt:
 class Remedy:
     """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it, in
     limit_unit (a unit of kb/hardware/fact_keys.toml). when: its predicate, to be decided again
-    where more is known."""
+    where more is known. What a skill says to avoid is one too, with the change {avoid: [{role,
+    direction}, ...]}: having no role, it is followed by nobody."""
 
     id: str
     name: str

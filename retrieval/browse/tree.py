@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import passages as reading
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge import passages as reading
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound, UnknownHardware, nearest
 from kb.ids import sha256

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kb.catalog.hardware import Fact
-from kb.catalog.moves import StoredMove
+from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Value, compile_predicate
 from retrieval.answer import MoveAnswer
 

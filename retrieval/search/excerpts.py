@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from kb.catalog import passages as store
-from kb.catalog.passages import Passage
+from kb.catalog.knowledge import passages as store
+from kb.catalog.knowledge.passages import Passage
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import DocumentRef, Excerpt

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import Connection
 
-from kb.catalog import lexical, passages
-from kb.catalog.candidates import Candidate, candidates, sample
-from kb.catalog.embeddings import index_state
+from kb.catalog.knowledge import lexical, passages
+from kb.catalog.knowledge.candidates import Candidate, candidates, sample
+from kb.catalog.knowledge.embeddings import index_state
 from kb.embedding.base import Vectors
 from kb.scope import ANY, ScopeFilter
 from retrieval.search.plan import Plan

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from api.cli.local import LocalTarget
+from api.cli.target.local import LocalTarget
 from kb.catalog import open_catalog
-from kb.catalog.evaluations import Evaluations
+from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
 from optimizer.search.store import FileStore
 from retrieval.answer import RetrieveRequest

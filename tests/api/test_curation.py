@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.optimize import _target
+from api.cli.search.optimize import _target
 from api.curation.distil import Distilled, distil_source, replayed
 from api.curation.lift import difference, lift_told
 from api.curation.states import change_state

@@ -19,7 +19,13 @@ from api.trajectories.accept import trajectory_store
 from api.trajectories.export import Asked, export_trajectories
 from api.trajectories.reading import trajectory
 from ingestion.builtin import load_hardware
-from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
+from kb.catalog.search.evaluations import (
+    CandidateRow,
+    CaseFigures,
+    CaseRow,
+    Evaluations,
+    ProblemRow,
+)
 from kb.settings import Settings
 from optimizer.bundle import Bundle
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
@@ -107,12 +113,17 @@ def stored(services: Services, run: str) -> str:
         rows.begin(
             made.key,
             ProblemRow(problem.name, problem.sha256, "file", "map", "blob", {}),
-            [],
+            [CaseRow("main", "float32", [], "small", "normal", 1.0, False)],
             CandidateRow(sha256, "cpp", "kernlore_run", "recipe", {}, "blob"),
             "3",
             "cpu",
         )
-        rows.finish(made.key, made.as_json(), [], op_family="map", hardware_id="x86-64")
+        figures = [
+            CaseFigures(t.case, True, 40.0, t.candidate_us, value, t.speedup.low)
+            for t in made.timings
+            if t.speedup is not None
+        ]
+        rows.finish(made.key, made.as_json(), figures, op_family="map", hardware_id="x86-64")
         return made
 
     def proposal(number: int, parent: int = 0) -> Proposal:
@@ -205,6 +216,22 @@ def test_answered_over_http_the_newest_answer_counts(
     plain = kernlore("runs", "flagged", run, data=services.settings.data_dir)
     assert plain.code == 0 and "40.00 [39.20, 40.80]" in plain.out
     assert "refused by ann" in plain.out and FLAG in plain.out
+
+
+def test_a_later_run_inherits_nothing_that_was_refused(
+    client: TestClient, services: Services, run: str
+) -> None:
+    def inherited() -> list[str]:
+        winners = run_store(services).winners("map", None, ("x86-64",), 99)
+        return [w.bundle.sha256 for w in winners if run in w.bundle.files["k.cpp"]]
+
+    plain, waiting = (bundle(run, number).sha256 for number in (1, 2))
+    assert inherited() == [waiting, plain]
+    path = f"/runs/{run}/nodes/2/review"
+    assert client.post(path, json={**ANSWER, "decision": "refused"}).status_code == 201
+    assert inherited() == [plain]
+    assert client.post(path, json=ANSWER).status_code == 201
+    assert inherited() == [waiting, plain]
 
 
 def test_a_told_trajectory_is_answered_as_a_run_is(

@@ -21,7 +21,8 @@ from reportlab.pdfgen.canvas import Canvas
 
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.uploads import Upload
-from kb.catalog import Catalog, embeddings, open_catalog
+from kb.catalog import Catalog, open_catalog
+from kb.catalog.knowledge import embeddings
 from kb.errors import InvalidRequest, ParseFailed
 from kb.index.chroma import ChromaIndex
 from kb.index.exact import ExactIndex

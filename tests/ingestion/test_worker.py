@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestion import worker as worker_module
-from kb.catalog import embeddings, passages
-from kb.catalog.passages import Patch
+from kb.catalog.knowledge import embeddings, passages
+from kb.catalog.knowledge.passages import Patch
 from kb.embedding.base import Vectors
 from kb.embedding.local import LocalEmbedder
 from tests.ingestion import golden

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from api.cli.local import LocalTarget
 from api.cli.target import read_settings
+from api.cli.target.local import LocalTarget
 from api.optimization.runs import Finished, optimize, places_for
 from api.optimization.samples import manual_samples
 from api.optimization.stored import run_store
 from ingestion.uploads import Upload
-from kb.catalog import proposed_recipes
+from kb.catalog.knowledge import proposed_recipes
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.local.problem_view import problem_view
 from optimizer.local.simulated_bench import SimulatedBench

@@ -3,7 +3,7 @@ rest on values alone."""
 
 from __future__ import annotations
 
-from kb.catalog.moves import StoredMove
+from kb.catalog.knowledge.moves import StoredMove
 from kb.ids import MoveId
 from retrieval.answer import RetrieveRequest
 from retrieval.compose.remedies import MAX_MOVES, fitting_moves

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog.documents import Documents
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.identity import Source, register
-from kb.catalog.versions import PassageDraft, SectionDraft, VersionContent, activate
+from kb.catalog.knowledge.documents import Documents
+from kb.catalog.knowledge.identity import Source, register
+from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent, activate
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.ids import sha256

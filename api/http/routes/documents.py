@@ -15,8 +15,8 @@ from api.http.openapi import upload_request
 from api.http.plain import plain
 from api.services import Services
 from ingestion.uploads import Upload
-from kb.catalog import moves
-from kb.catalog.documents import Document, Version
+from kb.catalog.knowledge import moves
+from kb.catalog.knowledge.documents import Document, Version
 from kb.errors import KernloreError, NotFound, PayloadTooLarge
 from kb.scope import Category
 

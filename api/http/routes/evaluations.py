@@ -20,7 +20,7 @@ from api.http.dependencies import Access, Parts
 from api.http.models import EvaluationBody
 from api.http.openapi import json_request
 from api.http.plain import plain
-from kb.catalog.evaluations import Evaluations
+from kb.catalog.search.evaluations import Evaluations
 from kb.errors import KernloreError
 from kb.settings import Settings
 

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Access, Parts
 from api.http.plain import plain
-from kb.catalog import proposed_recipes
+from kb.catalog.knowledge import proposed_recipes
 from retrieval.diagnose.signals import load_signals
 
 router = APIRouter(tags=["knowledge"])

@@ -13,8 +13,8 @@ from api.http.openapi import json_request
 from api.http.plain import plain
 from api.http.routes.documents import VersionNumber
 from api.services import Services
-from kb.catalog import passages as store
-from kb.catalog.passages import Passage, Patch
+from kb.catalog.knowledge import passages as store
+from kb.catalog.knowledge.passages import Passage, Patch
 from kb.embedding.text import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import ANY

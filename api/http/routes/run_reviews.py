@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.http.bodies import json_body
 from api.http.dependencies import Access, Parts
-from kb.catalog.reviews import ReviewDecision
+from kb.catalog.search.reviews import ReviewDecision
 from kb.errors import NotFound
 
 router = APIRouter(tags=["runs"])

@@ -21,7 +21,7 @@ from api.trajectories.queue import TrajectoryQueue
 from kb.errors import InvalidRequest, UnsupportedFormat
 
 if TYPE_CHECKING:
-    from kb.catalog.trajectories import StoredTrajectory
+    from kb.catalog.search.trajectories import StoredTrajectory
 
 LINES = ("application/x-ndjson", "application/jsonl", "application/jsonlines")
 

@@ -208,7 +208,8 @@ def _unmeasured(skill: SkillRow) -> Conflict:
     if skill.polarity == AVOID:
         hint = (
             "It can be approved once what it warns of failed, or was certainly slower, on another"
-            " problem or case than the one that it comes from: distil such a run."
+            " problem or case than the one that it comes from. Where it names a parameter role and"
+            f" a direction, `kernlore skills verify {skill.name}` tries that."
         )
     else:
         hint = f"Measure it with and without the skill: `kernlore skills verify {skill.name}`."

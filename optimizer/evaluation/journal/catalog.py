@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kb.blobs import Blobs
-from kb.catalog.evaluations import (
+from kb.catalog.search.evaluations import (
     CandidateRow,
     CaseFigures,
     CaseRow,

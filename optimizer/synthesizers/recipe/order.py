@@ -32,13 +32,16 @@ class Record:
     steps: Mapping[Step, bool] = field(default_factory=dict)
     moves: Mapping[str, bool] = field(default_factory=dict)
 
+    def has_won(self, step: Step | None) -> bool:
+        return step is not None and self.steps.get(step, False)
+
     def rank(self, step: Step | None, moves: Sequence[str], applies: bool | None) -> int:
         """Lower comes first: what won last, moves that hold, moves that nobody could decide, plain
         changes, what lost last. moves: behind the change, none of a plain one."""
-        won = self.steps.get(step) if step is not None else None
-        if won:
+        if self.has_won(step):
             return 0
-        if won is False or any(self.moves.get(move) is False for move in moves):
+        lost = step is not None and self.steps.get(step) is False
+        if lost or any(self.moves.get(move) is False for move in moves):
             return 4
         if not moves:
             return 3

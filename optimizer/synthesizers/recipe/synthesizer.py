@@ -3,7 +3,8 @@
 With knowledge, facts prune the domains and the moves that fit the parent's verdict say which value
 to change; without, or when moves are used up, neighbours are tried (coordinate descent) and then
 what is left of the space, in an order drawn from the seed. What changes brought in this run decides
-which of them come first (see `order`).
+which of them come first (see `order`). What a skill says to avoid comes last of all, unless it has
+just won in this run: nothing is out of reach.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from optimizer.search.context import Context, ProblemView
 from optimizer.search.knowledge import Remedy
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.synthesizers.recipe.instantiate import instantiate
+from optimizer.synthesizers.recipe.knobs import Knob, avoided, does
 from optimizer.synthesizers.recipe.match import Binding, Refusal, allowed, match, space
-from optimizer.synthesizers.recipe.order import record_of, step_between
+from optimizer.synthesizers.recipe.order import Record, record_of, step_between
 from skills.recipes.recipe import Parameter, Recipe, Value
 
 Values = Mapping[str, Value]
@@ -140,9 +142,34 @@ def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
 
 
 def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) -> Iterator[Choice]:
-    """What may follow these values, the best-founded first; all of it allowed."""
-    recipe, binding = fitting.recipe, fitting.binding
+    """What may follow these values, the best-founded first and what is to be avoided last; all of
+    it allowed."""
+    recipe = fitting.recipe
     record = record_of(recipe, context.tried)
+    against = _against(context)
+    waiting: list[Choice] = []
+    for choice in _in_turn(context, fitting, values, facts, record):
+        said = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
+        if said and not record.has_won(step_between(recipe, values, choice.values)):
+            warned = f"{choice.plan} Tried last: {', '.join(said)} says to avoid it."
+            waiting.append(replace(choice, plan=warned))
+        else:
+            yield choice
+    yield from waiting
+
+
+def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
+    """What is to be avoided here, by id of the remedy that says so. It makes no candidate, so no
+    proposal is attributed to it; that it was shown is kept with the node."""
+    holding = [r for r in context.knowledge.remedies if r.applies is not False]
+    return [(r.id, knobs) for r in holding if (knobs := avoided(r))]
+
+
+def _in_turn(
+    context: Context, fitting: Fitting, values: Values, facts: Values, record: Record
+) -> Iterator[Choice]:
+    """What may follow these values, the best-founded first."""
+    recipe, binding = fitting.recipe, fitting.binding
 
     def rank(choice: Choice) -> int:
         step = step_between(recipe, values, choice.values)

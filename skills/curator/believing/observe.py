@@ -380,7 +380,8 @@ def retire_unused(
     access_scope: str = ALL_ACCESS,
 ) -> list[str]:
     """Retire learned skills in use that the last `retrievals` answers for their hardware made no
-    use of; names. Those that came into use meanwhile have their time still before them."""
+    use of; names. Those that came into use meanwhile have their time still before them. What is to
+    be avoided stays: nobody is seen to have used it, as what it does is that nothing is done."""
     registry = HardwareRegistry(catalog)
     chips = {chip: registry.lineage(chip) for chip in registry.all()}
     gone = []
@@ -389,7 +390,7 @@ def retire_unused(
         skills = store.heads(
             connection, states=("active", "suspect"), tier="learned", access_scope=access_scope
         )
-        for skill in skills:
+        for skill in (one for one in skills if one.polarity == "use"):
             since = oldest(skill.scopes.hardware)
             if since is None or _in_use_since(connection, skill, access_scope) >= since:
                 continue

@@ -1,5 +1,6 @@
 """Whether a skill helps where it was not distilled from: the same search with the same budget, once
-with it and once without, measured on the device at hand.
+with it and once without, measured on the device at hand. Of a skill to avoid something: the best
+kernel of a search without it, once as it is and once with the change that it warns of.
 
 Knows neither problems nor searches: an `Ablation` runs them. A trial is believed as far as its
 interval goes; a skill without a certain gain stays what it is, and its history says why.
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import SkillRow, State
+from kb.catalog.skills.support import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, Unavailable
 from kb.scope import ALL_ACCESS
@@ -43,6 +45,11 @@ class Trial:
     gain: the best with the skill over the best without it, both measured anew; None where the
     search with it found nothing that is faster than the reference, or the machine was not quiet.
     wrong: candidates made by the skill itself that were not correct.
+
+    Of a skill to avoid something, with_skill is the kernel that heeds it and without the same
+    kernel with the avoided change, so that gain is what leaving the change out brings: the time
+    with the change over the time without it. without.tried is 0 where the change could not be made;
+    note says why. failed: what became of the changed kernel where it cannot be used (`incorrect`).
     """
 
     problem: str
@@ -58,6 +65,11 @@ class Trial:
     device: str
     toolchain: str
     note: str = ""
+    failed: str = ""
+
+    @property
+    def named(self) -> str:
+        return f"{self.problem} {self.case}"
 
 
 class Ablation(Protocol):
@@ -122,12 +134,12 @@ def verify(
         for trial in ablation.trials(skill, budget):
             with catalog.write() as connection:  # each as it comes: it took minutes
                 _same(store.get(connection, name, access_scope), skill)
-                _keep(connection, name, trial, actor, access_scope)
+                _keep(connection, skill, trial, actor, access_scope)
             trials.append(trial)
     except Unavailable as problem:
         _note(catalog, skill, f"not verified: {problem.message}", actor, access_scope)
         raise
-    verdict = judge(trials)
+    verdict = judge(trials, skill.polarity)
     with catalog.write() as connection:
         present = store.get(connection, name, access_scope)
         _same(present, skill)
@@ -140,9 +152,11 @@ def _same(present: SkillRow, measured: SkillRow) -> None:
         raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
 
-def judge(trials: Sequence[Trial]) -> Verdict:
+def judge(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
     """A certain gain over all trials together, in at least LEAST_TRIALS of which the skill changed
-    who wins, and no trial in which it certainly harms."""
+    who wins, and no trial in which it certainly harms. polarity: of the skill."""
+    if polarity == AVOID:
+        return _judged_warning(trials)
     wrong = sum(trial.wrong for trial in trials)
     gains = [trial.gain for trial in trials if trial.gain is not None]
     gain = together(gains) if gains else None
@@ -150,7 +164,7 @@ def judge(trials: Sequence[Trial]) -> Verdict:
         return Verdict("harms", gain, f"{wrong} candidates made by it were not correct")
     harmed = [t for t in trials if t.gain is not None and t.gain.high < 1.0]
     if harmed:
-        where = ", ".join(f"{t.problem} {t.case}" for t in harmed)
+        where = ", ".join(t.named for t in harmed)
         return Verdict("harms", gain, f"it is certainly slower on {where}")
     # Where both arms have the same winner the figure is 1 without any doubt, and tells nothing.
     telling = [g for g in gains if g.low < g.high]
@@ -164,6 +178,33 @@ def judge(trials: Sequence[Trial]) -> Verdict:
     if gain.low <= 1.0:
         return Verdict("open", gain, f"no certain gain over the search without it: {_told(gain)}")
     return Verdict("helps", gain, f"{_told(gain)} over the search without it")
+
+
+def _judged_warning(trials: Sequence[Trial]) -> Verdict:
+    """The change is certainly slower, or fails, in at least LEAST_TRIALS, certainly faster in none,
+    and costs time over all that were timed together."""
+    gains = [trial.gain for trial in trials if trial.gain is not None]
+    gain = together(gains) if gains else None
+    faster = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
+    if faster:
+        where = ", ".join(faster)
+        return Verdict("harms", gain, f"what it says to avoid is certainly faster on {where}")
+    failing = [t.named for t in trials if t.failed]
+    slower = [t for t in trials if t.gain is not None and t.gain.low > 1.0]
+    if len(slower) + len(failing) < LEAST_TRIALS:
+        untold = [f"{t.named}: {t.note}" for t in trials if t.gain is None and not t.failed]
+        return Verdict(
+            "open",
+            gain,
+            f"what it says to avoid certainly costs time or fails on {len(slower) + len(failing)}"
+            f" of {len(trials)} unseen cases, {LEAST_TRIALS} are needed"
+            + (f" ({'; '.join(untold)})" if untold else ""),
+        )
+    if gain is not None and gain.low <= 1.0 and not failing:
+        return Verdict("open", gain, f"leaving it out has no certain gain: {_told(gain)}")
+    told = [f"{_told(gain)} by leaving it out"] if gain is not None else []
+    told += [f"it fails on {', '.join(failing)}"] if failing else []
+    return Verdict("helps", gain, "; ".join(told))
 
 
 def together(gains: Sequence[Ratio]) -> Ratio:
@@ -180,25 +221,29 @@ def _told(gain: Ratio) -> str:
     return f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
 
 
-def _keep(connection: Any, name: str, trial: Trial, actor: str, access_scope: str) -> None:
-    """A trial without a figure is kept too: that it was tried is known."""
-    gain = trial.gain
+def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_scope: str) -> None:
+    """A trial without a figure is kept too: that it was tried is known. An avoided change that
+    could not be made was not tried."""
+    if skill.polarity == AVOID and not trial.without.tried:
+        return
+    told, arm = _about_the_claim(skill, trial)
     store.add_evidence(
         connection,
-        name,
+        skill.name,
         kind="ablation",
         hardware=trial.hardware,
-        n=gain.n if gain is not None else max(1, trial.with_skill.tried),
+        n=told.n if told is not None else max(1, arm.tried),
         actor=actor,
-        reason=f"with and without it on {trial.problem}, {trial.case} ({trial.unseen})",
+        reason=f"with and without {_subject(skill)} on {trial.problem}, {trial.case}"
+        f" ({trial.unseen})",
         device=trial.device or None,
         toolchain=trial.toolchain or None,
         problem=trial.problem_sha256,
         case=trial.case,
-        evaluation=trial.with_skill.best_key or None,
-        speedup=gain.value if gain is not None else None,
-        low=gain.low if gain is not None else None,
-        high=gain.high if gain is not None else None,
+        evaluation=arm.best_key or None,
+        speedup=told.value if told is not None else None,
+        low=told.low if told is not None else None,
+        high=told.high if told is not None else None,
         details={
             "problem": trial.problem,
             "unseen": trial.unseen,
@@ -207,9 +252,24 @@ def _keep(connection: Any, name: str, trial: Trial, actor: str, access_scope: st
             "with": asdict(trial.with_skill),
             "wrong": trial.wrong,
             "note": trial.note,
+            **({"validity": trial.failed} if trial.failed else {}),
         },
         access_scope=access_scope,
     )
+
+
+def _subject(skill: SkillRow) -> str:
+    return "the avoided change" if skill.polarity == AVOID else "it"
+
+
+def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Ratio | None, Arm]:
+    """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.support), and
+    the arm that has it: of one to avoid that is the change, so the figure is the gain's inverse."""
+    gain = trial.gain
+    if skill.polarity != AVOID:
+        return gain, trial.with_skill
+    inverse = None if gain is None else Ratio(1 / gain.value, 1 / gain.high, 1 / gain.low, gain.n)
+    return inverse, trial.without
 
 
 def _moved(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kb.catalog import embeddings
 from kb.catalog.engine import Catalog
+from kb.catalog.knowledge import embeddings
 from kb.embedding.base import Embedder, Vectors
 from kb.ids import sha256
 

@@ -81,6 +81,7 @@ def _row(
         "sizes": dict(subject.sizes.get(name or _only_case(subject), {})),
         "synthesizer": change.step.synthesizer,
         "origin": change.step.origin,
+        **({"reviewed": child.reviewed} if child.reviewed else {}),
     }
     return EvidenceRow(
         id=derived_id("ev", trajectory.id, change.step.child.number, name, child.key),

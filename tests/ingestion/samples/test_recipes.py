@@ -26,7 +26,7 @@ from ingestion.samples.recipes import (
     propose_recipes,
 )
 from ingestion.sections import Section, split_sections
-from kb.catalog import proposed_recipes as stored
+from kb.catalog.knowledge import proposed_recipes as stored
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.predicates import Bindings, compile_predicate

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.reviews import Review, ReviewDecision
+from kb.catalog.search.reviews import Review, ReviewDecision
 from optimizer.curation.build import measured_of
 from optimizer.curation.reviewed import (
     flagged,

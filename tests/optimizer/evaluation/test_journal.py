@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
-from kb.catalog.evaluations import Evaluations
+from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.tables import search as t
 from optimizer.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator

@@ -1,4 +1,4 @@
-"""The lexical index: FTS5 over shadow text, one table a level (kb.catalog.lexical)"""
+"""The lexical index: FTS5 over shadow text, one table a level (kb.catalog.knowledge.lexical)"""
 
 from alembic import op
 

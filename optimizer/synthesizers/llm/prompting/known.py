@@ -14,6 +14,7 @@ from optimizer.search.context import Context, ProblemView
 from optimizer.search.knowledge import Excerpt, Number, Remedy, ShownSkill
 from optimizer.synthesizers.llm.prompting.fence import Fence
 from optimizer.synthesizers.llm.prompting.sections import number
+from optimizer.synthesizers.recipe.knobs import avoided
 
 FACTS = (
     "Facts of this hardware, or of the family that it belongs to (not every member of a family has"
@@ -54,8 +55,9 @@ def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
 
 
 def fitting(context: Context) -> list[Remedy]:
-    """Without those that the problem forbids: a narrower type where the precision is strict."""
-    moves = context.knowledge.remedies
+    """Without those that the problem forbids: a narrower type where the precision is strict. What
+    a skill says to avoid is no move: the skill's own text says it."""
+    moves = [move for move in context.knowledge.remedies if not avoided(move)]
     return [move for move in moves if not _forbidden(move, context.problem)]
 
 

@@ -246,6 +246,7 @@ def test_unused_for_so_many_retrievals_of_its_hardware_is_retired(catalog: Catal
     learned(catalog, "for-a100", SkillScopes(hardware=("a100",), signals=("memory_bound",)))
     learned(catalog, "for-nvidia", SkillScopes(hardware=("nvidia",), signals=("memory_bound",)))
     learned(catalog, "used", SkillScopes(signals=("memory_bound",)))
+    learned(catalog, "warning", SkillScopes(signals=("memory_bound",)), "avoid")
     journal = Journal(catalog)
     request = RetrieveRequest(signal="memory_bound", hardware="h100")
     for _ in range(20):

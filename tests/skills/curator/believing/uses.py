@@ -22,7 +22,9 @@ OPS, DTYPES, LENGTHS = ("softmax", "matmul"), ("float32", "bfloat16"), (256, 819
 Gain = Callable[[Mapping[str, Any]], float]
 
 
-def learned(catalog: Catalog, name: str, scopes: SkillScopes | None = None) -> None:
+def learned(
+    catalog: Catalog, name: str, scopes: SkillScopes | None = None, polarity: str = "use"
+) -> None:
     """An active learned skill, measured once."""
     draft = SkillDraft(
         name=name,
@@ -33,7 +35,9 @@ def learned(catalog: Catalog, name: str, scopes: SkillScopes | None = None) -> N
         scopes=scopes or SkillScopes(signals=("memory_bound",)),
         content_sha256="",
         origin="run",
+        polarity=polarity,
     )
+    gain = 1.2 if polarity == "use" else 0.8
     with catalog.write() as connection:
         store.put(connection, draft, state="candidate", actor="curator", reason="drafted")
         store.add_evidence(
@@ -42,9 +46,9 @@ def learned(catalog: Catalog, name: str, scopes: SkillScopes | None = None) -> N
             kind="ablation",
             hardware="h100",
             n=12,
-            speedup=1.2,
-            low=1.1,
-            high=1.3,
+            speedup=gain,
+            low=gain - 0.1,
+            high=gain + 0.1,
             toolchain="cpp g++ 13.2",
             actor="curator",
             reason="held-out shapes",

@@ -1,0 +1,1 @@
+"""Commands that ask: retrieval, the registry of chips, what there is to know."""

@@ -1,0 +1,1 @@
+"""Commands of the skill library and its curator."""

@@ -1,0 +1,1 @@
+"""Commands of the optimizer: problems, evaluations, runs and trajectories."""

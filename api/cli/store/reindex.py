@@ -1,0 +1,51 @@
+"""`kernlore reindex`: both indexes made anew from the catalog; nothing is embedded again."""
+
+from __future__ import annotations
+
+from api.cli.options import AsJson, DataDir
+from api.cli.output import Json, show
+from api.cli.target import read_settings, send_logs_to_stderr
+from kb.errors import Conflict
+
+
+def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Rebuild the lexical and the vector index from the catalog, while no service runs on it."""
+    from kb.service_lock import ServiceLock, running_service
+
+    settings = read_settings(data_dir)
+    running = running_service(settings.data_dir)
+    if running:
+        raise Conflict(
+            f"a service runs on {settings.data_dir} ({running}) and owns its vector index",
+            hint="Stop it and run `kernlore reindex`; on starting, it also repairs the index"
+            " by itself.",
+        )
+    send_logs_to_stderr("warning")
+    # Held without an address: no service may start, and no command takes this for one.
+    with ServiceLock(settings.data_dir, ""):
+        from api.services import open_services
+        from kb.catalog.knowledge.passages import rebuild_lexical
+        from kb.index.chroma import ChromaIndex
+
+        services = open_services(settings)
+        try:
+            with services.catalog.write() as connection:
+                passages = rebuild_lexical(connection)
+            index = ChromaIndex(
+                services.catalog,
+                services.embedder.fingerprint,
+                settings.data_dir / "chroma",
+                settings.chroma_url,
+            )
+            report = {"passages": passages, **vars(index.rebuild())}
+            index.close()
+        finally:
+            services.close()
+    show(report, as_json, _text)
+
+
+def _text(report: Json) -> str:
+    return (
+        f"indexed the words of {report['passages']} passages"
+        f" and {report['added']} vectors in {report['collections']} collections"
+    )

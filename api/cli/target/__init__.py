@@ -1,0 +1,124 @@
+"""Where a command is carried out: by a running service, or in this process over the catalog.
+
+`open_target` decides once; commands see only `Target`, whose values are the JSON of the HTTP
+contract either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from api.cli.target.contract import About, Target
+from kb.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from api.cli.target.local import LocalTarget
+    from kb.settings import Settings
+
+__all__ = [
+    "About",
+    "Target",
+    "actor",
+    "open_target",
+    "opened",
+    "read_settings",
+    "send_logs_to_stderr",
+]
+
+
+def read_settings(data_dir: Path | None = None, **given: Any) -> Settings:
+    """The settings of this call; options that were not given leave environment and default."""
+    from pydantic import ValidationError
+
+    from kb.settings import Settings
+
+    chosen = {k: v for k, v in {"data_dir": data_dir, **given}.items() if v is not None}
+    try:
+        return Settings(**chosen)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(
+            f"setting {name}: {first['msg']} (it is {first.get('input')!r})",
+            hint=f"Correct --{name.replace('_', '-')} or KERNLORE_{name.upper()};"
+            " `kernlore config show` lists every setting.",
+        ) from error
+
+
+@contextmanager
+def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
+    """The service at `url`, else the one that runs on the data directory, else this process."""
+    if url is not None and data_dir is not None:
+        raise InvalidRequest(
+            "--url and --data-dir name two places", hint="Give one of them: a service or its data."
+        )
+    where = url or _service_of(data_dir)
+    if where:
+        from api.cli.target.remote import RemoteTarget
+
+        remote = RemoteTarget(where)
+        try:
+            yield remote
+        finally:
+            remote.close()
+        return
+    from api.cli.target.local import LocalTarget
+
+    send_logs_to_stderr("warning")
+    local = LocalTarget(read_settings(data_dir))
+    try:
+        yield local
+    finally:
+        local.close()
+
+
+@contextmanager
+def opened(data_dir: Path | None) -> Iterator[LocalTarget]:
+    """The services of one command that runs in this process, closed at its end."""
+    from api.cli.target.local import LocalTarget
+
+    send_logs_to_stderr("error")
+    local = LocalTarget(read_settings(data_dir))
+    try:
+        yield local
+    finally:
+        local.close()
+
+
+def _service_of(data_dir: Path | None) -> str | None:
+    from kb.service_lock import running_service
+
+    return running_service(read_settings(data_dir).data_dir)
+
+
+def send_logs_to_stderr(level: str) -> None:
+    """Standard output belongs to the answer."""
+    import structlog
+
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise InvalidRequest(
+            f"log level {level!r} is unknown", hint="Use debug, info, warning or error."
+        )
+    logging.basicConfig(
+        stream=sys.stderr, level=max(number, logging.WARNING), format="%(levelname)s %(message)s"
+    )
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def actor() -> str:
+    """Who corrects or decides: the name of the account."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an account without a name, as in some containers
+        return "cli"

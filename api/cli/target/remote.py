@@ -1,0 +1,184 @@
+"""A command carried out by a running service, over its HTTP interface.
+
+Passes JSON through as it is; knows paths, not meanings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from api.cli.target.contract import About, Json
+from kb.errors import KernloreError, Unavailable
+from retrieval.client import HttpBackend, KernloreClientError, Part
+
+TIMEOUT = 120.0  # seconds; an upload of the largest file through a slow disk
+
+
+class ServiceError(KernloreError):
+    """An error of the service, or the lack of an answer, in this process's own tree."""
+
+    def __init__(self, error: KernloreClientError) -> None:
+        super().__init__(error.message, hint=error.hint, details=error.details)
+        self.code = error.code
+        self.status = error.status or (400 if error.code.startswith("invalid") else 503)
+
+
+class RemoteTarget:
+    """A service by its URL."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._http = HttpBackend(url, timeout=TIMEOUT, transport=None)
+        except KernloreClientError as error:
+            raise ServiceError(error) from error
+        self.name = self._http.url
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(self, method: str, path: str, **carried: Any) -> Any:
+        """One request; an error of the service is raised as one of ours."""
+        try:
+            status, body = self._http.send(method, path, **carried)
+        except KernloreClientError as error:
+            raise ServiceError(error) from error
+        if status < 300:
+            return body
+        known = body if isinstance(body, Mapping) else {}
+        raise ServiceError(
+            KernloreClientError(
+                str(known.get("code", "unexpected_answer")),
+                str(known.get("message", f"{method} {path} answered {status}")),
+                str(known.get("hint", "Check that the URL is Kernlore's.")),
+                known.get("details"),
+                status,
+            )
+        )
+
+    def _get(self, at: str, **params: Any) -> Any:
+        return self.call("GET", at, params={k: v for k, v in params.items() if v is not None})
+
+    # -- asking
+
+    def retrieve(self, request: Json) -> Json:
+        return _mapping(self.call("POST", "/retrieve", json=dict(request)))
+
+    def report_outcome(self, retrieval_id: str, outcome: Json) -> Json:
+        path = _at("/retrievals", retrieval_id, "outcome")
+        return _mapping(self.call("POST", path, json=dict(outcome)))
+
+    def knowledge(self, path: str) -> Json:
+        return _mapping(self._get("/knowledge", path=path))
+
+    def signals(self) -> list[Json]:
+        return _rows(self._get("/signals"), "signals")
+
+    # -- files in
+
+    def upload(self, path: Path, name: str, about: About) -> Json:
+        parts = [Part("hardware", hardware) for hardware in about.hardware]
+        parts += [Part("languages", language) for language in about.languages]
+        said = {
+            "category": about.category,
+            "title": about.title,
+            "source_key": about.source_key,
+        }
+        parts += [Part(key, value) for key, value in said.items() if value is not None]
+        with path.open("rb") as file:
+            body = self.call("POST", "/documents", files=[*parts, Part("file", file, name)])
+        return _mapping(body)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The service reads by itself."""
+        yield
+
+    def job(self, job_id: str) -> Json:
+        return _mapping(self._get(_at("/jobs", job_id)))
+
+    def retry_job(self, job_id: str) -> Json:
+        return _mapping(self.call("POST", _at("/jobs", job_id, "retry")))
+
+    # -- documents
+
+    def documents(self, hardware: str | None, category: str | None) -> list[Json]:
+        return _rows(self._get("/documents", hardware=hardware, category=category), "documents")
+
+    def document(self, document_id: str) -> Json:
+        return _mapping(self._get(_at("/documents", document_id)))
+
+    def sections(self, document_id: str) -> list[Json]:
+        return _rows(self._get(_at("/documents", document_id, "sections")), "sections")
+
+    def delete_document(self, document_id: str) -> Json:
+        return _mapping(self.call("DELETE", _at("/documents", document_id)))
+
+    def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
+        path = _at("/documents", document_id, "passages")
+        return _rows(self._get(path, offset=offset, limit=limit), "passages")
+
+    def correct_passage(self, passage_id: str, patch: Json) -> Json:
+        return _mapping(self.call("PATCH", _at("/passages", passage_id), json=dict(patch)))
+
+    # -- hardware
+
+    def hardware(self) -> list[Json]:
+        return _rows(self._get("/hardware"), "hardware")
+
+    def hardware_one(self, hardware_id: str) -> Json:
+        return _mapping(self._get(_at("/hardware", hardware_id)))
+
+    def add_hardware(self, text: str, origin: str) -> Json:
+        import tomllib
+
+        from kb.hardware.schema import parse_hardware
+
+        parse_hardware(text, origin)  # the same refusals, with the file's name in them
+        return _mapping(self.call("POST", "/hardware", json=tomllib.loads(text)))
+
+    def facts(self, hardware_id: str, *, proposed: bool) -> Json:
+        status = "proposed" if proposed else "effective"
+        return _mapping(self._get(_at("/hardware", hardware_id, "facts"), status=status))
+
+    def patch_fact(self, fact_id: str, patch: Json) -> Json:
+        return _mapping(self.call("PATCH", _at("/facts", fact_id), json=dict(patch)))
+
+    def coverage(self, hardware_id: str) -> Json:
+        return _mapping(self._get(_at("/hardware", hardware_id, "coverage")))
+
+    # -- skills
+
+    def skills(self) -> list[Json]:
+        return _rows(self._get("/skills"), "skills")
+
+    def skill(self, name: str) -> Json:
+        return _mapping(self._get(_at("/skills", name)))
+
+
+def _at(*parts: str) -> str:
+    first, *rest = parts
+    return "/".join([first, *(quote(part, safe="") for part in rest)])
+
+
+def _mapping(body: Any) -> Json:
+    if not isinstance(body, Mapping):
+        raise _foreign(body)
+    return body
+
+
+def _rows(body: Any, key: str) -> list[Json]:
+    found = _mapping(body).get(key)
+    if not isinstance(found, list):
+        raise _foreign(body)
+    return found
+
+
+def _foreign(body: Any) -> Unavailable:
+    return Unavailable(
+        f"the service answered something else than asked: {str(body)[:200]}",
+        hint="Check that the URL is Kernlore's and that both are of one version.",
+    )

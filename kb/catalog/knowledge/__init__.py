@@ -1,0 +1,1 @@
+"""Documents, their versions, passages, moves and recipes, and what finds them."""

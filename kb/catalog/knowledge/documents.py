@@ -1,0 +1,296 @@
+"""Reading and removing documents: the list, one document with its versions, its sections and
+passages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog.engine import Catalog, portions
+from kb.catalog.hardware import withdraw_proposals
+from kb.catalog.knowledge.versions import deactivate
+from kb.catalog.meta import bump_revision
+from kb.catalog.tables import jobs as jobs_table
+from kb.catalog.tables import knowledge as t
+from kb.errors import NotFound
+
+
+@dataclass(frozen=True)
+class Version:
+    id: str
+    number: int
+    state: str
+    sha256: str
+    pipeline: str
+    file_name: str
+    format: str
+    size_bytes: int
+    blob_key: str
+    report: Mapping[str, Any]
+    created_at: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """`version` is the current one, else the newest; `job` its latest job's id and state."""
+
+    id: str
+    source_key: str
+    title: str
+    category: str
+    origin: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    created_at: str
+    updated_at: str
+    passages: int
+    version: Version | None
+    job_id: str | None
+    job_state: str | None
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str
+    parent_id: str | None
+    level: int
+    heading: str
+    path: tuple[str, ...]
+    page_index: int | None
+    page_label: str | None
+    hardware: tuple[str, ...] | None
+    passages: int
+
+
+_VERSION_COLUMNS = [t.document_versions.c[name] for name in Version.__dataclass_fields__]
+
+
+class Documents:
+    """Every method sees only what `access_scope` may see."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def find(
+        self,
+        *,
+        hardware: str | None = None,
+        category: str | None = None,
+        access_scope: str = "all",
+    ) -> list[Document]:
+        """Documents by category, then title. `hardware`: only those scoped to exactly this id."""
+        query = sa.select(t.documents).where(t.documents.c.access_scope == access_scope)
+        if category is not None:
+            query = query.where(t.documents.c.category == category)
+        if hardware is not None:
+            scoped = sa.select(t.document_scopes.c.document_id).where(
+                t.document_scopes.c.kind == "hardware", t.document_scopes.c.value == hardware
+            )
+            query = query.where(t.documents.c.id.in_(scoped))
+        query = query.order_by(t.documents.c.category, t.documents.c.title, t.documents.c.id)
+        with self._catalog.read() as connection:
+            return _complete(connection, list(connection.execute(query)))
+
+    def unread(
+        self, origin: str, states: Sequence[str] = ("staged", "failed"), access_scope: str = "all"
+    ) -> int:
+        """How many documents of this origin have a newest version in one of these states."""
+        newer = t.document_versions.alias()
+        newest = (
+            sa.select(sa.func.max(newer.c.number))
+            .where(newer.c.document_id == t.document_versions.c.document_id)
+            .scalar_subquery()
+        )
+        query = (
+            sa.select(sa.func.count())
+            .select_from(t.document_versions)
+            .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+            .where(
+                t.documents.c.origin == origin,
+                t.documents.c.access_scope == access_scope,
+                t.document_versions.c.state.in_(states),
+                t.document_versions.c.number == newest,
+            )
+        )
+        with self._catalog.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def get(self, document_id: str, *, access_scope: str = "all") -> Document:
+        with self._catalog.read() as connection:
+            row = self._row(connection, document_id, access_scope)
+            return _complete(connection, [row])[0]
+
+    def versions(self, document_id: str, *, access_scope: str = "all") -> list[Version]:
+        """All versions, newest first."""
+        with self._catalog.read() as connection:
+            self._row(connection, document_id, access_scope)
+            rows = connection.execute(
+                sa.select(*_VERSION_COLUMNS)
+                .where(t.document_versions.c.document_id == document_id)
+                .order_by(t.document_versions.c.number.desc())
+            )
+            return [Version(**row._mapping) for row in rows]
+
+    def delete(self, document_id: str, *, access_scope: str = "all") -> list[str]:
+        """Remove a document with everything made of it; returns blob keys nothing refers to any
+        more.
+        """
+        with self._catalog.write() as connection:
+            self._row(connection, document_id, access_scope)
+            versions = t.document_versions
+            keys = set(
+                connection.execute(
+                    sa.select(versions.c.blob_key).where(versions.c.document_id == document_id)
+                ).scalars()
+            )
+            deactivate(connection, document_id)
+            withdraw_proposals(connection, document_id)
+            connection.execute(
+                jobs_table.jobs.delete().where(jobs_table.jobs.c.subject_id == document_id)
+            )
+            connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
+            still_used = connection.execute(
+                sa.select(versions.c.blob_key).where(versions.c.blob_key.in_(keys))
+            ).scalars()
+            bump_revision(connection)
+            return sorted(keys - set(still_used))
+
+    def sections(
+        self, document_id: str, *, version: int | None = None, access_scope: str = "all"
+    ) -> list[Section]:
+        """The heading tree of the current version (or of a numbered one) in reading order."""
+        with self._catalog.read() as connection:
+            version_id = self.version_id(connection, document_id, version, access_scope)
+            counts = (
+                sa.select(t.passages.c.section_id, sa.func.count().label("n"))
+                .where(t.passages.c.version_id == version_id)
+                .group_by(t.passages.c.section_id)
+                .subquery()
+            )
+            rows = connection.execute(
+                sa.select(t.sections, sa.func.coalesce(counts.c.n, 0).label("n"))
+                .outerjoin(counts, counts.c.section_id == t.sections.c.id)
+                .where(t.sections.c.version_id == version_id)
+                .order_by(t.sections.c.ordinal)
+            )
+            return [
+                Section(
+                    row.id,
+                    row.parent_id,
+                    row.level,
+                    row.heading,
+                    tuple(row.path),
+                    row.page_index,
+                    row.page_label,
+                    tuple(row.hardware_scope) if row.hardware_scope is not None else None,
+                    row.n,
+                )
+                for row in rows
+            ]
+
+    def version_id(
+        self, connection: Connection, document_id: str, number: int | None, access_scope: str
+    ) -> str:
+        """The id of a numbered version, or of the current one."""
+        row = self._row(connection, document_id, access_scope)
+        if number is None and row.current_version_id is not None:
+            return str(row.current_version_id)
+        query = sa.select(t.document_versions.c.id).where(
+            t.document_versions.c.document_id == document_id
+        )
+        if number is not None:
+            query = query.where(t.document_versions.c.number == number)
+        found = connection.execute(
+            query.order_by(t.document_versions.c.number.desc()).limit(1)
+        ).scalar()
+        if found is None:
+            raise NotFound(
+                f"document {document_id} has no version {number}",
+                hint=f"GET /documents/{document_id} lists its versions.",
+            )
+        return str(found)
+
+    @staticmethod
+    def _row(connection: Connection, document_id: str, access_scope: str) -> sa.Row[Any]:
+        row = connection.execute(
+            sa.select(t.documents).where(
+                t.documents.c.id == document_id, t.documents.c.access_scope == access_scope
+            )
+        ).one_or_none()
+        if row is None:
+            raise NotFound(f"no document {document_id!r}", hint="GET /documents lists them.")
+        return row
+
+
+def _complete(connection: Connection, rows: list[sa.Row[Any]]) -> list[Document]:
+    """Fetch what belongs to each document in one query a table, not one a document."""
+    ids = [row.id for row in rows]
+    scopes: dict[tuple[str, str], list[str]] = {}
+    for part in portions(ids):
+        for row in connection.execute(
+            sa.select(t.document_scopes)
+            .where(t.document_scopes.c.document_id.in_(part))
+            .order_by(t.document_scopes.c.value)
+        ):
+            scopes.setdefault((row.document_id, row.kind), []).append(row.value)
+    versions = _newest_versions(connection, ids)
+    counts: dict[str, int] = {}
+    latest_jobs: dict[str, tuple[str, str]] = {}
+    jobs = jobs_table.jobs
+    for part in portions(ids):
+        counts |= {
+            document_id: n
+            for document_id, n in connection.execute(
+                sa.select(t.passages.c.document_id, sa.func.count())
+                .where(t.passages.c.document_id.in_(part), t.passages.c.active.is_(True))
+                .group_by(t.passages.c.document_id)
+            )
+        }
+        latest_jobs |= {
+            row.subject_id: (row.id, row.state)
+            for row in connection.execute(
+                sa.select(jobs.c.subject_id, jobs.c.id, jobs.c.state)
+                .where(jobs.c.subject_id.in_(part))
+                .order_by(jobs.c.created_at, jobs.c.id)
+            )
+        }
+    return [
+        Document(
+            row.id,
+            row.source_key,
+            row.title,
+            row.category,
+            row.origin,
+            tuple(scopes.get((row.id, "hardware"), ())),
+            tuple(scopes.get((row.id, "language"), ())),
+            row.created_at,
+            row.updated_at,
+            counts.get(row.id, 0),
+            versions.get(row.id),
+            *latest_jobs.get(row.id, (None, None)),
+        )
+        for row in rows
+    ]
+
+
+def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Version]:
+    """Per document the current version, else the newest."""
+    chosen: dict[str, Version] = {}
+    for part in portions(ids):
+        rows = connection.execute(
+            sa.select(t.document_versions.c.document_id, *_VERSION_COLUMNS)
+            .where(t.document_versions.c.document_id.in_(part))
+            .order_by(t.document_versions.c.number)
+        )
+        for row in rows:
+            values = dict(row._mapping)
+            document_id = values.pop("document_id")
+            known = chosen.get(document_id)
+            if known is None or known.state != "current":
+                chosen[document_id] = Version(**values)
+    return chosen

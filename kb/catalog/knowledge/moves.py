@@ -1,0 +1,163 @@
+"""Moves in the catalog: remedies with the predicate that says when they apply. Deciding is
+retrieval's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.knowledge.identity import scopes_of
+from kb.catalog.tables import knowledge as t
+from kb.ids import MoveId, derived_id
+from kb.scope import ALL_ACCESS, ScopeFilter
+
+
+class MoveLike(Protocol):
+    """What a document states of a move (ingestion.findings.moves.Move)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def when(self) -> str: ...
+    @property
+    def signals(self) -> tuple[str, ...]: ...
+    @property
+    def change(self) -> Mapping[str, Any]: ...
+    @property
+    def limit(self) -> str | None: ...
+    @property
+    def section(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class StoredMove:
+    """`hardware` and `languages` empty: any. `section` is the heading that argues for it."""
+
+    id: MoveId
+    name: str
+    predicate: str
+    signals: tuple[str, ...]
+    change: Mapping[str, Any]
+    limit_fact: str | None
+    why: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    document_id: str | None
+    document_title: str | None
+    section: str | None
+    status: str
+    origin: str
+
+
+def replace_document_moves(
+    connection: Connection, document_id: str, moves: Sequence[MoveLike], hardware: Sequence[str]
+) -> None:
+    """The document's moves become these; ids depend on document and name, so references survive."""
+    connection.execute(t.moves.delete().where(t.moves.c.document_id == document_id))
+    document = connection.execute(
+        sa.select(t.documents).where(t.documents.c.id == document_id)
+    ).one()
+    languages = sorted(v for kind, v in scopes_of(connection, document_id) if kind == "language")
+    for move in moves:
+        section_id = connection.execute(
+            sa.select(t.sections.c.id).where(
+                t.sections.c.version_id == document.current_version_id,
+                t.sections.c.heading == move.section,
+            )
+        ).scalar()
+        connection.execute(
+            t.moves.insert().values(
+                id=derived_id("mv", document_id, move.name),
+                name=move.name,
+                document_id=document_id,
+                section_id=section_id,
+                hardware=list(hardware),
+                languages=languages,
+                signals=list(move.signals),
+                predicate=move.when,
+                change=dict(move.change),
+                limit_fact=move.limit,
+                why=move.why,
+                status="accepted" if document.origin == "builtin" else "proposed",
+                origin="builtin" if document.origin == "builtin" else "manual",
+                created_at=clock.now(),
+                access_scope=document.access_scope,
+            )
+        )
+
+
+def candidates(
+    connection: Connection, signals: Sequence[str], scope: ScopeFilter
+) -> list[StoredMove]:
+    """Accepted moves within the scope that speak of any of the signals, or of none; by document and
+    name.
+    """
+    rows = connection.execute(
+        sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
+        .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
+        .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
+        .where(
+            t.moves.c.status == "accepted",
+            t.moves.c.access_scope == scope.access_scope,
+            _may_speak_of(signals),
+        )
+        .order_by(t.documents.c.title, t.moves.c.name)
+    )
+    wanted = set(signals)
+    found = []
+    for row in rows:
+        if row.signals and not wanted & set(row.signals):
+            continue
+        if row.hardware and not set(row.hardware) & set(scope.hardware or ()):
+            continue
+        if scope.language and row.languages and scope.language not in row.languages:
+            continue
+        found.append(_stored(row))
+    return found
+
+
+def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
+    """By the stored text, because decoding the JSON of every row takes most of the query's time."""
+    text = sa.cast(t.moves.c.signals, sa.Text)
+    named = (text.contains(f'"{signal}"', autoescape=True) for signal in signals)
+    return sa.or_(text == "[]", *named)
+
+
+def of_document(
+    connection: Connection, document_id: str, access_scope: str = ALL_ACCESS
+) -> list[StoredMove]:
+    rows = connection.execute(
+        sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
+        .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
+        .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
+        .where(t.moves.c.document_id == document_id, t.moves.c.access_scope == access_scope)
+        .order_by(t.moves.c.name)
+    )
+    return [_stored(row) for row in rows]
+
+
+def _stored(row: sa.Row[Any]) -> StoredMove:
+    return StoredMove(
+        id=MoveId(row.id),
+        name=row.name,
+        predicate=row.predicate,
+        signals=tuple(row.signals),
+        change=row.change,
+        limit_fact=row.limit_fact,
+        why=row.why,
+        hardware=tuple(row.hardware),
+        languages=tuple(row.languages),
+        document_id=row.document_id,
+        document_title=row.title,
+        section=row.heading,
+        status=row.status,
+        origin=row.origin,
+    )

@@ -1,0 +1,324 @@
+"""Reading passages: what a search hit turns into, a document's passages in order, and corrections
+by a person.
+
+`load` is the check every hit passes before it leaves: it joins the catalog, so a passage that was
+deleted, superseded or scoped to another chip since it was indexed is simply not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog.engine import Catalog, portions
+from kb.catalog.knowledge import corrections, lexical
+from kb.catalog.knowledge.identity import scopes_of
+from kb.catalog.knowledge.versions import index_section
+from kb.catalog.meta import bump_revision
+from kb.catalog.tables import knowledge as t
+from kb.embedding.text import embedding_text
+from kb.errors import InvalidRequest, NotFound
+from kb.ids import sha256
+from kb.scope import ANY, ScopeFilter
+from kb.tokens import shadow
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage with all a citation needs. `prose` is the share of function words in per mille."""
+
+    seq: int
+    id: str
+    document_id: str
+    document_title: str
+    version: int
+    category: str
+    section_id: str
+    section_seq: int
+    path: tuple[str, ...]
+    ordinal: int
+    kind: str
+    lead: str
+    text: str
+    language: str | None
+    page_index: int | None
+    page_label: str | None
+    boxes: tuple[Mapping[str, Any], ...]
+    prose: int
+    hardware: tuple[str, ...]
+    tags: tuple[tuple[str, str], ...] = ()
+    corrected: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The text under its table header, if it has one."""
+        return f"{self.lead}\n{self.text}" if self.lead else self.text
+
+
+_SELECT = (
+    sa.select(
+        t.passages,
+        t.documents.c.title,
+        t.documents.c.category,
+        t.document_versions.c.number,
+        t.sections.c.path,
+        t.sections.c.seq.label("section_seq"),
+    )
+    .join(t.documents, t.documents.c.id == t.passages.c.document_id)
+    .join(t.document_versions, t.document_versions.c.id == t.passages.c.version_id)
+    .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+)
+
+
+def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dict[int, Passage]:
+    """The passages among `seqs` that are live and within the scope, by number."""
+    found: dict[int, Passage] = {}
+    for part in portions(sorted(set(seqs))):
+        query = _SELECT.where(
+            t.passages.c.seq.in_(part),
+            t.passages.c.active.is_(True),
+            t.passages.c.access_scope == scope.access_scope,
+            t.documents.c.category.in_(scope.categories),
+        )
+        if scope.language is not None:
+            query = query.where(_speaks(scope.language))
+        rows = list(connection.execute(query))
+        hardware = _hardware(connection, [row.id for row in rows])
+        for row in rows:
+            scopes = hardware.get(row.id, ())
+            if scope.hardware is None or set(scopes) & set(scope.hardware):
+                found[row.seq] = _passage(row, scopes)
+    return found
+
+
+def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:
+    """Passage numbers of sections (by section number), in order."""
+    found: dict[int, list[int]] = {}
+    for part in portions(sorted(set(section_seqs))):
+        rows = connection.exec_driver_sql(
+            "SELECT s.seq, p.seq FROM sections s JOIN passages p ON p.section_id = s.id"
+            f" WHERE s.seq IN ({','.join(map(str, part))}) AND p.active ORDER BY p.seq"
+        )
+        for section_seq, seq in rows.all():
+            found.setdefault(section_seq, []).append(seq)
+    return found
+
+
+def sequences(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
+    """Passage numbers by id; unknown and inactive ids are left out."""
+    found: dict[str, int] = {}
+    for part in portions(sorted(set(passage_ids))):
+        rows = connection.execute(
+            sa.select(t.passages.c.id, t.passages.c.seq).where(
+                t.passages.c.id.in_(part), t.passages.c.active.is_(True)
+            )
+        )
+        found |= {passage_id: seq for passage_id, seq in rows}
+    return found
+
+
+def of_version(
+    connection: Connection,
+    version_id: str,
+    *,
+    offset: int = 0,
+    limit: int = 100,
+    section_id: str | None = None,
+) -> list[Passage]:
+    """Passages of one version in reading order, current or not, with their tags."""
+    query = _SELECT.where(t.passages.c.version_id == version_id)
+    if section_id is not None:
+        query = query.where(t.passages.c.section_id == section_id)
+    rows = list(
+        connection.execute(query.order_by(t.passages.c.ordinal).offset(offset).limit(limit))
+    )
+    return _with_tags(connection, rows)
+
+
+def get(connection: Connection, passage_id: str, access_scope: str) -> Passage:
+    row = connection.execute(
+        _SELECT.where(t.passages.c.id == passage_id, t.passages.c.access_scope == access_scope)
+    ).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"no passage {passage_id!r}", hint="GET /documents/{id}/passages lists them."
+        )
+    return _with_tags(connection, [row])[0]
+
+
+def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Passage]:
+    ids = [row.id for row in rows]
+    tags: dict[str, list[tuple[str, str]]] = {}
+    for part in portions(ids):
+        for tag in connection.execute(
+            sa.select(t.passage_tags)
+            .where(t.passage_tags.c.passage_id.in_(part))
+            .order_by(t.passage_tags.c.kind, t.passage_tags.c.value)
+        ):
+            tags.setdefault(tag.passage_id, []).append((tag.kind, tag.value))
+    hardware = _hardware(connection, ids)
+    return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
+
+
+def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Scopes of passages; the row `any` reads as no scope at all only at the doors, not here."""
+    found: dict[str, list[str]] = {}
+    for part in portions(list(ids)):
+        for row in connection.execute(
+            sa.select(t.passage_hardware)
+            .where(t.passage_hardware.c.passage_id.in_(part))
+            .order_by(t.passage_hardware.c.hardware_id)
+        ):
+            found.setdefault(row.passage_id, []).append(row.hardware_id)
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def _speaks(language: str) -> sa.ColumnElement[bool]:
+    """Documents about this language, or about none in particular."""
+    scopes = t.document_scopes
+    about = sa.select(scopes.c.document_id).where(scopes.c.kind == "language")
+    about_this = about.where(scopes.c.value == language)
+    return sa.or_(t.documents.c.id.in_(about_this), t.documents.c.id.not_in(about))
+
+
+def _passage(
+    row: sa.Row[Any], hardware: tuple[str, ...], tags: tuple[tuple[str, str], ...] = ()
+) -> Passage:
+    return Passage(
+        seq=row.seq,
+        id=row.id,
+        document_id=row.document_id,
+        document_title=row.title,
+        version=row.number,
+        category=row.category,
+        section_id=row.section_id,
+        section_seq=row.section_seq,
+        path=tuple(row.path),
+        ordinal=row.ordinal,
+        kind=row.kind,
+        lead=row.lead,
+        text=row.text,
+        language=row.language,
+        page_index=row.page_index,
+        page_label=row.page_label,
+        boxes=tuple(row.boxes),
+        prose=row.prose,
+        hardware=hardware,
+        tags=tags,
+        corrected=row.corrected,
+    )
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A person's correction of one passage; None leaves a field as it is. Empty hardware means
+    `any`.
+    """
+
+    text: str | None = None
+    tags: tuple[tuple[str, str], ...] | None = None
+    hardware: tuple[str, ...] | None = None
+
+
+def correct(
+    catalog: Catalog, passage_id: str, patch: Patch, actor: str, *, access_scope: str = "all"
+) -> Passage:
+    """Apply a correction now and to every later revision of the document that has the same text."""
+    if patch == Patch():
+        raise InvalidRequest("nothing to correct", hint="Give text, tags or hardware.")
+    if patch.text is not None and not patch.text.strip():
+        raise InvalidRequest("a passage cannot be emptied", hint="Delete or re-scope it instead.")
+    with catalog.write() as connection:
+        passage = get(connection, passage_id, access_scope)
+        row = connection.execute(
+            sa.select(t.passages.c.text_sha256, t.passages.c.active).where(
+                t.passages.c.id == passage_id
+            )
+        ).one()
+        changes: dict[str, Any] = {"corrected": True}
+        if patch.text is not None:
+            changes["text"] = patch.text
+            changes["embed_sha256"] = sha256(embedding_text(passage.path, passage.lead, patch.text))
+        connection.execute(
+            t.passages.update().where(t.passages.c.id == passage_id).values(**changes)
+        )
+        _replace_links(connection, passage_id, patch)
+        for field, value in vars(patch).items():
+            if value is not None:
+                corrections.record(
+                    connection, passage.document_id, "passage", row.text_sha256, field, value, actor
+                )
+        if row.active:
+            reindex_section(connection, passage.section_id)
+        bump_revision(connection)
+        return get(connection, passage_id, access_scope)
+
+
+def _replace_links(connection: Connection, passage_id: str, patch: Patch) -> None:
+    if patch.tags is not None:
+        connection.execute(t.passage_tags.delete().where(t.passage_tags.c.passage_id == passage_id))
+        rows = [
+            {"passage_id": passage_id, "kind": kind, "value": value, "origin": "person"}
+            for kind, value in dict.fromkeys(patch.tags)
+        ]
+        if rows:
+            connection.execute(t.passage_tags.insert(), rows)
+    if patch.hardware is not None:
+        connection.execute(
+            t.passage_hardware.delete().where(t.passage_hardware.c.passage_id == passage_id)
+        )
+        connection.execute(
+            t.passage_hardware.insert(),
+            [{"passage_id": passage_id, "hardware_id": h} for h in patch.hardware or (ANY,)],
+        )
+
+
+def reindex_section(connection: Connection, section_id: str) -> None:
+    """Write the lexical rows of one live section anew from its passages."""
+    rows = list(
+        connection.execute(
+            _SELECT.where(
+                t.passages.c.section_id == section_id, t.passages.c.active.is_(True)
+            ).order_by(t.passages.c.ordinal)
+        )
+    )
+    if not rows:
+        return
+    hardware = _hardware(connection, [row.id for row in rows])
+    first = rows[0]
+    scopes = scopes_of(connection, first.document_id)
+    section_scope = connection.execute(
+        sa.select(t.sections.c.hardware_scope).where(t.sections.c.id == section_id)
+    ).scalar()
+    document_scope = sorted(value for kind, value in scopes if kind == "hardware") or [ANY]
+    seqs = [row.seq for row in rows]
+    lexical.delete(connection, "passage", seqs)
+    lexical.delete(connection, "section", [first.section_seq])
+    index_section(
+        connection,
+        seq=first.section_seq,
+        heading=shadow(" ".join(first.path[-3:])),
+        members=[
+            (row.seq, hardware.get(row.id, ()), shadow(f"{row.lead}\n{row.text}")) for row in rows
+        ],
+        section_hardware=section_scope or document_scope,
+        scope_parts=(
+            sorted(value for kind, value in scopes if kind == "language"),
+            first.category,
+            first.access_scope,
+        ),
+    )
+
+
+def rebuild_lexical(connection: Connection) -> int:
+    """Write the whole lexical index anew from the live passages; returns how many there are."""
+    lexical.clear(connection)
+    sections = connection.execute(
+        sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
+    ).scalars()
+    for section_id in list(sections):
+        reindex_section(connection, section_id)
+    return lexical.count(connection, "passage")

@@ -1,0 +1,350 @@
+"""Writing what a version holds, and the one step that makes it current.
+
+`activate` does everything in the caller's transaction: sections, passages, tags, scope and lexical
+rows of the new version appear and those of the old one go, or nothing changes. Old versions stay
+readable by number.
+
+Knows nothing about parsing or embedding.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.knowledge import corrections, lexical
+from kb.catalog.knowledge.identity import scopes_of, set_scopes
+from kb.catalog.meta import bump_revision
+from kb.catalog.tables import knowledge as t
+from kb.embedding.text import embedding_text
+from kb.ids import PassageId, SectionId, derived_id, sha256
+from kb.scope import ANY
+from kb.tokens import shadow
+
+
+@dataclass(frozen=True)
+class SectionDraft:
+    """`parent` is an index into the version's sections; `hardware` narrows the document's scope,
+    None inherits.
+    """
+
+    path: tuple[str, ...]
+    level: int
+    parent: int | None
+    page_index: int | None = None
+    page_label: str | None = None
+    hardware: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PassageDraft:
+    """`section` is an index into the version's sections; `prose` the share of function words in per
+    mille.
+    """
+
+    section: int
+    kind: str
+    text: str
+    lead: str
+    language: str | None
+    boxes: tuple[Mapping[str, Any], ...]
+    prose: int
+    tags: tuple[tuple[str, str], ...]  # (kind, value)
+
+
+@dataclass(frozen=True)
+class VersionContent:
+    sections: Sequence[SectionDraft]
+    passages: Sequence[PassageDraft]
+    report: Mapping[str, Any] = field(default_factory=dict)
+    title: str | None = None  # what the document calls itself, where the upload gave no title
+
+
+def fail(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
+    """A version that could not be read. One that was read before (a retried job) stays as it is."""
+    connection.execute(
+        t.document_versions.update()
+        .where(
+            t.document_versions.c.id == version_id,
+            t.document_versions.c.state.in_(("staged", "failed")),
+        )
+        .values(state="failed", report=dict(report))
+    )
+
+
+def activate(connection: Connection, version_id: str, content: VersionContent) -> int:
+    """Make a version current with all its content; returns the number of passages.
+
+    A version older than the current one (its job was retried late) is stored as superseded instead.
+    Activating a version again replaces what was stored of it, so a retried job leaves no
+    duplicates."""
+    version = connection.execute(
+        sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
+    ).one()
+    document = connection.execute(
+        sa.select(t.documents).where(t.documents.c.id == version.document_id)
+    ).one()
+    newest = _is_newest(connection, version)
+    if newest:
+        document = _declare(connection, version)
+        deactivate(connection, document.id)
+        connection.execute(
+            t.document_versions.update()
+            .where(
+                t.document_versions.c.document_id == document.id,
+                t.document_versions.c.state == "current",
+            )
+            .values(state="superseded")
+        )
+    connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
+    fixes = corrections.load(connection, document.id)
+    hardware, languages = _document_scope(connection, document.id)
+    narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
+    section_rows = _insert_sections(connection, version, content.sections, narrowed)
+    scopes = [own or tuple(hardware) for own in narrowed]
+    passages = _insert_passages(connection, version, document, content, section_rows, scopes, fixes)
+    report = {**content.report, "corrections_unmatched": fixes.unmatched()}
+    connection.execute(
+        t.document_versions.update()
+        .where(t.document_versions.c.id == version_id)
+        .values(state="current" if newest else "superseded", report=report)
+    )
+    if not newest:
+        connection.execute(
+            t.passages.update().where(t.passages.c.version_id == version_id).values(active=False)
+        )
+        return len(passages)
+    _index(connection, document, content, passages, section_rows, scopes, languages)
+    values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
+    if content.title:
+        values["title"] = content.title
+    connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
+    bump_revision(connection)
+    return len(passages)
+
+
+def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
+    """The document takes over what its new version was declared to be; returns its row."""
+    connection.execute(
+        t.documents.update()
+        .where(t.documents.c.id == version.document_id)
+        .values(title=version.declared["title"], category=version.declared["category"])
+    )
+    set_scopes(connection, version.document_id, version.declared)
+    return connection.execute(
+        sa.select(t.documents).where(t.documents.c.id == version.document_id)
+    ).one()
+
+
+def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
+    current = connection.execute(
+        sa.select(sa.func.max(t.document_versions.c.number)).where(
+            t.document_versions.c.document_id == version.document_id,
+            t.document_versions.c.state == "current",
+        )
+    ).scalar()
+    return current is None or version.number >= current
+
+
+def is_current(connection: Connection, version_id: str) -> bool:
+    """Whether the version is its document's current one."""
+    return (
+        connection.execute(
+            sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
+        ).scalar()
+        is not None
+    )
+
+
+def deactivate(connection: Connection, document_id: str) -> None:
+    """Take the document's passages out of every search; the rows stay."""
+    seqs = connection.execute(
+        sa.select(t.passages.c.seq).where(
+            t.passages.c.document_id == document_id, t.passages.c.active.is_(True)
+        )
+    ).scalars()
+    passage_seqs = list(seqs)
+    section_seqs = list(
+        connection.execute(
+            sa.select(t.sections.c.seq)
+            .distinct()
+            .join(t.passages, t.passages.c.section_id == t.sections.c.id)
+            .where(t.passages.c.document_id == document_id, t.passages.c.active.is_(True))
+        ).scalars()
+    )
+    lexical.delete(connection, "passage", passage_seqs)
+    lexical.delete(connection, "section", section_seqs)
+    connection.execute(
+        t.passages.update().where(t.passages.c.document_id == document_id).values(active=False)
+    )
+
+
+def _document_scope(connection: Connection, document_id: str) -> tuple[list[str], list[str]]:
+    rows = sorted(scopes_of(connection, document_id))
+    hardware = [value for kind, value in rows if kind == "hardware"] or [ANY]
+    return hardware, [value for kind, value in rows if kind == "language"]
+
+
+def _insert_sections(
+    connection: Connection,
+    version: sa.Row[Any],
+    drafts: Sequence[SectionDraft],
+    narrowed: Sequence[tuple[str, ...] | None],
+) -> list[tuple[int, SectionId]]:
+    ids = [SectionId(derived_id("sec", version.id, n)) for n in range(len(drafts))]
+    rows = [
+        {
+            "id": ids[n],
+            "version_id": version.id,
+            "parent_id": ids[draft.parent] if draft.parent is not None else None,
+            "ordinal": n,
+            "level": draft.level,
+            "heading": draft.path[-1] if draft.path else "",
+            "path": list(draft.path),
+            "page_index": draft.page_index,
+            "page_label": draft.page_label,
+            "hardware_scope": list(own) if own is not None else None,
+        }
+        for n, (draft, own) in enumerate(zip(drafts, narrowed, strict=True))
+    ]
+    if rows:
+        connection.execute(t.sections.insert(), rows)
+    seqs = connection.execute(
+        sa.select(t.sections.c.seq)
+        .where(t.sections.c.version_id == version.id)
+        .order_by(t.sections.c.ordinal)
+    ).scalars()
+    return list(zip(seqs, ids, strict=True))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    seq: int
+    section: int
+    searched: str  # lead and text
+    hardware: tuple[str, ...]
+
+
+def _insert_passages(
+    connection: Connection,
+    version: sa.Row[Any],
+    document: sa.Row[Any],
+    content: VersionContent,
+    sections: Sequence[tuple[int, SectionId]],
+    scopes: Sequence[tuple[str, ...]],
+    fixes: corrections.Corrections,
+) -> list[_Stored]:
+    rows, tag_rows, hardware_rows, stored = [], [], [], []
+    for n, draft in enumerate(content.passages):
+        fix = fixes.passage(sha256(draft.text))
+        text = fix.text if fix.text is not None else draft.text
+        hardware = scopes[draft.section]
+        if fix.hardware is not None:
+            hardware = fix.hardware or (ANY,)
+        passage_id = PassageId(derived_id("psg", version.id, n))
+        path = content.sections[draft.section].path
+        rows.append(
+            {
+                "id": passage_id,
+                "document_id": document.id,
+                "version_id": version.id,
+                "section_id": sections[draft.section][1],
+                "ordinal": n,
+                "text": text,
+                "embed_sha256": sha256(embedding_text(path, draft.lead, text)),
+                "corrected": fix.any,
+                "active": True,
+                "access_scope": document.access_scope,
+                **_draft_values(draft),
+            }
+        )
+        origin = "person" if fix.tags is not None else "auto"
+        for kind, value in dict.fromkeys(fix.tags if fix.tags is not None else draft.tags):
+            tag_rows.append(
+                {"passage_id": passage_id, "kind": kind, "value": value, "origin": origin}
+            )
+        hardware_rows += [{"passage_id": passage_id, "hardware_id": h} for h in hardware]
+        stored.append((draft.section, f"{draft.lead}\n{text}", hardware))
+    for table, values in (
+        (t.passages, rows),
+        (t.passage_tags, tag_rows),
+        (t.passage_hardware, hardware_rows),
+    ):
+        if values:
+            connection.execute(table.insert(), values)
+    seqs = connection.execute(
+        sa.select(t.passages.c.seq)
+        .where(t.passages.c.version_id == version.id)
+        .order_by(t.passages.c.ordinal)
+    ).scalars()
+    return [_Stored(seq, *parts) for seq, parts in zip(seqs, stored, strict=True)]
+
+
+def _draft_values(draft: PassageDraft) -> dict[str, Any]:
+    """The columns that hold what the machine read, corrected or not."""
+    first = draft.boxes[0] if draft.boxes else {}
+    return {
+        "kind": draft.kind,
+        "lead": draft.lead,
+        "language": draft.language,
+        "text_sha256": sha256(draft.text),
+        "boxes": [dict(box) for box in draft.boxes],
+        "page_index": first.get("page_index"),
+        "page_label": first.get("page_label"),
+        "prose": draft.prose,
+    }
+
+
+def _index(
+    connection: Connection,
+    document: sa.Row[Any],
+    content: VersionContent,
+    passages: Sequence[_Stored],
+    sections: Sequence[tuple[int, SectionId]],
+    scopes: Sequence[tuple[str, ...]],
+    languages: Sequence[str],
+) -> None:
+    """Write the two lexical levels of a version."""
+    by_section: dict[int, list[_Stored]] = defaultdict(list)
+    for passage in passages:
+        by_section[passage.section].append(passage)
+    for section, members in by_section.items():
+        heading = shadow(" ".join(content.sections[section].path[-3:]))
+        bodies = [shadow(member.searched) for member in members]
+        index_section(
+            connection,
+            seq=sections[section][0],
+            heading=heading,
+            members=[(m.seq, m.hardware, body) for m, body in zip(members, bodies, strict=True)],
+            section_hardware=scopes[section],
+            scope_parts=(languages, document.category, document.access_scope),
+        )
+
+
+def index_section(
+    connection: Connection,
+    *,
+    seq: int,
+    heading: str,
+    members: Sequence[tuple[int, Sequence[str], str]],
+    section_hardware: Sequence[str],
+    scope_parts: tuple[Sequence[str], str, str],
+) -> None:
+    """Lexical rows of one section. members: (seq, hardware, shadow text) of its passages."""
+    passage_rows = [
+        lexical.LexicalRow(passage_seq, lexical.row_scope(hardware, *scope_parts), heading, body)
+        for passage_seq, hardware, body in members
+    ]
+    scope = lexical.row_scope(section_hardware, *scope_parts)
+    lexical.insert(connection, "passage", passage_rows)
+    lexical.insert(
+        connection,
+        "section",
+        [lexical.LexicalRow(seq, scope, heading, " ".join(body for _, _, body in members))],
+    )

@@ -1,0 +1,1 @@
+"""Problems, candidates, evaluations with their reviews, runs and told trajectories."""

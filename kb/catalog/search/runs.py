@@ -1,0 +1,239 @@
+"""Runs of the optimizer and the nodes of their trees, as rows. Inserting a node is the checkpoint.
+
+A node's `record` is the search's own JSON of it; bundles lie in blobs, evaluations in their own
+table. Knows nothing about how a search works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from kb import clock
+from kb.catalog.engine import Catalog
+from kb.catalog.tables import search as t
+from kb.errors import NotFound
+from kb.ids import derived_id
+from kb.scope import ALL_ACCESS
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """settings: the search's own JSON of the run."""
+
+    id: str
+    problem: str
+    hardware: str
+    state: str
+    settings: Mapping[str, Any]
+    cancel_requested: bool
+    created_at: str
+    finished_at: str | None
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One node. bundle_sha256, evaluation_key: None for the reference or where there is none."""
+
+    number: int
+    parent: int | None
+    island: int
+    memory: str
+    synthesizer: str
+    state: str
+    record: Mapping[str, Any]
+    bundle_sha256: str | None = None
+    evaluation_key: str | None = None
+    retrieval_id: str | None = None
+    usage: Mapping[str, Any] | None = None
+
+
+class Runs:
+    """Every method is one transaction."""
+
+    def __init__(self, catalog: Catalog, access_scope: str = ALL_ACCESS) -> None:
+        self._catalog = catalog
+        self._scope = access_scope
+
+    def begin(
+        self,
+        run_id: str,
+        problem_sha256: str,
+        hardware: str,
+        policy: str,
+        seed: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """The problem's row must exist (an evaluation of it makes it)."""
+        with self._catalog.write() as connection:
+            connection.execute(
+                sa.insert(t.runs).values(
+                    id=run_id,
+                    problem_id=derived_id("prb", problem_sha256),
+                    hardware_id=hardware,
+                    device_id=None,
+                    state="running",
+                    policy=policy,
+                    seed=seed,
+                    goal=settings.get("goal", {}),
+                    settings=dict(settings),
+                    summary={},
+                    cost_usd=0.0,
+                    created_at=clock.now(),
+                    access_scope=self._scope,
+                )
+            )
+
+    def find(self, run_id: str) -> StoredRun:
+        """Raises NotFound."""
+        with self._catalog.read() as connection:
+            row = connection.execute(self._select().where(t.runs.c.id == run_id)).one_or_none()
+        if row is None:
+            raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
+        return _stored(row)
+
+    def latest(self, limit: int = 50) -> list[StoredRun]:
+        """The newest first."""
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                self._select().order_by(t.runs.c.created_at.desc(), t.runs.c.id).limit(limit)
+            ).all()
+        return [_stored(row) for row in rows]
+
+    def _select(self) -> sa.Select[Any]:
+        return (
+            sa.select(t.runs, t.problems.c.name.label("problem"))
+            .join(t.problems, t.problems.c.id == t.runs.c.problem_id)
+            .where(t.runs.c.access_scope == self._scope)
+        )
+
+    def update(
+        self, run_id: str, state: str, settings: Mapping[str, Any], cost_usd: float = 0.0
+    ) -> None:
+        """finished_at is set when the run is running no more."""
+        ended = None if state == "running" else clock.now()
+        with self._catalog.write() as connection:
+            connection.execute(
+                sa.update(t.runs)
+                .where(t.runs.c.id == run_id)
+                .values(
+                    state=state,
+                    settings=dict(settings),
+                    summary=dict(settings.get("result") or {}),
+                    cost_usd=cost_usd,
+                    finished_at=ended,
+                )
+            )
+
+    def request_cancel(self, run_id: str) -> None:
+        self.find(run_id)
+        with self._catalog.write() as connection:
+            connection.execute(
+                sa.update(t.runs)
+                .where(t.runs.c.id == run_id)
+                .values(cancel_requested_at=clock.now())
+            )
+
+    def clear_cancel(self, run_id: str) -> None:
+        """A run that is resumed is not to end at once."""
+        with self._catalog.write() as connection:
+            connection.execute(
+                sa.update(t.runs).where(t.runs.c.id == run_id).values(cancel_requested_at=None)
+            )
+
+    def add(self, run_id: str, node: NodeRow) -> None:
+        """Durable when it returns."""
+        parent = None if node.parent is None else derived_id("nod", run_id, node.parent)
+        candidate = derived_id("cnd", node.bundle_sha256) if node.bundle_sha256 else None
+        evaluation = derived_id("evl", node.evaluation_key) if node.evaluation_key else None
+        with self._catalog.write() as connection:
+            connection.execute(
+                sa.insert(t.nodes).values(
+                    id=derived_id("nod", run_id, node.number),
+                    run_id=run_id,
+                    number=node.number,
+                    parent_id=parent,
+                    island=node.island,
+                    memory=node.memory,
+                    synthesizer=node.synthesizer,
+                    state=node.state,
+                    candidate_id=candidate,
+                    evaluation_id=evaluation,
+                    retrieval_id=node.retrieval_id or None,
+                    shown=node.record.get("shown") or {},
+                    claimed=list((node.record.get("proposal") or {}).get("claimed") or ()),
+                    attributed=list((node.record.get("proposal") or {}).get("attributed") or ()),
+                    usage=dict(node.usage or {}),
+                    record=dict(node.record),
+                    created_at=clock.now(),
+                )
+            )
+
+    def nodes(self, run_id: str) -> list[Mapping[str, Any]]:
+        """Records in order."""
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(t.nodes.c.record)
+                .where(t.nodes.c.run_id == run_id)
+                .order_by(t.nodes.c.number)
+            ).all()
+        return [row.record for row in rows]
+
+    def winners(
+        self, op_family: str, dtype: str | None, hardware: tuple[str, ...], limit: int = 3
+    ) -> list[Mapping[str, Any]]:
+        """Records of nodes with the highest certain speed-up for this family, dtype
+        and lineage: one for each candidate, best first. None that a person refused."""
+        cases, reviews = t.evaluation_cases, t.evaluation_reviews
+        answer = (
+            sa.select(reviews.c.decision)
+            .where(
+                reviews.c.evaluation_id == t.evaluations.c.id,
+                reviews.c.created_at >= t.evaluations.c.finished_at,
+            )
+            .order_by(reviews.c.sequence.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
+        best = sa.func.max(cases.c.speedup_low).label("best")
+        first = sa.func.min(t.nodes.c.id).label("node_id")
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(first, best)
+                .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
+                .join(cases, cases.c.evaluation_id == t.evaluations.c.id)
+                .where(
+                    cases.c.op_family == op_family,
+                    cases.c.hardware_id.in_(hardware),
+                    cases.c.speedup_low > 1.0,
+                    t.evaluations.c.validity == "correct",
+                    sa.func.coalesce(answer, "") != "refused",
+                    t.nodes.c.candidate_id.is_not(None),
+                    *([cases.c.dtype == dtype] if dtype else []),
+                )
+                .group_by(t.nodes.c.candidate_id)
+                .order_by(best.desc(), first)
+                .limit(limit)
+            ).all()
+            chosen = [row.node_id for row in rows]
+            records = connection.execute(
+                sa.select(t.nodes.c.id, t.nodes.c.record).where(t.nodes.c.id.in_(chosen))
+            ).all()
+        by_id = {row.id: row.record for row in records}
+        return [by_id[node_id] for node_id in chosen]
+
+
+def _stored(row: sa.Row[Any]) -> StoredRun:
+    return StoredRun(
+        row.id,
+        row.problem,
+        row.hardware_id,
+        row.state,
+        row.settings,
+        row.cancel_requested_at is not None,
+        row.created_at,
+        row.finished_at,
+    )

@@ -1,0 +1,120 @@
+"""What a person corrected holds now, and after the next revision of the document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kb.catalog.knowledge import corrections, passages
+from kb.catalog.knowledge.passages import Passage, Patch
+from kb.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+MANUAL = """# Clock manual
+
+## Clocks
+
+The boost clock is 1980 parsecs.
+
+## Power
+
+The board draws 700 W.
+"""
+REVISED = MANUAL.replace("700 W", "710 W") + "\n## New\n\nAn added section.\n"
+
+
+def with_text(store: Store, words: str) -> Passage:
+    [found] = [p for p in store.by_words(words, "h100") if words in p.text]
+    return found
+
+
+def correct(store: Store, passage: Passage, patch: Patch) -> Passage:
+    return passages.correct(store.catalog, passage.id, patch, "ana")
+
+
+def ingest(store: Store, text: str) -> str:
+    submitted = store.submit("clock.md", text, hardware=("h100",))
+    store.worker().drain()
+    return submitted.document_id
+
+
+def test_a_corrected_text_is_found_by_its_new_words(store: Store) -> None:
+    ingest(store, MANUAL)
+    fixed = correct(store, with_text(store, "parsecs"), Patch(text="The boost clock is 1980 MHz."))
+    assert fixed.corrected
+    assert not store.by_words("parsecs", "h100")
+    assert with_text(store, "MHz").id == fixed.id
+    store.worker().drain()  # embeds the new text
+    assert store.by_meaning("boost clock in MHz", "h100")[0].id == fixed.id
+
+
+def test_corrections_survive_the_next_revision(store: Store) -> None:
+    document = ingest(store, MANUAL)
+    clock = with_text(store, "parsecs")
+    correct(store, clock, Patch(text="The boost clock is 1980 MHz.", tags=(("topic", "clocks"),)))
+    ingest(store, REVISED)
+    fixed = next(p for p in store.passages_of(document) if "MHz" in p.text)
+    assert fixed.version == 2 and fixed.corrected
+    assert fixed.tags == (("topic", "clocks"),)
+    assert not store.by_words("parsecs", "h100")
+
+
+def test_a_new_scope_survives_the_next_revision(store: Store) -> None:
+    ingest(store, MANUAL)
+    correct(store, with_text(store, "parsecs"), Patch(hardware=("h200",)))
+    correct(store, with_text(store, "700 W"), Patch(hardware=()))
+    for text in (MANUAL, REVISED.replace("710", "700")):
+        ingest(store, text)
+        assert not store.by_words("parsecs", "h100")
+        assert store.by_words("parsecs", "h200")
+        assert [p.hardware for p in store.by_words("draws", "mi300x")] == [("any",)]
+
+
+def test_a_correction_without_a_place_is_reported(store: Store) -> None:
+    document = ingest(store, MANUAL)
+    correct(store, with_text(store, "700 W"), Patch(text="The board draws 699 W."))
+    ingest(store, REVISED)
+    version = store.documents.get(document).version
+    assert version is not None
+    [unmatched] = version.report["corrections_unmatched"]
+    assert (unmatched["target"], unmatched["field"]) == ("passage", "text")
+
+
+def test_a_section_scope_is_kept_and_its_index_rewritten(store: Store) -> None:
+    document = ingest(store, MANUAL)
+    with store.catalog.write() as connection:
+        anchor = corrections.section_anchor(("Clock manual", "Power"))
+        corrections.record(connection, document, "section", anchor, "hardware", ["h200"], "ana")
+    ingest(store, REVISED)
+    power = next(s for s in store.documents.sections(document) if s.heading == "Power")
+    assert power.hardware == ("h200",)
+    assert not store.by_words("draws", "h100")
+    passages.correct(
+        store.catalog, store.by_words("draws", "h200")[0].id, Patch(text="It draws 9 W."), "ana"
+    )
+    assert store.by_words("draws", "h200") and not store.by_words("draws", "h100")
+
+
+def test_a_later_correction_of_the_same_field_takes_over(store: Store) -> None:
+    document = ingest(store, MANUAL)
+    clock = with_text(store, "parsecs")
+    correct(store, clock, Patch(text="first try"))
+    correct(store, clock, Patch(text="second try"))
+    assert store.rows("corrections") == 1
+    ingest(store, REVISED)
+    assert "second try" in [p.text for p in store.passages_of(document)]
+
+
+def test_what_cannot_be_corrected_is_refused(store: Store) -> None:
+    ingest(store, MANUAL)
+    clock = with_text(store, "parsecs")
+    for patch in (Patch(), Patch(text="  ")):
+        with pytest.raises(InvalidRequest):
+            correct(store, clock, patch)
+    with pytest.raises(NotFound):
+        passages.correct(store.catalog, "psg_unknown", Patch(text="x"), "ana")
+    with pytest.raises(NotFound):
+        passages.correct(store.catalog, clock.id, Patch(text="x"), "ana", access_scope="team")

@@ -1,0 +1,76 @@
+"""Vectors by text: each text once per model, whoever says it; what lacks one is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kb.catalog.knowledge import embeddings
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+MANUAL = "# Manual\n\n## One\n\nThe first sentence.\n\n## Two\n\nThe second sentence.\n"
+
+
+def test_a_revision_embeds_only_what_changed(store: Store) -> None:
+    store.ingest("one.md", MANUAL)
+    assert store.rows("embeddings") == 2
+    store.ingest("one.md", MANUAL.replace("second", "third"))
+    assert store.rows("embeddings") == 3
+    store.ingest("copy.md", MANUAL, hardware=("h100",))
+    assert store.rows("embeddings") == 3
+
+
+def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
+    for name, hardware in (("a.md", ("h100",)), ("b.md", ("h200",))):
+        store.submit(name, MANUAL, hardware=hardware)
+    store.worker()._read_queued()
+    model = store.embedder.fingerprint
+    with store.catalog.read() as connection:
+        missing = embeddings.missing(connection, model, 100)
+        assert len(missing) == 2  # four passages, two texts
+        assert missing[0].text == "Manual > One. The first sentence."
+        assert embeddings.counts(connection, model) == (0, 4)
+        assert len(embeddings.pending_documents(connection, model)) == 2
+        shas = [item.sha256 for item in missing]
+        assert embeddings.text_scopes(connection, shas) == {"h100", "h200"}
+    store.worker().drain()
+    with store.catalog.read() as connection:
+        assert embeddings.counts(connection, model) == (4, 4)
+        assert embeddings.counts(connection, "another model") == (0, 4)
+        assert embeddings.missing(connection, model, 100) == []
+
+
+def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> None:
+    store.ingest("one.md", MANUAL, hardware=("h100",))
+    model = store.embedder.fingerprint
+    with store.catalog.read() as connection:
+        scope = embeddings.of_scope(connection, model, "h100", "all")
+        by_number = embeddings.by_sequence(connection, model, scope.seqs)
+        nothing = embeddings.of_scope(connection, model, "h200", "all")
+        shas = [
+            row[0]
+            for row in connection.exec_driver_sql("SELECT embed_sha256 FROM passages ORDER BY seq")
+        ]
+    assert nothing.ids == () and nothing.matrix.size == 0
+    assert scope.matrix.shape == (2, store.embedder.dimension)
+    assert all(
+        np.array_equal(by_number[s], v) for s, v in zip(scope.seqs, scope.matrix, strict=True)
+    )
+    with store.catalog.write() as connection:
+        embeddings.put(connection, model, {shas[0]: np.zeros(384, np.float32)})
+        again = embeddings.of_scope(connection, model, "h100", "all")
+    assert np.array_equal(again.matrix, scope.matrix)
+
+
+def test_only_live_passages_have_scopes(store: Store) -> None:
+    submitted = store.ingest("one.md", MANUAL, hardware=("h100",))
+    with store.catalog.read() as connection:
+        assert embeddings.hardware_scopes(connection) == ["h100"]
+        assert embeddings.hardware_scopes(connection, "team") == []
+        assert embeddings.document_scopes(connection, [submitted.document_id]) == {"h100"}
+    store.documents.delete(submitted.document_id)
+    with store.catalog.read() as connection:
+        assert embeddings.hardware_scopes(connection) == []

@@ -1,0 +1,129 @@
+"""People's answers to integrity flags: who may be answered, which answer counts, that none is
+lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+import kb.catalog.migrations
+from kb.catalog import Catalog
+from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
+from kb.catalog.search.reviews import Reviews
+from kb.errors import Conflict, InvalidRequest, NotFound
+
+REVIEW = {"defence": 29, "severity": "review", "message": "case main: 40.0 times as fast"}
+REJECT = {"defence": 14, "severity": "reject", "message": "it falls back to the reference"}
+
+
+def begun(catalog: Catalog, key: str) -> Evaluations:
+    rows = Evaluations(catalog)
+    problem = ProblemRow("map_id", "0" * 64, "file", "map", "blob", {})
+    candidate = CandidateRow("1" * 64, "cpp", "kernlore_run", "recipe", {}, "blob")
+    rows.begin(key, problem, [], candidate, "3", "cpu")
+    return rows
+
+
+def measured(catalog: Catalog, key: str, *flags: dict[str, Any], validity: str = "correct") -> None:
+    record = {"reached": "diagnose", "validity": validity, "timing": "measured", "flags": flags}
+    begun(catalog, key).finish(key, record, [], op_family="map", hardware_id="x86-64")
+
+
+def test_the_newest_answer_counts_and_all_are_kept(catalog: Catalog) -> None:
+    measured(catalog, "k1", REVIEW)
+    measured(catalog, "k2", REVIEW)
+    reviews = Reviews(catalog)
+    assert reviews.latest(["k1", "k2"]) == {}
+    first = reviews.add("k1", "refused", "ann", "it skips the last row")
+    second = reviews.add("k1", "accepted", " bob ", "no: the row is padding\n")
+    assert (second.actor, second.reason) == ("bob", "no: the row is padding")
+    assert reviews.latest(["k1", "k2", "nothing"]) == {"k1": second}
+    assert reviews.history("k1") == [first, second] and reviews.history("k2") == []
+    assert Reviews(catalog, "others").latest(["k1"]) == {}
+
+
+def test_more_keys_than_one_statement_takes(catalog: Catalog) -> None:
+    measured(catalog, "k1", REVIEW)
+    answer = Reviews(catalog).add("k1", "accepted", "ann", "looked")
+    keys = [f"a{n}" for n in range(50_000)]
+    assert Reviews(catalog).latest([*keys, "k1"]) == {"k1": answer}
+
+
+def test_what_is_measured_anew_waits_again(catalog: Catalog) -> None:
+    """Its timing had to be repeated: the answer was to another finding."""
+    measured(catalog, "k1", REVIEW)
+    reviews = Reviews(catalog)
+    before = reviews.add("k1", "accepted", "ann", "looked")
+    measured(catalog, "k1", REVIEW)
+    assert reviews.latest(["k1"]) == {} and reviews.history("k1") == [before]
+    after = reviews.add("k1", "refused", "ann", "looked again")
+    assert reviews.latest(["k1"]) == {"k1": after} and reviews.history("k1") == [before, after]
+
+
+@pytest.mark.parametrize(
+    ("flags", "validity", "said"),
+    [
+        ((), "correct", "no flag that waits"),
+        ((REVIEW, REJECT), "rejected", "falls back to the reference"),
+        ((REJECT,), "correct", "falls back to the reference"),
+        ((REVIEW,), "rejected", "rejected by a check"),
+    ],
+)
+def test_what_no_person_decides(
+    catalog: Catalog, flags: tuple[dict[str, Any], ...], validity: str, said: str
+) -> None:
+    measured(catalog, "k1", *flags, validity=validity)
+    with pytest.raises(Conflict, match=said):
+        Reviews(catalog).add("k1", "accepted", "ann", "looked")
+    assert Reviews(catalog).history("k1") == []
+
+
+@pytest.mark.parametrize(
+    ("decision", "actor", "reason"),
+    [("maybe", "ann", "looked"), ("accepted", " ", "looked"), ("refused", "ann", "\n")],
+)
+def test_an_answer_says_who_and_why(
+    catalog: Catalog, decision: str, actor: str, reason: str
+) -> None:
+    measured(catalog, "k1", REVIEW)
+    with pytest.raises(InvalidRequest):
+        Reviews(catalog).add("k1", decision, actor, reason)
+    assert Reviews(catalog).history("k1") == []
+
+
+def test_there_must_be_a_finished_evaluation(catalog: Catalog) -> None:
+    with pytest.raises(NotFound):
+        Reviews(catalog).add("k1", "accepted", "ann", "looked")
+    begun(catalog, "k1")
+    with pytest.raises(Conflict, match="not finished"):
+        Reviews(catalog).add("k1", "accepted", "ann", "looked")
+    measured(catalog, "k1", REVIEW)
+    with pytest.raises(NotFound):  # of other people
+        Reviews(catalog, "others").add("k1", "accepted", "ann", "looked")
+
+
+def test_the_migration_goes_back_and_forth(catalog: Catalog) -> None:
+    def tables() -> set[str]:
+        with catalog.read() as connection:
+            return set(sa.inspect(connection).get_table_names())
+
+    config = Config()
+    (folder,) = kb.catalog.migrations.__path__
+    config.set_main_option("script_location", str(Path(folder)))
+    before = tables()
+    assert "evaluation_reviews" in before
+    with catalog.write() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0007")
+    assert tables() == before - {"evaluation_reviews"}
+    with catalog.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    assert tables() == before
+    measured(catalog, "k1", REVIEW)
+    assert Reviews(catalog).add("k1", "accepted", "ann", "looked").decision == "accepted"

@@ -1,0 +1,349 @@
+"""Skills in the catalog: evidence, relations, uses, search, and versions that only claim less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Connection
+
+from kb.catalog import Catalog
+from kb.catalog import skills as store
+from kb.catalog.skills import SkillScopes
+from kb.errors import Conflict, InvalidRequest, NotFound
+from tests.kb.catalog.stored_skills import DRAFT, SCOPES, named, put
+
+
+@pytest.fixture
+def connection(catalog: Catalog) -> Iterator[Connection]:
+    with catalog.write() as opened:
+        yield opened
+
+
+def events(connection: Connection, name: str) -> list[str]:
+    skill = store.get(connection, name)
+    return [event.event for event in store.events(connection, skill.id)]
+
+
+def ablation(connection: Connection, name: str, low: float = 1.1) -> store.EvidenceRow:
+    return store.add_evidence(
+        connection,
+        name,
+        kind="ablation",
+        hardware="h100",
+        device="NVIDIA H100",
+        toolchain="triton-nvidia triton 3.4.0",
+        problem="prb_1",
+        case="cas_1",
+        evaluation="evl_1",
+        n=12,
+        baseline_us=20.0,
+        measured_us=16.0,
+        speedup=low + 0.1,
+        low=low,
+        high=low + 0.2,
+        details={"pairs": 6},
+        actor="curator",
+        reason="held-out shapes",
+    )
+
+
+# -- finding
+
+
+def test_skills_about_a_family_are_those_of_its_operators_of_any_and_the_named(
+    connection: Connection,
+) -> None:
+    ops = {"a-sibling": ("log_softmax",), "b-other": ("matmul",), "c-any": (), "d-odd": ("xyz",)}
+    put(connection, DRAFT, *(named(name, scopes=SkillScopes(ops=op)) for name, op in ops.items()))
+    assert names(store.about(connection, "softmax")) == ["a-sibling", "c-any", "widen-loads"]
+    assert names(store.about(connection, "xyz")) == ["c-any", "d-odd"]
+    other = store.get(connection, "b-other").id
+    for called in ("b-other", other):
+        assert "b-other" in names(store.about(connection, "softmax", [called, "nowhere"]))
+    assert store.about(connection, "softmax", ["b-other"], "team") == []
+    assert store.names(connection) == ["a-sibling", "b-other", "c-any", "d-odd", "widen-loads"]
+
+
+def names(rows: Sequence[store.SkillHead]) -> list[str]:
+    return [row.name for row in rows]
+
+
+def test_search_looks_at_name_description_operators_and_signals(connection: Connection) -> None:
+    put(
+        connection,
+        DRAFT,
+        named("tile-matmul", description="Use for products.", scopes=SkillScopes(ops=("matmul",))),
+        named("hide-latency", description="Matmul too.", scopes=SkillScopes(signals=("latency",))),
+    )
+    assert names(store.search(connection, "SOFTMAX")) == ["widen-loads"]
+    assert names(store.search(connection, "narrow row")) == ["widen-loads"]
+    assert names(store.search(connection, "matmul")) == ["tile-matmul", "hide-latency"]
+    assert names(store.search(connection, "latency matmul")) == ["hide-latency", "tile-matmul"]
+    assert names(store.search(connection, "tile-matmul", limit=1)) == ["tile-matmul"]
+    assert names(store.search(connection, "matmul", states=("retired",))) == []
+    assert store.search(connection, "100%") == store.search(connection, " ") == []
+
+
+def test_heads_are_rows_without_their_texts(connection: Connection) -> None:
+    put(connection, DRAFT, named("tile"))
+    rows, heads = store.listed(connection), store.heads(connection, states=("candidate",))
+    for row, head in zip(rows, heads, strict=True):
+        assert vars(head).items() <= vars(row).items()
+        assert row.body and not hasattr(head, "body")
+
+
+# -- evidence
+
+
+def test_evidence_is_kept_with_an_event_that_names_it(connection: Connection) -> None:
+    put(connection, DRAFT)
+    added = ablation(connection, "widen-loads")
+    skill = store.get(connection, "widen-loads")
+    assert store.evidence_of(connection, skill.id) == [added]
+    assert skill.toolchain_id == "triton-nvidia triton 3.4.0"
+    last = store.events(connection, skill.id)[-1]
+    assert (last.event, last.details["evidence"]) == ("evidence", added.id)
+    assert store.tested(connection, [skill.id]) == {skill.id: (1, 1)}
+    ablation(connection, "widen-loads", low=0.9)
+    assert store.tested(connection, [skill.id]) == {skill.id: (2, 1)}
+    line = "n=24;speedup_lcb=0.90;shapes=1;runs=1"
+    assert store.evidence_line(store.evidence_of(connection, skill.id)) == line
+    none = "sk_none"
+    lines = store.evidence_lines(connection, [skill.id, none])
+    assert lines == {skill.id: line, none: "not measured here"}
+
+
+def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None:
+    put(connection, DRAFT)
+    store.add_evidence(
+        connection,
+        "widen-loads",
+        kind="simulator",
+        hardware="mtia-v2i",
+        n=1,
+        speedup=3.0,
+        low=3.0,
+        high=3.0,
+        toolchain="sim 1",
+        actor="curator",
+        reason="simulated",
+    )
+    skill = store.get(connection, "widen-loads")
+    assert store.tested(connection, [skill.id]) == {}
+    found = store.evidence_of(connection, skill.id)
+    assert skill.toolchain_id is None and len(found) == 1
+    line = "not measured here;simulated=1"
+    assert store.evidence_line(found) == line
+    assert store.evidence_lines(connection, [skill.id]) == {skill.id: line}
+    with pytest.raises(Conflict, match="no measurement here"):
+        store.set_state(connection, "widen-loads", "active", actor="ann", reason="simulated")
+    found.append(ablation(connection, "widen-loads"))
+    line = "n=12;speedup_lcb=1.10;shapes=1;runs=1;simulated=1"
+    assert store.evidence_line(found) == line
+    assert store.evidence_lines(connection, [skill.id]) == {skill.id: line}
+
+
+def figure(
+    connection: Connection, name: str, kind: store.EvidenceKind, low: float, high: float
+) -> None:
+    store.add_evidence(
+        connection,
+        name,
+        kind=kind,
+        hardware="h100",
+        n=12,
+        speedup=(low * high) ** 0.5,
+        low=low,
+        high=high,
+        actor="curator",
+        reason="test",
+    )
+
+
+def test_pairs_that_a_skill_comes_from_are_no_trials_of_it(connection: Connection) -> None:
+    put(connection, DRAFT)
+    figure(connection, "widen-loads", "pair", 1.4, 1.6)
+    skill = store.get(connection, "widen-loads")
+    assert store.tested(connection, [skill.id]) == {}
+    assert not store.measured(connection, skill)
+    figure(connection, "widen-loads", "lift", 1.1, 1.2)
+    assert store.tested(connection, [skill.id]) == {skill.id: (1, 1)}
+    assert store.measured(connection, skill)
+
+
+def test_what_is_to_be_avoided_is_borne_out_by_what_is_slower(connection: Connection) -> None:
+    put(connection, named("no-atomics", polarity="avoid"))
+    skill = store.get(connection, "no-atomics")
+    figure(connection, "no-atomics", "ablation", 1.2, 1.4)
+    assert store.tested(connection, [skill.id]) == {skill.id: (1, 0)}
+    assert not store.measured(connection, skill)
+    figure(connection, "no-atomics", "ablation", 0.7, 0.8)
+    assert store.tested(connection, [skill.id]) == {skill.id: (2, 1)}
+    assert store.measured(connection, skill)
+
+
+@pytest.mark.parametrize(
+    ("trials", "borne_out"),
+    [
+        ([(1.1, 1.3)], True),
+        ([(0.9, 1.3)], False),  # nothing certain
+        ([(0.99, 1.2), (0.99, 1.2)], True),  # certain together, as a verification judges
+        ([(0.7, 0.8)], False),
+        ([(1.1, 1.3), (0.7, 0.8)], False),  # the newest is certainly against it
+        ([(0.7, 0.8), (1.1, 1.3)], True),
+    ],
+)
+def test_the_newest_trials_bear_a_skill_out_or_not(
+    connection: Connection, trials: list[tuple[float, float]], borne_out: bool
+) -> None:
+    put(connection, DRAFT)
+    for low, high in trials:
+        figure(connection, "widen-loads", "ablation", low, high)
+    assert store.measured(connection, store.get(connection, "widen-loads")) is borne_out
+
+
+def test_a_skill_that_made_a_wrong_kernel_is_not_borne_out(connection: Connection) -> None:
+    put(connection, DRAFT)
+    store.add_evidence(connection, "widen-loads", kind="ablation", hardware="h100", n=4,
+                       speedup=1.5, low=1.4, high=1.6, details={"wrong": 1},
+                       actor="c", reason="r")  # fmt: skip
+    assert not store.measured(connection, store.get(connection, "widen-loads"))
+
+
+def failure(connection: Connection, run: str, problem: str, case: str | None = None) -> None:
+    store.add_evidence(
+        connection,
+        "no-atomics",
+        kind="pair",
+        hardware="h100",
+        n=1,
+        problem=problem,
+        case=case,
+        details={"run": run, "validity": "incorrect", "polarity": "avoid"},
+        actor="curator",
+        reason="test",
+    )
+
+
+def test_a_failure_bears_out_what_is_to_be_avoided_only_elsewhere(connection: Connection) -> None:
+    put(connection, named("no-atomics", polarity="avoid", origin_run_id="run_1"))
+    skill = store.get(connection, "no-atomics")
+    failure(connection, "run_1", "prb_1")
+    failure(connection, "run_2", "prb_1")  # the same again
+    assert not store.measured(connection, skill)
+    with pytest.raises(Conflict, match="no measurement here") as refused:
+        store.set_state(connection, "no-atomics", "active", actor="ann", reason="it failed")
+    assert "on another problem or case" in refused.value.hint and "force" in refused.value.hint
+    failure(connection, "run_3", "prb_2")
+    assert store.measured(connection, skill)
+    store.set_state(connection, "no-atomics", "active", actor="ann", reason="it failed twice")
+
+
+def test_a_failure_is_no_support_of_what_is_to_be_done(connection: Connection) -> None:
+    put(connection, named("no-atomics", origin_run_id="run_1"))
+    failure(connection, "run_1", "prb_1")
+    failure(connection, "run_2", "prb_2")
+    assert not store.measured(connection, store.get(connection, "no-atomics"))
+
+
+def test_evidence_of_an_older_text_counts_no_more(connection: Connection) -> None:
+    put(connection, DRAFT)
+    ablation(connection, "widen-loads")
+    store.set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
+    put(connection, replace(DRAFT, content_sha256="sha-2", body="Another text."))
+    skill = store.get(connection, "widen-loads")
+    assert skill.state == "candidate" and not store.measured(connection, skill)
+    assert store.tested(connection, [skill.id]) == {}
+    assert len(store.evidence_of(connection, skill.id)) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "opinion"}, {"n": 0}, {"low": 1.5}, {"speedup": -1.0}, {"high": 0.5}]
+)
+def test_evidence_that_cannot_be_is_refused(
+    connection: Connection, wrong: dict[str, object]
+) -> None:
+    put(connection, DRAFT)
+    given = {"kind": "pair", "n": 3, "speedup": 1.2, "low": 1.1, "high": 1.3, **wrong}
+    with pytest.raises(InvalidRequest):
+        store.add_evidence(
+            connection,
+            "widen-loads",
+            hardware="h100",
+            actor="curator",
+            reason="r",
+            **given,  # type: ignore[arg-type]
+        )
+
+
+# -- relations
+
+
+def test_relations_are_read_from_both_ends(connection: Connection) -> None:
+    put(connection, DRAFT, named("tile"), named("fuse"))
+    assert store.link(connection, "widen-loads", "conflicts_with", "tile", actor="c", reason="r")
+    assert not store.link(
+        connection, "tile", "conflicts_with", "widen-loads", actor="c", reason="r"
+    )
+    assert store.link(connection, "tile", "conflicts_with", "fuse", actor="c", reason="r")
+    found = store.links_of(connection, "tile")
+    assert {(link.source, link.kind, link.target) for link in found} == {
+        ("tile", "conflicts_with", "widen-loads"),
+        ("fuse", "conflicts_with", "tile"),
+    }
+    assert store.links_of(connection, "fuse")[0].target == "tile"
+    assert events(connection, "fuse") == ["created", "linked"]
+    assert events(connection, "tile") == ["created", "linked", "linked"]
+    with pytest.raises(InvalidRequest, match="itself"):
+        store.link(connection, "tile", "conflicts_with", "tile", actor="c", reason="r")
+    with pytest.raises(InvalidRequest, match="no kind of link"):
+        store.link(connection, "tile", "likes", "fuse", actor="c", reason="r")  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="no skill"):
+        store.link(connection, "tile", "conflicts_with", "nowhere", actor="c", reason="r")
+
+
+# -- narrowing
+
+
+def narrow(connection: Connection, name: str) -> None:
+    store.narrow(
+        connection,
+        name,
+        scopes=replace(SCOPES, dtypes=("float16",)),
+        predicate='problem.op != "softmax"',
+        content_sha256="narrow",
+        counted=(3, 2),
+        actor="observer",
+        reason="it lost elsewhere",
+        details={"parts": []},
+    )
+
+
+def test_narrowing_is_a_version_that_keeps_state_and_evidence(connection: Connection) -> None:
+    put(connection, DRAFT)
+    ablation(connection, "widen-loads")
+    store.set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
+    narrow(connection, "widen-loads")
+    skill = store.get(connection, "widen-loads")
+    assert (skill.version, skill.state, skill.scopes.dtypes) == (2, "active", ("float16",))
+    assert (skill.trials, skill.wins, skill.content_sha256) == (3, 2, "narrow")
+    assert store.measured(connection, skill)
+    event = store.events(connection, skill.id)[-1]
+    assert event.event == "narrowed" and event.details["before"]["predicate"] is None
+    assert skill.structured_key == store.structured_key(skill.scopes, "vectorise")
+
+
+def test_what_ships_stays_narrow_until_another_text_ships(connection: Connection) -> None:
+    shipped = replace(DRAFT, tier="curated", origin="shipped")
+    put(connection, shipped)
+    narrow(connection, "widen-loads")
+    stored = store.put(connection, shipped, state="active", actor="builtin", reason="ships")
+    assert stored.outcome == "unchanged"
+    assert store.get(connection, "widen-loads").predicate == 'problem.op != "softmax"'
+    revised = replace(shipped, content_sha256="sha-2")
+    stored = store.put(connection, revised, state="active", actor="builtin", reason="ships")
+    skill = store.get(connection, "widen-loads")
+    assert (stored.outcome, skill.version, skill.predicate) == ("updated", 3, None)
+    assert (skill.trials, skill.wins) == (0, 0)

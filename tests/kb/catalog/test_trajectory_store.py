@@ -1,0 +1,74 @@
+"""Told trajectories as rows: one worker at a time, a lease that ends, no change out of turn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from kb.blobs import open_blobs
+from kb.catalog import Catalog
+from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
+
+GONE = -1.0  # seconds: a lease that has run out
+
+
+@pytest.fixture
+def store(catalog: Catalog, tmp_path: Path) -> Trajectories:
+    return Trajectories(catalog, open_blobs(tmp_path, None))
+
+
+def added(store: Trajectories, name: str = "trj_1", state: State = "queued") -> StoredTrajectory:
+    assert store.add(name, "told", state, {"of": name}, {"steps": 1})
+    return store.find(name)
+
+
+def test_one_worker_has_it_until_it_ends(store: Trajectories) -> None:
+    row = added(store)
+    assert store.take(row.id, "w1", 60) and not store.take(row.id, "w2", 60)
+    assert not store.renew(row.id, "w2", 60) and not store.release(row.id, "w2")
+    assert not store.end(row.id, "w2", "failed", error={"code": "x"})
+    assert store.find(row.id).state == "running" and store.expire() == []
+    assert store.end(row.id, "w1", "ready", {"n": 1}, best=2)
+    ended = store.find(row.id)
+    assert (ended.state, store.found(ended)) == ("ready", {"n": 1})
+    assert ended.summary == {"steps": 1, "best": 2}  # of worker and lease nothing is told
+    assert not store.end(row.id, "w1", "failed") and not store.release(row.id, "w1")
+    assert store.find(row.id).state == "ready"
+
+
+def test_a_lease_that_ran_out_queues_it_again(store: Trajectories) -> None:
+    row, held = added(store), added(store, "trj_2")
+    assert store.take(row.id, "w1", GONE) and store.take(held.id, "w1", 60)
+    assert store.expire() == [row.id]
+    assert (store.find(row.id).state, store.find(held.id).state) == ("queued", "running")
+    assert store.take(row.id, "w2", 60)
+    assert not store.end(row.id, "w1", "failed") and not store.renew(row.id, "w1", 60)
+    assert store.find(row.id).state == "running"
+
+
+def test_a_beat_keeps_the_lease(store: Trajectories) -> None:
+    row = added(store)
+    assert store.take(row.id, "w1", GONE) and store.renew(row.id, "w1", 60)
+    assert store.expire() == []
+
+
+def test_a_change_names_where_it_starts(store: Trajectories) -> None:
+    row = added(store, state="unverified")
+    assert not store.change(row.id, "ready", only_from=("queued", "failed"), reason="none")
+    assert store.find(row.id) == row
+    assert store.change(row.id, "queued", only_from=("unverified",), reason="none")
+    found = store.find(row.id)
+    assert (found.state, found.summary) == ("queued", {"steps": 1, "reason": "none"})
+    assert not store.change("trj_0", "queued", only_from=("unverified",))
+
+
+def test_an_unbounded_interval_hinders_no_change(store: Trajectories) -> None:
+    """One pair of blocks has the bounds 0 and infinity."""
+    row = added(store)
+    assert store.take(row.id, "w1", 60)
+    assert store.end(row.id, "w1", "failed", verdicts=[{"high": math.inf}])
+    assert store.change(row.id, "queued", only_from=("failed",))
+    assert store.take(row.id, "w1", GONE) and store.expire() == [row.id]
+    assert store.find(row.id).summary["verdicts"] == [{"high": math.inf}]

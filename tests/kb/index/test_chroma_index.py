@@ -1,0 +1,193 @@
+"""The vector index is derived data: whatever happens to its files, it comes back unembedded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kb.catalog.knowledge import embeddings, versions
+from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
+from kb.embedding.base import Vectors
+from kb.embedding.local import LocalEmbedder
+from kb.index.chroma import ChromaIndex
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+MANUAL = "# Manual\n\n" + "\n\n".join(
+    f"## Part {n}\n\nThe {word} of the chip is described here."
+    for n, word in enumerate(("clock", "cache", "barrier", "register file", "power supply"))
+)
+QUERY = "which cache does the chip have"
+# Fills a directory and dies without closing anything.
+FILL_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from kb.catalog import open_catalog
+from kb.index.chroma import ChromaIndex
+data = Path(sys.argv[1])
+index = ChromaIndex(open_catalog(data), sys.argv[2], data / "chroma")
+index.open_or_rebuild()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def opened(store: Store) -> ChromaIndex:
+    return ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
+
+
+def texts(store: Store, index: object = None) -> list[str]:
+    return [hit.text for hit in store.by_meaning(QUERY, "h100", k=3, index=index)]
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    index = opened(store)
+    index.open_or_rebuild()
+    index.close()
+    return store
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def scribble(path: Path) -> None:
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+@pytest.fixture
+def no_encoding(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """Counts the calls that embed passages."""
+    calls: list[Sequence[str]] = []
+    encode = LocalEmbedder.encode
+
+    def counted(self: LocalEmbedder, batch: Sequence[str]) -> Vectors:
+        calls.append(batch)
+        return encode(self, batch)
+
+    monkeypatch.setattr(LocalEmbedder, "encode", counted)
+    return calls
+
+
+@pytest.mark.parametrize("damage", [halve, empty, scribble, shutil.rmtree])
+def test_an_unreadable_directory_is_rebuilt_without_embedding(
+    filled: Store, damage: Callable[[Path], None], no_encoding: list[Sequence[str]]
+) -> None:
+    before = texts(filled)
+    directory = filled.data_dir / "chroma"
+    if damage is shutil.rmtree:
+        shutil.rmtree(directory)
+    else:
+        damage(directory / "chroma.sqlite3")
+    index = opened(filled)
+    report = index.open_or_rebuild()
+    assert report.added == 5
+    assert texts(filled, index) == before
+    assert no_encoding == []
+    index.close()
+    assert [p.name for p in filled.data_dir.glob("chroma*")] == ["chroma"]  # nothing left behind
+
+
+def test_the_probe_finds_the_damage(filled: Store) -> None:
+    index = opened(filled)
+    assert index.probe()
+    index.close()
+    halve(filled.data_dir / "chroma" / "chroma.sqlite3")
+    index = opened(filled)
+    assert not index.probe()
+    assert index.rebuild().added == 5
+    assert index.probe()
+    index.close()
+
+
+@pytest.mark.parametrize("damage", [halve, empty, scribble])
+def test_a_damaged_graph_is_found_too(store: Store, damage: Callable[[Path], None]) -> None:
+    """Above a thousand entries Chroma keeps the graph in files of its own."""
+    rows = np.random.default_rng(3).normal(size=(1200, store.embedder.dimension))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    submitted = store.submit("many.md", "# Many\n", hardware=("h100",))
+    version = str(store.job(submitted).payload["version_id"])
+    drafts = [PassageDraft(0, "text", f"text {n}", "", None, (), 0, ()) for n in range(len(rows))]
+    with store.catalog.write() as connection:
+        content = VersionContent([SectionDraft(("Many",), 1, None)], drafts)
+        versions.activate(connection, version, content)
+        missing = embeddings.missing(connection, store.embedder.fingerprint, len(rows))
+        vectors = {item.sha256: row for item, row in zip(missing, rows, strict=True)}
+        embeddings.put(connection, store.embedder.fingerprint, vectors)
+    index = opened(store)
+    index.open_or_rebuild()
+    index.close()
+    graph = [p for p in (store.data_dir / "chroma").rglob("*") if p.suffix in (".bin", ".pickle")]
+    assert graph
+    for path in graph:
+        damage(path)
+    index = opened(store)
+    index.open_or_rebuild()
+    assert list(index.query(("h100",), rows[7], 10)) == list(
+        store.exact.query(("h100",), rows[7], 10)
+    )
+    index.close()
+
+
+def test_damage_under_a_running_service_heals_at_the_next_question(filled: Store) -> None:
+    index = opened(filled)
+    index.open_or_rebuild()
+    before = texts(filled, index)
+    index.close()
+    scribble(filled.data_dir / "chroma" / "chroma.sqlite3")
+    assert texts(filled, index) == before
+    index.close()
+
+
+def test_opening_a_good_directory_changes_nothing(filled: Store) -> None:
+    index = opened(filled)
+    report = index.open_or_rebuild()
+    assert (report.collections, report.added, report.removed) == (1, 0, 0)
+    index.close()
+
+
+def test_what_came_while_no_service_ran_is_added_not_rebuilt(filled: Store) -> None:
+    filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h200",))
+    index = opened(filled)
+    assert index.probe()
+    assert index.open_or_rebuild().added == 5
+    index.close()
+
+
+def test_a_service_that_was_killed_leaves_a_usable_index(store: Store) -> None:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    arguments = [str(store.data_dir), store.embedder.fingerprint]
+    died = subprocess.run([sys.executable, "-c", FILL_AND_DIE, *arguments], cwd=ROOT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    index = opened(store)
+    index.open_or_rebuild()
+    assert texts(store, index) == texts(store)
+    index.close()
+
+
+def test_nothing_is_opened_before_it_is_used(store: Store) -> None:
+    opened(store).close()
+    assert not (store.data_dir / "chroma").exists()
+
+
+def test_an_empty_catalog_has_an_empty_index(store: Store) -> None:
+    index = opened(store)
+    assert index.open_or_rebuild().collections == 0
+    assert texts(store, index) == []
+    index.close()

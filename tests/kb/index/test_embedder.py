@@ -1,0 +1,91 @@
+"""The embedding model: unit vectors, nothing cut in silence, one space for passages and queries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kb.embedding import open_embedder
+from kb.embedding.local import DEFAULT_MODEL, LocalEmbedder
+from kb.embedding.text import MAX_HEADER_BYTES, embedding_text, header_text
+from kb.errors import InvalidRequest, Unavailable
+
+ROOT = Path(__file__).resolve().parents[3]
+QUERIES = [
+    "shared memory bank conflicts on H100",
+    "s_waitcnt vmcnt(0)",
+    "What limits occupancy when every thread needs 255 registers and a block has 1024 threads?",
+]
+
+
+def test_texts_over_the_window_are_refused_not_cut(embedder: LocalEmbedder) -> None:
+    fits = "tile " * (embedder.window - 2)
+    assert embedder.count_tokens(fits) == embedder.window
+    assert embedder.encode([fits]).shape == (1, embedder.dimension)
+    with pytest.raises(InvalidRequest, match="1 of 2 texts exceed") as refused:
+        embedder.encode(["short", fits + "tile"])
+    assert refused.value.details["first"].startswith("tile")
+
+
+def test_a_query_through_onnx_is_the_vector_of_torch(embedder: LocalEmbedder) -> None:
+    passages = embedder.encode(QUERIES)
+    queries = np.stack([embedder.encode_query(query) for query in QUERIES])
+    assert np.allclose(np.linalg.norm(passages, axis=1), 1, atol=1e-3)
+    assert np.allclose(np.linalg.norm(queries, axis=1), 1, atol=1e-5)
+    assert ((passages * queries).sum(1) > 0.999).all()
+
+
+def test_a_long_query_is_cut_to_the_window(embedder: LocalEmbedder) -> None:
+    vector = embedder.encode_query("why is this slow? " * 300)
+    assert vector.shape == (embedder.dimension,) and np.isfinite(vector).all()
+
+
+def test_nothing_to_encode_is_no_vectors(embedder: LocalEmbedder) -> None:
+    assert embedder.encode([]).shape == (0, embedder.dimension)
+
+
+def test_the_fingerprint_names_model_dimension_and_weights(
+    embedder: LocalEmbedder, tmp_path: Path
+) -> None:
+    assert embedder.fingerprint.startswith("all-minilm-l6-v2-384-")
+    assert open_embedder(DEFAULT_MODEL, tmp_path).fingerprint == embedder.fingerprint
+
+
+def test_asking_needs_no_torch(embedder: LocalEmbedder, model_cache: Path) -> None:
+    embedder.encode_query("exports the model when it is not there yet")
+    script = (
+        "import sys; from pathlib import Path; from kb.embedding import open_embedder;"
+        f"open_embedder({DEFAULT_MODEL!r}, Path(sys.argv[1])).encode_query('x');"
+        "print('torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(model_cache)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "False"
+
+
+def test_an_unknown_model_names_the_one_that_works_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(Unavailable) as refused:
+        open_embedder("nobody/no-such-model-here", tmp_path)
+    assert DEFAULT_MODEL in refused.value.hint
+
+
+def test_the_header_is_the_innermost_headings_and_bounded(embedder: LocalEmbedder) -> None:
+    assert header_text(("Manual", "Memory", "Shared", "Banks")) == "Memory > Shared > Banks"
+    assert embedding_text((), "", "body") == "body"
+    assert embedding_text(("A",), "| h |", "| 1 |") == "A. | h |\n| 1 |"
+    for heading in ("x" * 400, "각" * 400, "é🙂" * 200):
+        header = header_text((heading,))
+        assert len(header.encode()) <= MAX_HEADER_BYTES
+        assert embedder.count_tokens(header) < embedder.window * 3 / 4
