@@ -29,6 +29,7 @@ from benchmarks.skills.learning.arms import (
 )
 from benchmarks.skills.learning.teaching import Lesson
 from kb.catalog.skills import SkillRow
+from optimizer.curation.remedies import remedies_of
 
 AIM = 0.5  # times the candidates
 KINDS = {
@@ -194,16 +195,17 @@ def _same(compared: Comparison, arm: str) -> tuple[int, int]:
 def _reach(found: Findings) -> str:
     """Where a learned skill could have any effect, measured or not."""
     skills, spaces = found.skills, found.parts["others"].asked
-    usable = [skill for skill in skills if skill.moves or skill.recipe is not None]
+    usable = [skill for skill in skills if remedies_of(skill) or skill.recipe is not None]
     reached = {space.problem.name for space in spaces for s in usable if _may_act(s, space)}
     named = ", ".join(sorted(reached)) or "none"
     return (
-        f"- Of {len(skills)} learned skills {len(usable)} have moves or a recipe, which is what a"
-        f" search without a language model can use. On the {len(spaces)} problems that nobody"
-        f" learned from, one of them can act at all on {len(reached)} ({named}): a precondition"
-        " names the operator that was measured, and a learned recipe fits where the curated one"
-        f" that it tunes does. On the other {len(spaces) - len(reached)} a learned skill changes"
-        " nothing by construction, measured or not."
+        f"- Of {len(skills)} learned skills {len(usable)} have moves, a recipe or a step to put"
+        " last, which is what a search without a language model can use. On the"
+        f" {len(spaces)} problems that nobody learned from, one of them can act at all on"
+        f" {len(reached)} ({named}): a precondition names the operator that was measured, and a"
+        " learned recipe fits where the curated one that it tunes does. On the other"
+        f" {len(spaces) - len(reached)} a learned skill changes nothing by construction, measured"
+        " or not."
     )
 
 
@@ -212,7 +214,14 @@ def _may_act(skill: SkillRow, space: Space) -> bool:
     if learned_recipes(space, [skill]):
         return True
     roles = {p.role for recipe in space.recipes for p in recipe.parameters}
-    return any(m["change"].get("role") in roles for m in skill.moves) and _offered(skill, space)
+    return bool(_named(skill) & roles) and _offered(skill, space)
+
+
+def _named(skill: SkillRow) -> set[str]:
+    """Roles of parameters that it would change, or not change."""
+    changes = [remedy.change for remedy in remedies_of(skill)]
+    steps = [step for change in changes for step in (change, *change.get("avoid", ()))]
+    return {str(step["role"]) for step in steps if "role" in step}
 
 
 def _offered(skill: SkillRow, space: Space) -> bool:
@@ -303,5 +312,5 @@ def left_out(found: Findings) -> list[str]:
         " here are fewer.",
         "- A point that the machine was too busy to time is measured again up to twice; a space is"
         " compared only once all of its points are settled.",
-        "- No language model took part: advice in words and what to avoid act through one only.",
+        "- No language model took part: advice in words acts through one only.",
     ]
