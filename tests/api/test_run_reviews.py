@@ -56,7 +56,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         shutil.copy(path, target)
     settings = Settings(data_dir=base / "data", knowledge_dir=base / "knowledge")
     with TestClient(create_app(settings), raise_server_exceptions=False) as running:
-        load_hardware(settings.knowledge_dir, running.app.state.services.registry)  # type: ignore[attr-defined]
+        parts: Services = running.app.state.services  # type: ignore[attr-defined]
+        # Beside a start that loads them too: recipes have the licences that exports look up.
+        load_hardware(settings.knowledge_dir, parts.registry)
+        parts.skills.sync_builtin(settings.skills_dir)
         yield running
 
 
