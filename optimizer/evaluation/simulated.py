@@ -2,7 +2,7 @@
 its time is what the chip or simulator reports.
 
 There is no reference on such a chip, so there is no speed-up either: a search compares candidates
-with one another (`optimizer.search.simulated_bench`). Time from a simulator is marked so and never
+with one another (`optimizer.local.simulated_bench`). Time from a simulator is marked so and never
 mixed with wall time.
 """
 
