@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from api.cli.backends import read_settings, send_logs_to_stderr
+from api.cli.backends.local import LocalTarget
 from api.cli.search.progress import plain_lines
-from api.cli.target import read_settings, send_logs_to_stderr
-from api.cli.target.local import LocalTarget
 from api.optimization.runs import builtin, optimize, places_for
 from api.optimization.stored import run_store
 from kb.errors import KernloreError

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from api.cli.target import read_settings
+from api.cli.backends import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from kb.catalog.tables import knowledge as t

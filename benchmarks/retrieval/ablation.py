@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from api.cli.target import read_settings
+from api.cli.backends import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.latency import request_of

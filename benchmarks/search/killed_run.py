@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from api.cli.target import read_settings
-from api.cli.target.local import LocalTarget
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from api.optimization.runs import builtin, places_for, run_store
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id

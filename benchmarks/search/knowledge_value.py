@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.target import read_settings
-from api.cli.target.local import LocalTarget
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from api.evaluation import choose_target, known_ceilings
 from api.optimization.knowledge import ServiceKnowledge, library_recipes
 from benchmarks.report import ended, say, write_result

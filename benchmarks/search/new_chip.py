@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from api.cli.target import read_settings
-from api.cli.target.local import LocalTarget
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from api.optimization.runs import Finished, optimize, places_for
 from api.optimization.samples import AS_IT_STANDS, manual_samples
 from benchmarks.report import ended, say, table, write_result

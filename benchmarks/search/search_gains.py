@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.target import read_settings
-from api.cli.target.local import LocalTarget
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from api.optimization.runs import Finished, optimize
 from benchmarks.report import ended, say, table, write_result
 from kb.errors import KernloreError

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.target import read_settings
-from api.cli.target.local import LocalTarget
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from api.optimization.knowledge import ServiceKnowledge
 from api.services import Services
 from benchmarks.report import ended, say, write_result

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.target.local import LocalTarget
+from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings

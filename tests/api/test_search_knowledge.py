@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from api.cli.target.local import LocalTarget
+from api.cli.backends.local import LocalTarget
 from api.evaluation import choose_target
 from api.optimization.knowledge import ServiceKnowledge
 from kb.hardware.detection.detect import detect_devices

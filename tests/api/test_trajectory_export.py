@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from api.cli.backends.local import LocalTarget
 from api.cli.search.progress import plain_lines
-from api.cli.target.local import LocalTarget
 from api.optimization.export import export_run
 from api.optimization.runs import optimize
 from api.services import Services

@@ -397,8 +397,8 @@ def test_measuring_again_is_for_what_is_new_changed_or_untimed(space: Space) -> 
 
 
 def test_measuring_goes_on_where_it_was_stopped(tmp_path: Path, space: Space) -> None:
-    from api.cli.target import read_settings
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends import read_settings
+    from api.cli.backends.local import LocalTarget
 
     path, said = tmp_path / "rows.jsonl", []
     small = space_of(space.problem, [scale(parameters=SMALL)], 2, 1)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from api.cli.target import read_settings
-from api.cli.target.local import LocalTarget
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from api.optimization.runs import Finished, optimize, places_for
 from api.optimization.samples import manual_samples
 from api.optimization.stored import run_store

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import actor, open_target, read_settings
 from api.cli.knowledge.coverage_table import coverage_text
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, pairs, show, table
-from api.cli.target import actor, open_target, read_settings
 from kb.errors import Conflict, InvalidRequest
 
 app = typer.Typer(help="Hardware: specs, facts, detection, coverage.")

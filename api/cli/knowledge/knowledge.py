@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.backends import Target, open_target, read_settings
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, shortened, show, table
-from api.cli.target import Target, open_target, read_settings
 from kb.errors import NotFound
 
 if TYPE_CHECKING:
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
     from ingestion.linter import Vocabulary
     from kb.catalog.knowledge.proposed_recipes import RecipeStatus
 
@@ -71,7 +71,7 @@ def recipes(
     as_json: AsJson = False,
 ) -> None:
     """Recipes proposed from the code samples of uploaded manuals."""
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
 
     local = LocalTarget(read_settings(data_dir))
     try:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, write_json
-from api.cli.target import open_target
 from kb.errors import InvalidRequest
 
 TEXT_SHOWN = 240  # characters of an excerpt in the list

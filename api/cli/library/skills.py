@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import actor as login
+from api.cli.backends import open_target
 from api.cli.library import curation as skills_curation
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, table
-from api.cli.target import actor as login
-from api.cli.target import open_target
 
 app = typer.Typer(help="The skill library.")
 app.add_typer(skills_curation.app)
@@ -36,7 +36,7 @@ def list_(
 ) -> None:
     """Every skill with its state, or those that fit."""
     with open_target(data_dir, url) as target:
-        from api.cli.target.skills import found
+        from api.cli.backends.skills import found
 
         rows = found(target, tier=tier, state=state, hardware=hardware, signal=signal)
     show(rows, as_json, _listed)
@@ -55,7 +55,7 @@ def search(
 ) -> None:
     """Skills that hold the most of the words first."""
     with open_target(data_dir, url) as target:
-        from api.cli.target.skills import found
+        from api.cli.backends.skills import found
 
         rows = found(target, q=text, tier=tier, state=state, hardware=hardware, signal=signal)
     show(rows, as_json, _listed)
@@ -73,7 +73,7 @@ def show_(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson
 def history(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
     """Everything that became of a skill: when, who, why."""
     with open_target(data_dir, url) as target:
-        from api.cli.target.skills import history as events
+        from api.cli.backends.skills import history as events
 
         found = events(target, name)
     headers = ("created_at", "event", "from_state", "to_state", "actor", "reason")
@@ -150,7 +150,7 @@ def _change(
     force: bool = False,
 ) -> None:
     with open_target(data_dir, url) as target:
-        from api.cli.target.skills import changed
+        from api.cli.backends.skills import changed
 
         patch = {"state": state, "actor": actor or login(), "reason": reason, "force": force}
         found = changed(target, name, patch)
@@ -172,7 +172,7 @@ def export(
 ) -> None:
     """Skills as folders in the open SKILL.md format, without scripts."""
     with open_target(data_dir, url) as target:
-        from api.cli.target.skills import exported
+        from api.cli.backends.skills import exported
 
         found = [str(path) for path in exported(target, names or [], folder)]
     show(found, as_json, "\n".join)
@@ -190,7 +190,7 @@ def import_(
 ) -> None:
     """Take skill folders in as candidates, whatever they claim of their state."""
     with open_target(data_dir, url) as target:
-        from api.cli.target.skills import taken_in
+        from api.cli.backends.skills import taken_in
 
         found = [one for folder in folders for one in taken_in(target, folder, actor or login())]
     headers = ("name", "outcome", "state", "dropped")

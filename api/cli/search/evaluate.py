@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import AsJson, DataDir
 from api.cli.output import Json, show
-from api.cli.target import read_settings, send_logs_to_stderr
 
 if TYPE_CHECKING:
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
     from optimizer.evaluation.records import Evaluation
 
 SHOWN_METRICS = 12
@@ -33,7 +33,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> int:
     """Compile, check and time one candidate; exit code 1 unless it is correct."""
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
     from api.evaluation import known_about
 
     send_logs_to_stderr("error")

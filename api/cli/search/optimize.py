@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import AsJson, DataDir, switched_on
 from api.cli.output import note, show
-from api.cli.target import read_settings, send_logs_to_stderr
 
 if TYPE_CHECKING:
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
     from api.optimization.runs import Finished
 
 Target = Annotated[
@@ -60,7 +60,7 @@ def optimize(
     as_json: AsJson = False,
 ) -> int:
     """Search, measure, prove; exit code 0 whether or not there is a gain."""
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
     from optimizer.search.goal import goal_from_json
 
     send_logs_to_stderr("error")

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import actor as login
+from api.cli.backends import opened
 from api.cli.options import AsJson, DataDir
 from api.cli.output import show, table
-from api.cli.target import actor as login
-from api.cli.target import opened
 from kb.errors import InvalidRequest
 
 app = typer.Typer()

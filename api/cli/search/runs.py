@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.backends import opened
 from api.cli.options import AsJson, DataDir, switched_on
 from api.cli.output import note, pairs, show, table
 from api.cli.search import run_reviews
-from api.cli.target import opened
 
 if TYPE_CHECKING:
     from optimizer.search.records import Node

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.backends import opened
 from api.cli.options import AsJson, DataDir
 from api.cli.output import note, pairs, show, table
-from api.cli.target import opened
 from kb.errors import InvalidRequest
 from kb.ids import new_id
 

@@ -43,7 +43,7 @@ class Check:
 
 def of_service(url: str) -> Iterator[Check]:
     """What a service says of itself."""
-    from api.cli.target.remote import RemoteTarget
+    from api.cli.backends.remote import RemoteTarget
 
     service = RemoteTarget(url)
     try:

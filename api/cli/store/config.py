@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import read_settings
 from api.cli.options import AsJson, DataDir
 from api.cli.output import show, table
-from api.cli.target import read_settings
 
 app = typer.Typer(help="The settings in effect.")
 

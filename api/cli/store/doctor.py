@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import show
-from api.cli.target import read_settings, send_logs_to_stderr
 
 if TYPE_CHECKING:
     from optimizer.evaluation.exploits.proof import ExploitResult

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import actor, open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, table
-from api.cli.target import actor, open_target
 from kb.errors import InvalidRequest
 
 app = typer.Typer(help="Documents in the store.")

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from api.cli.backends import About, Target, open_target
 from api.cli.knowledge.coverage_table import coverage_text
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, write_json
 from api.cli.store.watch import Entry, counts, describe, read_all
-from api.cli.target import About, Target, open_target
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 
 
@@ -75,7 +75,7 @@ def _known_hardware(target: Target, names: Sequence[str]) -> None:
 
 
 def _builtin(target: Target) -> Iterator[Entry]:
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
 
     if not isinstance(target, LocalTarget):
         note(f"{target.name} loads the built-in knowledge by itself when it starts")

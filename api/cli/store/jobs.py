@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from api.cli.backends import open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, show
 from api.cli.store.watch import Entry, read_all
-from api.cli.target import open_target
 
 app = typer.Typer(help="The reading of documents, job by job.")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import AsJson, DataDir
 from api.cli.output import Json, show
-from api.cli.target import read_settings, send_logs_to_stderr
 from kb.errors import Conflict
 
 

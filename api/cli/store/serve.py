@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.target import read_settings, send_logs_to_stderr
+from api.cli.backends import read_settings, send_logs_to_stderr
 from kb.errors import Conflict
 
 QUEUE = 2048

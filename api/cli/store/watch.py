@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.cli.backends import Target
 from api.cli.output import Json
-from api.cli.target import Target
 
 POLL_SECONDS = 0.2
 # Jobs end roughly in order; asking for the first few is enough to see all of them end.

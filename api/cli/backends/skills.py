@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from api.cli.target.contract import Json, Target
-from api.cli.target.local import LocalTarget
-from api.cli.target.remote import RemoteTarget
+from api.cli.backends.contract import Json, Target
+from api.cli.backends.local import LocalTarget
+from api.cli.backends.remote import RemoteTarget
 from api.curation.folders import packed, unpacked
 from api.http.plain import plain
 from kb.catalog.skills import STATES, TIERS

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api.cli.target.contract import About, Target
+from api.cli.backends.contract import About, Target
 from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
     from kb.settings import Settings
 
 __all__ = [
@@ -59,7 +59,7 @@ def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
         )
     where = url or _service_of(data_dir)
     if where:
-        from api.cli.target.remote import RemoteTarget
+        from api.cli.backends.remote import RemoteTarget
 
         remote = RemoteTarget(where)
         try:
@@ -67,7 +67,7 @@ def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
         finally:
             remote.close()
         return
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
 
     send_logs_to_stderr("warning")
     local = LocalTarget(read_settings(data_dir))
@@ -80,7 +80,7 @@ def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
 @contextmanager
 def opened(data_dir: Path | None) -> Iterator[LocalTarget]:
     """The services of one command that runs in this process, closed at its end."""
-    from api.cli.target.local import LocalTarget
+    from api.cli.backends.local import LocalTarget
 
     send_logs_to_stderr("error")
     local = LocalTarget(read_settings(data_dir))

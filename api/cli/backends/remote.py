@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from api.cli.target.contract import About, Json
+from api.cli.backends.contract import About, Json
 from kb.errors import KernloreError, Unavailable
 from retrieval.client import HttpBackend, KernloreClientError, Part
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api.cli.target.contract import About, Json
+from api.cli.backends.contract import About, Json
 from api.http.plain import plain
 from kb.errors import InvalidRequest, PayloadTooLarge, StoreError, Unavailable, nearest
 from kb.scope import ALL_ACCESS, CATEGORIES, Category
