@@ -32,10 +32,11 @@ from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener, Search
 from optimizer.search.propose import Task
-from optimizer.search.records import REFERENCE, Proposal
+from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 from optimizer.synthesizers.base import Synthesizer
+from optimizer.synthesizers.recipe.inherit import fitted
 from optimizer.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.toolchains.base import Target
@@ -46,6 +47,7 @@ from skills.curator.believing.observe import retire_unused
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
 BUILTIN = ("recipe", "sample", "compiler")
 INHERITED = 3
+LOOKED_AT = 60  # stored winners, of which those that fit are inherited
 NOT_PROVEN = Outcome(None, None, "it was cancelled before the winner was measured again")
 
 
@@ -85,9 +87,9 @@ def optimize(
     chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
     with bench_for(services, problem, places) as bench:
         view = problem_view(problem, bench.device)
+        hardware_view = hardware_view_of(target, places, goal.language)
         over = "the reference"
         if isinstance(bench, SimulatedBench):
-            hardware_view = hardware_view_of(target, places, goal.language)
             over = compared_with(bench, chosen, view, hardware_view, store, resume)
         if resume is None:
             bench.reference()  # makes the problem's row, which the run's row points to
@@ -104,9 +106,9 @@ def optimize(
             synthesizers=chosen,
             knowledge=ServiceKnowledge(services),
             problem=view,
-            hardware=hardware_view_of(target, places, goal.language),
+            hardware=hardware_view,
             listener=listener,
-            inherited=_inherited(store, problem, view, target.lineage, places),
+            inherited=_inherited(services, store, problem, view, hardware_view, places),
         )
         ended = search.go()
         cancelled = ended.state == "cancelled"
@@ -306,22 +308,33 @@ def _matching(store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
 
 
 def _inherited(
+    services: Services,
     store: CatalogStore,
     problem: Problem,
     view: ProblemView,
-    lineage: tuple[str, ...],
+    hardware: HardwareView,
     places: dict[str, Place],
 ) -> list[Proposal]:
-    """The best stored candidates of the same op family, dtype and lineage, that can be built here.
-
-    Whether one is right for this problem is for its evaluation to say.
-    """
-    dtype = view.main.dtype
-    cases = tuple(case.name for case in view.cases if case.dtype == dtype)
-    found = store.winners(op_family(problem.op), dtype, lineage, INHERITED)
+    """The best stored candidates of the same op family, dtype and lineage that fit this problem
+    and can be built here. Whether one is right for it is for its evaluation to say."""
+    recipes = {recipe.name: recipe for recipe in library_recipes(services)}
+    family, dtype = op_family(problem.op), view.main.dtype
+    winners = store.winners(family, dtype, hardware.lineage, problem.sha256, LOOKED_AT)
+    found: dict[str, Proposal] = {}
+    for winner, same in winners:
+        if winner.bundle.language in places and len(found) < INHERITED:
+            fitting = fitted(winner, view, recipes, hardware.facts, same_problem=same)
+            if fitting is not None:
+                found.setdefault(fitting.bundle.sha256, fitting)
     plan = "A stored winner of the same family, measured again."
     return [
-        replace(proposal, synthesizer="inherited", parent=REFERENCE, plan=plan, cases=cases)
-        for proposal in found
-        if proposal.bundle.language in places
+        replace(
+            proposal,
+            synthesizer="inherited",
+            parent=REFERENCE,
+            plan=plan,
+            cost=Cost(),  # the run that found it paid for it
+            model=None,
+        )
+        for proposal in found.values()
     ]

@@ -85,12 +85,18 @@ class CatalogStore:
         return told
 
     def winners(
-        self, op_family: str, dtype: str | None, lineage: tuple[str, ...], limit: int
-    ) -> list[Proposal]:
-        """Stored candidates with the highest certain speed-up, as they were proposed."""
-        records = self._runs.winners(op_family, dtype, lineage, limit)
-        nodes = (node_from_json(self._whole(record)) for record in records)
-        return [node.proposal for node in nodes if node.proposal is not None]
+        self,
+        op_family: str,
+        dtype: str | None,
+        lineage: tuple[str, ...],
+        problem_sha256: str,
+        limit: int,
+    ) -> list[tuple[Proposal, bool]]:
+        """Stored candidates with the highest certain speed-up, as they were proposed, and whether
+        it was on this very problem; those first."""
+        found = self._runs.winners(op_family, dtype, lineage, problem_sha256, limit)
+        nodes = ((node_from_json(self._whole(record)), same) for record, same in found)
+        return [(node.proposal, same) for node, same in nodes if node.proposal is not None]
 
     def cancelled(self, run_id: str) -> bool:
         return self._runs.find(run_id).cancel_requested

@@ -225,8 +225,10 @@ def test_a_later_run_inherits_nothing_that_was_refused(
     client: TestClient, services: Services, run: str
 ) -> None:
     def inherited() -> list[str]:
-        winners = run_store(services).winners("map", None, ("x86-64",), 99)
-        return [w.bundle.sha256 for w in winners if run in w.bundle.files["k.cpp"]]
+        problem = load_problem(Path("map_id")).sha256
+        winners = run_store(services).winners("map", None, ("x86-64",), problem, 99)
+        assert all(same for _, same in winners)
+        return [w.bundle.sha256 for w, _ in winners if run in w.bundle.files["k.cpp"]]
 
     plain, waiting = (bundle(run, number).sha256 for number in (1, 2))
     assert inherited() == [waiting, plain]

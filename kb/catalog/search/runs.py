@@ -183,10 +183,16 @@ class Runs:
         return [row.record for row in rows]
 
     def winners(
-        self, op_family: str, dtype: str | None, hardware: tuple[str, ...], limit: int = 3
-    ) -> list[Mapping[str, Any]]:
-        """Records of nodes with the highest certain speed-up for this family, dtype
-        and lineage: one for each candidate, best first. None that a person refused."""
+        self,
+        op_family: str,
+        dtype: str | None,
+        hardware: tuple[str, ...],
+        problem_sha256: str,
+        limit: int,
+    ) -> list[tuple[Mapping[str, Any], bool]]:
+        """Records of nodes with the highest certain speed-up for this family, dtype and lineage,
+        one for each candidate, and whether it was measured on this very problem: those first, then
+        best first. None that a person refused."""
         cases, reviews = t.evaluation_cases, t.evaluation_reviews
         answer = (
             sa.select(reviews.c.decision)
@@ -200,10 +206,13 @@ class Runs:
         )
         best = sa.func.max(cases.c.speedup_low).label("best")
         first = sa.func.min(t.nodes.c.id).label("node_id")
+        same = sa.func.max(sa.cast(t.problems.c.sha256 == problem_sha256, sa.Integer)).label("same")
         with self._catalog.read() as connection:
             rows = connection.execute(
-                sa.select(first, best)
+                sa.select(first, best, same)
+                .select_from(t.nodes)
                 .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
+                .join(t.problems, t.problems.c.id == t.evaluations.c.problem_id)
                 .join(cases, cases.c.evaluation_id == t.evaluations.c.id)
                 .where(
                     cases.c.op_family == op_family,
@@ -215,15 +224,15 @@ class Runs:
                     *([cases.c.dtype == dtype] if dtype else []),
                 )
                 .group_by(t.nodes.c.candidate_id)
-                .order_by(best.desc(), first)
+                .order_by(same.desc(), best.desc(), first)
                 .limit(limit)
             ).all()
-            chosen = [row.node_id for row in rows]
+            chosen = {row.node_id: bool(row.same) for row in rows}
             records = connection.execute(
                 sa.select(t.nodes.c.id, t.nodes.c.record).where(t.nodes.c.id.in_(chosen))
             ).all()
         by_id = {row.id: row.record for row in records}
-        return [by_id[node_id] for node_id in chosen]
+        return [(by_id[node_id], here) for node_id, here in chosen.items()]
 
 
 def _stored(row: sa.Row[Any]) -> StoredRun:
