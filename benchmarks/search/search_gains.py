@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -36,8 +37,8 @@ TITLE = "What the search gains on this CPU, without a key"
 NOT_UNSEEN = (
     "These are no unseen problems: the recipes were written for their families by people who had "
     "read them and tried settings on their main case, so the figures say what the loop and its "
-    "library reach here, not what to expect of a problem that nobody has looked at. The search had "
-    "a few candidates each, most of them instances of the one recipe that fits."
+    "library reach here, not what to expect of a problem that nobody has looked at. Most "
+    "candidates are instances of the one recipe that fits."
 )
 SEED = 7
 # Calls the winner on the measured shape in a process that sees only the module's folder.
@@ -135,7 +136,8 @@ def _checked(finished: Finished, folder: Path) -> str:
     prepared = PreparedCase(opened, "cpu")
     wrong = [error.told() for error in prepared.errors(values, SEED) if not error.ok]
     told = json.loads(done.stdout.splitlines()[-1])["dispatch"]
-    return f"WRONG: {wrong[0]}" if wrong else f"right, {told[:60]}"
+    which = re.search(r"which='(\w+)'", told)
+    return f"WRONG: {wrong[0]}" if wrong else f"right, by the {which[1] if which else told[:60]}"
 
 
 def _geomean(values: Iterable[float]) -> str:
@@ -230,9 +232,9 @@ def main() -> None:
             say(f"{name}: {row['gain']} by {row['recipe']} ({row['checked']})")
         local.close()
         rows = [Row(**row) for row in done]
-        command = (
-            f"`python -m benchmarks.search.search_gains --candidates {given.candidates} --folder F`"
-        )
+        limits = f"--candidates {given.candidates}"
+        limits += f" --minutes {given.minutes:g}" if given.minutes is not None else ""
+        command = f"`python -m benchmarks.search.search_gains {limits} --folder F`"
         write_result(given.results, TITLE, [command, NOT_UNSEEN, *report(rows)])
 
     ended(run)
