@@ -1,9 +1,14 @@
 """What moves and recipe parameters call the knobs of a kernel, and what can be done to one.
 
-Data only: no document, recipe or predicate is known here.
+No document, recipe or predicate is known here. Standard library only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+Direction = Literal["increase", "decrease", "add", "remove", "set", "swap"]
 
 ROLES = frozenset(
     {
@@ -37,3 +42,26 @@ ROLES = frozenset(
     }
 )
 DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
+_TOGETHER = "-and-"  # between changes that were made at once
+
+
+def direction_of(before: float | str | None, after: float | str) -> Direction:
+    """How a move would put the change of a value."""
+    if isinstance(after, bool):
+        return "add" if after else "remove"
+    if isinstance(before, str | bool | None) or isinstance(after, str):
+        return "set"
+    return "increase" if after > before else "decrease"
+
+
+def transformation_of(changes: Iterable[tuple[str, str]]) -> str:
+    """The name of a change of (role, direction) pairs: `decrease-vector-and-add-fuse`."""
+    return _TOGETHER.join(dict.fromkeys(f"{direction}-{role}" for role, direction in changes))
+
+
+def changes_named(transformation: str) -> tuple[tuple[str, str], ...]:
+    """The inverse of `transformation_of`; nothing for any other name."""
+    parts = [part.partition("-") for part in transformation.split(_TOGETHER)]
+    if all(way in DIRECTIONS and role in ROLES for way, _, role in parts):
+        return tuple((role, way) for way, _, role in parts)
+    return ()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from kb.catalog.skills import SkillHead, SkillRow
 from kb.catalog.skills.support import AVOID
-from kb.moves_vocabulary import ROLES
+from kb.moves_vocabulary import changes_named
 from optimizer.search.knowledge import Remedy
 from optimizer.synthesizers.recipe.knobs import DIRECTIONS, Knob, avoiding
 
-TOGETHER = "-and-"  # between two knobs that were turned at once
-
 
 def knobs_of(skill: SkillHead) -> tuple[Knob, ...]:
-    """The changes that its transformation names, as `skills.curator.reading.contrast` writes it
-    (`decrease-vector-and-add-fuse`); nothing where it names anything else, or does not warn."""
-    parts = [part.partition("-") for part in skill.transformation.split(TOGETHER)]
-    named = all(way in DIRECTIONS and role in ROLES for way, _, role in parts)
-    if skill.polarity != AVOID or not named:
+    """The changes that its transformation names, all of them with a side; nothing where it
+    names anything else, or does not warn."""
+    changes = changes_named(skill.transformation) if skill.polarity == AVOID else ()
+    if any(direction not in DIRECTIONS for _, direction in changes):
         return ()
-    return tuple(Knob(role, way) for way, _, role in parts)
+    return tuple(Knob(role, direction) for role, direction in changes)
 
 
 def warning_of(skill: SkillRow, identity: str) -> Remedy | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kb.moves_vocabulary import direction_of
 from optimizer.search.knowledge import Remedy
 from skills.recipes.recipe import Parameter, Recipe, Value
 
@@ -48,17 +49,8 @@ def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -
     changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
     if not knobs or len(changed) != len(knobs):
         return False
-    found = [Knob(p.role, direction(before.get(p.name), after[p.name])) for p in changed]
+    found = [Knob(p.role, direction_of(before.get(p.name), after[p.name])) for p in changed]
     return sorted(found) == sorted(knobs)
-
-
-def direction(before: Value | None, after: Value) -> str:
-    """As `skills.curator.reading.contrast` names a change; empty where it has no side."""
-    if isinstance(after, bool):
-        return "add" if after else "remove"
-    if isinstance(before, str | bool | None) or isinstance(after, str):
-        return ""
-    return "increase" if after > before else "decrease"
 
 
 def turned(recipe: Recipe, values: Values, knobs: Sequence[Knob]) -> dict[str, Value]:
@@ -87,7 +79,7 @@ def beside(parameter: Parameter, value: Value, way: str) -> Value | None:
     """The nearest value in that direction, of those that were tested where the recipe says which;
     None where there is none."""
     offered = parameter.tested or parameter.values
-    reached = [v for v in offered if v != value and direction(value, v) == way]
+    reached = [v for v in offered if v != value and direction_of(value, v) == way]
     if way in ("add", "remove"):
         return next(iter(reached), None)
     numbers = [v for v in reached if isinstance(v, int | float)]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
+from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from retrieval.diagnose.signals import load_signals
-from skills.curator.reading.contrast import ADOPTED, direction_of, rule_named
+from skills.curator.reading.contrast import ADOPTED, rule_named
 from skills.curator.reading.evidence import render
 from skills.curator.records import Change, ParameterChange, Trajectory
 from skills.schema import MAX_NAME, advice, sources_of

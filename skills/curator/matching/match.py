@@ -15,7 +15,7 @@ from typing import Literal
 
 from kb.catalog.skills import EvidenceRow, SkillRow
 from kb.embedding.base import Embedder
-from kb.moves_vocabulary import DIRECTIONS, ROLES
+from kb.moves_vocabulary import changes_named
 from kb.problem_terms import op_family
 from kb.tokens import tokenize
 from skills.curator.believing.observe import Part
@@ -248,19 +248,11 @@ def same_moves(draft: Draft, row: SkillRow) -> bool:
             (str(change.get("role")), str(change.get("direction")))
             for change in changes
             if isinstance(change, Mapping)
-        ) or _knobs_named(named)
+        ) or frozenset(changes_named(named))
 
     ours = knobs(draft.moves, draft.transformation)
     theirs = knobs(row.moves, row.transformation)
     return not ours or not theirs or ours == theirs
-
-
-def _knobs_named(transformation: str) -> frozenset[tuple[str, str]]:
-    """(role, direction) of a transformation that `contrast` named after its parameters."""
-    parts = [part.partition("-") for part in transformation.split("-and-")]
-    if all(way in DIRECTIONS and role in ROLES for way, _, role in parts):
-        return frozenset((role, way) for way, _, role in parts)
-    return frozenset()
 
 
 # -- opposite effects

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
+from kb.moves_vocabulary import direction_of, transformation_of
 from skills.curator.reading.gate import Passed
 from skills.curator.reading.normalise import canonical, is_python, shown_lines
-from skills.curator.records import Change, Decision, Kernel, ParameterChange, Step, Value
+from skills.curator.records import Change, Decision, Kernel, ParameterChange, Step
 
 # Two that change together may need each other; of more, nobody can say which one it was.
 MOST_CAUSES = 2
@@ -25,7 +25,6 @@ WRITTEN = "write-kernel"  # a whole kernel in place of the reference: nothing to
 UNNAMED = ""  # free code that no rule knows: only whoever drafts can name it
 # Recipe -> its parameters' roles, as the library's recipes have them.
 Roles = Mapping[str, Mapping[str, str]]
-Direction = Literal["increase", "decrease", "add", "remove", "set"]
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\s*(?::\s*[\w.]+\s*)?=\s*(\d+)(?![\w.])")
@@ -186,18 +185,7 @@ def _constants(found: Difference) -> tuple[ParameterChange, ...] | str:
 
 
 def _named(parameters: Sequence[ParameterChange]) -> str:
-    return "-and-".join(
-        dict.fromkeys(f"{direction_of(p.before, p.after)}-{p.role}" for p in parameters)
-    )
-
-
-def direction_of(before: Value | None, after: Value) -> Direction:
-    """How a move would put it."""
-    if isinstance(after, bool):
-        return "add" if after else "remove"
-    if isinstance(before, str | bool | None) or isinstance(after, str):
-        return "set"
-    return "increase" if after > before else "decrease"
+    return transformation_of((p.role, direction_of(p.before, p.after)) for p in parameters)
 
 
 # -- free code

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from skills.curator.reading.contrast import UNNAMED, WRITTEN, contrast, direction_of
+from kb.moves_vocabulary import changes_named, direction_of, transformation_of
+from skills.curator.reading.contrast import UNNAMED, WRITTEN, contrast
 from skills.curator.reading.gate import Passed
 from skills.curator.records import Change, Side, Step
 from tests.skills.curator.planted import ROLES, VALUES, free, instance, measured, step, tuned
@@ -99,3 +100,10 @@ def test_directions() -> None:
         "set",
     ]
     assert [direction_of(False, True), direction_of("a", "b")] == ["add", "set"]
+
+
+def test_names_of_changes_are_read_back() -> None:
+    changes = (("vector", "decrease"), ("fuse", "add"))
+    name = transformation_of(changes)
+    assert name == "decrease-vector-and-add-fuse" and changes_named(name) == changes
+    assert changes_named("use-recipe-x") == changes_named("increase-nothing") == ()
