@@ -97,6 +97,16 @@ def problem_sent(source: str, toml: str | None = None) -> Problem:
         return load_problem(file)
 
 
+def declaration_of(problem: Problem) -> str | None:
+    """The text beside a problem's file that `problem_sent` makes this very problem with; None where
+    it has none."""
+    for toml in (problem.path.with_suffix(".toml"), problem.path.parent / "problem.toml"):
+        text = toml.read_text(encoding="utf-8") if problem.declared and toml.is_file() else None
+        if text is not None and problem_sent(problem.source, text).sha256 == problem.sha256:
+            return text
+    return None
+
+
 def ask_for(
     services: Services,
     problem: Problem,

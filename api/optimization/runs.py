@@ -322,7 +322,9 @@ def _inherited(
     winners = store.winners(family, dtype, hardware.lineage, problem.sha256, LOOKED_AT)
     found: dict[str, Proposal] = {}
     for winner, same in winners:
-        if winner.bundle.language in places and len(found) < INHERITED:
+        if len(found) == INHERITED:
+            break
+        if winner.bundle.language in places:
             fitting = fitted(winner, view, recipes, hardware.facts, same_problem=same)
             if fitting is not None:
                 found.setdefault(fitting.bundle.sha256, fitting)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from api.evaluation import declaration_of
 from api.http.openapi import service_version
 from api.optimization.stored import run_store
 from api.services import Services
@@ -180,7 +181,14 @@ def _of_run(services: Services, run: RunRow) -> Source:
     languages = (run.goal.language,) if run.goal.language else tuple(run.environment)
     tree = Tree(run_store(services).nodes(run.id))
     return Source(
-        run.id, run.goal, run.hardware, languages, tree, problem, _toml_of(problem), told=False
+        run.id,
+        run.goal,
+        run.hardware,
+        languages,
+        tree,
+        problem,
+        declaration_of(problem),
+        told=False,
     )
 
 
@@ -195,7 +203,7 @@ def _of_told(services: Services, row: StoredTrajectory, place: Path) -> Source:
     languages = tuple(dict.fromkeys(step.bundle.language for step in told.steps))
     # Nobody says what it was shown, so the prompt is that of a search without knowledge.
     goal = Goal(knowledge=False)
-    toml = told.problem.toml if told.problem.name is None else _toml_of(problem)
+    toml = told.problem.toml if told.problem.name is None else declaration_of(problem)
     return Source(row.id, goal, told.hardware, languages, tree, problem, toml, True, told.licence)
 
 
@@ -226,17 +234,6 @@ def _placed(told: Told, place: Path) -> Problem:
     if told.problem.toml is not None:
         file.with_suffix(".toml").write_text(told.problem.toml, encoding="utf-8")
     return load_problem(file)
-
-
-def _toml_of(problem: Problem) -> str | None:
-    """Only what makes this very problem."""
-    from api.evaluation import problem_sent
-
-    for toml in (problem.path.with_suffix(".toml"), problem.path.parent / "problem.toml"):
-        text = toml.read_text(encoding="utf-8") if problem.declared and toml.is_file() else None
-        if text is not None and problem_sent(problem.source, text).sha256 == problem.sha256:
-            return text
-    return None
 
 
 def _of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -91,12 +91,13 @@ class CatalogStore:
         lineage: tuple[str, ...],
         problem_sha256: str,
         limit: int,
-    ) -> list[tuple[Proposal, bool]]:
+    ) -> Iterator[tuple[Proposal, bool]]:
         """Stored candidates with the highest certain speed-up, as they were proposed, and whether
-        it was on this very problem; those first."""
-        found = self._runs.winners(op_family, dtype, lineage, problem_sha256, limit)
-        nodes = ((node_from_json(self._whole(record)), same) for record, same in found)
-        return [(node.proposal, same) for node, same in nodes if node.proposal is not None]
+        it was on this very problem; those first. Each is read when it is asked for."""
+        for record, same in self._runs.winners(op_family, dtype, lineage, problem_sha256, limit):
+            proposal = node_from_json(self._whole(record)).proposal
+            if proposal is not None:
+                yield proposal, same
 
     def cancelled(self, run_id: str) -> bool:
         return self._runs.find(run_id).cancel_requested

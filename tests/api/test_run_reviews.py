@@ -226,7 +226,7 @@ def test_a_later_run_inherits_nothing_that_was_refused(
 ) -> None:
     def inherited() -> list[str]:
         problem = load_problem(Path("map_id")).sha256
-        winners = run_store(services).winners("map", None, ("x86-64",), problem, 99)
+        winners = list(run_store(services).winners("map", None, ("x86-64",), problem, 99))
         assert all(same for _, same in winners)
         return [w.bundle.sha256 for w, _ in winners if run in w.bundle.files["k.cpp"]]
 

@@ -160,17 +160,14 @@ def _body(file: Path, problem: Path | None) -> Any:
 
 def _problem(given: Path) -> Any:
     """A shipped name as it is; else the texts that make the same problem."""
-    from api.evaluation import problem_sent
+    from api.evaluation import declaration_of
     from optimizer.problem.load import load_problem, shipped_problems
 
     if str(given) in shipped_problems():
         return str(given)
     found = load_problem(given)
-    for toml in (found.path.with_suffix(".toml"), found.path.parent / "problem.toml"):
-        text = toml.read_text(encoding="utf-8") if toml.is_file() else None
-        if text is not None and problem_sent(found.source, text).sha256 == found.sha256:
-            return {"source": found.source, "toml": text}
-    return {"source": found.source}
+    toml = declaration_of(found)
+    return {"source": found.source} if toml is None else {"source": found.source, "toml": toml}
 
 
 def _verified(services: Services, row: StoredTrajectory) -> StoredTrajectory:

@@ -99,7 +99,7 @@ class Reviews:
             .where(rows.c.access_scope == self._scope, evaluations.c.access_scope == self._scope)
             .order_by(rows.c.sequence)
         )
-        return query.where(rows.c.created_at >= evaluations.c.finished_at) if of_now else query
+        return query.where(_of_now()) if of_now else query
 
     def _reviewable(self, connection: Connection, key: str) -> str:
         """The evaluation's id."""
@@ -119,6 +119,28 @@ class Reviews:
             )
         _check(key, row.stages["record"])
         return str(row.id)
+
+
+def answer_of_now() -> sa.ScalarSelect[str]:
+    """The answer that counts for an evaluation of the query around it; NULL where there is none."""
+    rows = t.evaluation_reviews
+    return (
+        sa.select(rows.c.decision)
+        .where(
+            rows.c.evaluation_id == t.evaluations.c.id,
+            rows.c.access_scope == t.evaluations.c.access_scope,
+            _of_now(),
+        )
+        .order_by(rows.c.sequence.desc())
+        .limit(1)
+        .correlate(t.evaluations)
+        .scalar_subquery()
+    )
+
+
+def _of_now() -> sa.ColumnElement[bool]:
+    """Not of an earlier measurement."""
+    return t.evaluation_reviews.c.created_at >= t.evaluations.c.finished_at
 
 
 def _check(key: str, record: Mapping[str, Any]) -> None:

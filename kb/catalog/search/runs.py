@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from kb import clock
 from kb.catalog.engine import Catalog
+from kb.catalog.search.reviews import answer_of_now
 from kb.catalog.tables import search as t
 from kb.errors import NotFound
 from kb.ids import derived_id
@@ -193,17 +194,7 @@ class Runs:
         """Records of nodes with the highest certain speed-up for this family, dtype and lineage,
         one for each candidate, and whether it was measured on this very problem: those first, then
         best first. None that a person refused."""
-        cases, reviews = t.evaluation_cases, t.evaluation_reviews
-        answer = (
-            sa.select(reviews.c.decision)
-            .where(
-                reviews.c.evaluation_id == t.evaluations.c.id,
-                reviews.c.created_at >= t.evaluations.c.finished_at,
-            )
-            .order_by(reviews.c.sequence.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
+        cases = t.evaluation_cases
         best = sa.func.max(cases.c.speedup_low).label("best")
         first = sa.func.min(t.nodes.c.id).label("node_id")
         same = sa.func.max(sa.cast(t.problems.c.sha256 == problem_sha256, sa.Integer)).label("same")
@@ -219,7 +210,7 @@ class Runs:
                     cases.c.hardware_id.in_(hardware),
                     cases.c.speedup_low > 1.0,
                     t.evaluations.c.validity == "correct",
-                    sa.func.coalesce(answer, "") != "refused",
+                    sa.func.coalesce(answer_of_now(), "") != "refused",
                     t.nodes.c.candidate_id.is_not(None),
                     *([cases.c.dtype == dtype] if dtype else []),
                 )

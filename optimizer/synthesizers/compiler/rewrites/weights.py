@@ -146,7 +146,7 @@ def _saves(activations: object, layer: Layer) -> bool:
 def norm_in_weights(node: Node) -> bool:
     """Batch norm in evaluation: (y - mean) * weight * rsqrt(var + eps) + bias, per channel of y."""
     norm = _module(node)
-    if type(norm) not in _NORMS or norm is None or len(node.args) != 1:
+    if type(norm) not in _NORMS or norm is None or norm.training or len(node.args) != 1:
         return False
     layer = _layer(node.args[0])
     known = layer is not None and getattr(norm, "running_mean", None) is not None

@@ -305,6 +305,12 @@ def test_work_moves_from_activations_to_weights(rule: str, source: str, told: st
             "self.layer = nn.Conv2d(3, 4, 3); "
             "self.norm = nn.BatchNorm2d(4, track_running_stats=False)",
         ),
+        (
+            NORMED,
+            IMAGE,
+            "self.layer = nn.Conv2d(3, 4, 3); self.norm = nn.BatchNorm2d(4); "
+            "self.norm.train = lambda mode=True: self.norm",  # stays in training
+        ),
     ],
 )
 def test_weights_take_nothing_that_is_no_gain_or_another_function(
