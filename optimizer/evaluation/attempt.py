@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from optimizer.bundle import Bundle
 from optimizer.evaluation.correct.correctness import check_case
 from optimizer.evaluation.correct.prepared import PreparedCase
 from optimizer.evaluation.journal.base import Journal
+from optimizer.evaluation.processes import Host, Processes
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -32,7 +32,6 @@ from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
 from optimizer.evaluation.timing.blocks import (
     BETWEEN,
-    RUNNER_FAILED,
     BaselineFailed,
     Compare,
     Measured,
@@ -57,36 +56,17 @@ KNOWN_CALLS = 15
 CACHE = "compiled_when_called"
 
 
-class Bench(Protocol):
+class Bench(Host, Protocol):
     """What an attempt needs of the evaluator that outlives it."""
 
     @property
-    def settings(self) -> EvaluationSettings: ...
-
-    @property
     def target(self) -> Target: ...
-
-    @property
-    def device(self) -> str: ...
 
     @property
     def lock(self) -> DeviceLock: ...
 
     @property
     def journal(self) -> Journal: ...
-
-    @property
-    def flush_bytes(self) -> int: ...
-
-    def case(self, case: Case) -> PreparedCase: ...
-
-    def baseline(self, case: Case, runner: RunnerProcess, seed: int) -> Side: ...
-
-    def take_runner(self) -> RunnerProcess: ...
-
-    def give_runner(self, runner: RunnerProcess) -> Future[bool]:
-        """End it; the result is whether nothing of it is left."""
-        ...
 
     def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
         """What the ceilings of the device say against a time."""
@@ -118,9 +98,11 @@ class Attempt:
     metrics: dict[str, float | str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    confined: tuple[str, ...] = ()
     loader: Loader | None = None
-    _ending: list[Future[bool]] = field(default_factory=list)
+    processes: Processes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.processes = Processes(self.bench, self.seeds[0], self.workdir)
 
     def run(self) -> None:
         """Through all stages, or to the first that ends it."""
@@ -139,7 +121,7 @@ class Attempt:
         try:
             self._guarded(compiled.loader)
         finally:
-            self._settle()
+            self._ended_processes()
 
     @property
     def ended(self) -> bool:
@@ -222,20 +204,20 @@ class Attempt:
 
     # -- in the runner
 
+    def _ended_processes(self) -> None:
+        processes = self.processes
+        if not processes.settle():
+            self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
+        self.seconds["calls"] = processes.called_ns / 1e9
+        self.notes += [note for note in processes.notes if note not in self.notes]
+
     def _guarded(self, loader: Loader) -> None:
         """Correctness and timing; whatever the candidate does to its process is a verdict."""
         try:
-            with self._stage("correctness"), self._runner() as runner:
-                self._correctness(runner, loader)
-            if self.ended and self.validity != "correct":
-                return
-            if loader.kind == "interpreter":
-                self.notes.append("checked in Triton's interpreter; not timed")
-                return
-            if not any(case.timed for case in self.cases):
-                return
-            with self._stage("benchmark"), self.bench.lock, _one_thread():
-                self._benchmark(loader)
+            if self.processes.stays:
+                self._in_one_process(loader)
+            else:
+                self._in_fresh_processes(loader)
         except SubjectFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
             self._end(kind, failed.message, failed.log)
@@ -245,6 +227,32 @@ class Attempt:
             self._forged(forged, forged.log)
         except RunnerDied as died:
             self._end("crashed", str(died), died.log)
+
+    def _in_fresh_processes(self, loader: Loader) -> None:
+        """Both sides are timed in processes that have done nothing else."""
+        with self._stage("correctness"), self.processes.runner() as runner:
+            self._correctness(runner, loader)
+        if self._to_be_timed(loader):
+            with self._stage("benchmark"), self.bench.lock, _one_thread():
+                self._benchmark(loader, None)
+
+    def _in_one_process(self, loader: Loader) -> None:
+        """The candidate is timed where it was checked: its arrays are there. Nobody else measures
+        on the device meanwhile, because checking uses it too."""
+        with self.bench.lock, self.processes.runner() as runner:
+            with self._stage("correctness"):
+                self._correctness(runner, loader)
+            if self._to_be_timed(loader):
+                with self._stage("benchmark"):
+                    self._benchmark(loader, runner)
+
+    def _to_be_timed(self, loader: Loader) -> bool:
+        if self.ended and self.validity != "correct":
+            return False
+        if loader.kind == "interpreter":
+            self.notes.append("checked in Triton's interpreter; not timed")
+            return False
+        return any(case.timed for case in self.cases)
 
     def _forged(self, forged: RunnerForged, log: str) -> None:
         if not self._settings.on(12) and isinstance(forged.told, dict):
@@ -264,11 +272,11 @@ class Attempt:
         # Small cases first: a wrong candidate costs least there.
         cases = self._checkable(loader)
         for case in sorted(cases, key=lambda case: case.timed):
-            subject = self._load(runner, loader, case)
+            subject = self.processes.load(runner, loader, case)
             try:
                 found = check_case(self.bench.case(case), subject, self.seeds, self._settings)
             finally:
-                self._close(subject)
+                self.processes.leave(case, subject)
             self.checks += found.checks
             self.flags += found.flags
             if found.message:
@@ -289,66 +297,41 @@ class Attempt:
     def _in_bfloat16(self, case: Case) -> bool:
         return any(t.dtype == "bfloat16" for t in self.bench.case(case).open.signature.tensors)
 
-    def _load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
-        prepared = self.bench.case(case)
-        subject = LoadedSubject(
-            runner, prepared.open, prepared.sample(self.seeds[0]), self._settings.without
-        )
-        with ExitStack() as undo:
-            undo.callback(subject.close)
-            told = subject.load(
-                loader,
-                limits=self._settings.limits(self.bench.device),
-                flush_bytes=self.bench.flush_bytes,
-                seconds=self._settings.load_seconds,
-                cache=self._cache() if loader.kind == "python" else None,
-            )
-            undo.pop_all()
-        self.confined = tuple(told["confined"])
-        self.notes += [note for note in told["notes"] if note not in self.notes]
-        return subject
-
-    def _cache(self) -> Path:
-        """What is compiled when it is called is compiled once: the process that is timed finds what
-        the one that was checked compiled. No other evaluation ever sees it."""
-        folder = self.workdir / CACHE
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def _benchmark(self, loader: Loader) -> None:
-        """Both sides in processes that have done nothing else: what a process has allocated and
-        freed before decides where its arrays lie, and that decides up to a tenth of the time."""
+    def _benchmark(self, loader: Loader, runner: RunnerProcess | None) -> None:
+        """runner: of the candidate, where it is timed in the process that checked it."""
         for case in self.cases:
             if case.timed and self.validity == "correct":
-                with self._runner() as ours, self._runner() as theirs:
-                    self._time(ours, theirs, loader, case)
+                measured = self._measured(loader, case, runner)
+                if measured.doubtful:
+                    # A delay of the machine is not there twice; work that is hidden is.
+                    told = "; ".join(flag.message for flag in measured.flags)
+                    self.notes.append(f"timed twice: at first {told}")
+                    measured = self._measured(loader, case, runner)
+                self._take(case, measured)
 
-    @contextmanager
-    def _runner(self) -> Iterator[RunnerProcess]:
-        """A fresh one; it is being ended when the next thing begins."""
-        runner = self.bench.take_runner()
+    def _measured(self, loader: Loader, case: Case, runner: RunnerProcess | None) -> Measured:
+        if runner is not None:
+            return self._time(runner, loader, case)
+        with self.processes.runner() as fresh:
+            return self._time(fresh, loader, case)
+
+    def _time(self, runner: RunnerProcess, loader: Loader, case: Case) -> Measured:
         try:
-            yield runner
-        finally:
-            self._ending.append(self.bench.give_runner(runner))
-
-    def _settle(self) -> None:
-        """Wait until nothing of the runners that were used is left."""
-        ended = [ending.result() for ending in self._ending]
-        self._ending.clear()
-        if not all(ended):
-            self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
-
-    def _time(self, ours: RunnerProcess, theirs: RunnerProcess, loader: Loader, case: Case) -> None:
-        subject, coming = self._load_both(ours, theirs, loader, case)
-        self._settle()
-        try:
-            measured = self._against(ours, coming, subject, case)
+            with self.processes.both(runner, loader, case) as (baseline, subject):
+                return measure(
+                    case.name,
+                    baseline,
+                    Side("candidate", runner, subject),
+                    self._timing_policy,
+                    self._comparison(self.bench.case(case), subject),
+                    self.bench.draw(),
+                    self._settings.on,
+                )
         except BaselineFailed as failed:
             reason = f"timing must be repeated: the reference's process failed ({failed})"
-            measured = Measured(CaseTiming(case.name, "repeat", reason=reason))
-        finally:
-            self._close(subject)
+            return Measured(CaseTiming(case.name, "repeat", reason=reason))
+
+    def _take(self, case: Case, measured: Measured) -> None:
         found = [*measured.flags, *self.bench.impossible(case, measured.timing)]
         rejected = [flag for flag in found if flag.severity == "reject"]
         self.flags += found
@@ -357,43 +340,6 @@ class Attempt:
             self._end("incorrect", measured.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
-
-    def _load_both(
-        self, ours: RunnerProcess, theirs: RunnerProcess, loader: Loader, case: Case
-    ) -> tuple[LoadedSubject, Future[Side]]:
-        """The candidate, and beside it the reference; nothing is timed yet."""
-        self.bench.case(case).sample(self.seeds[0])  # made once, before two threads want it
-        with ThreadPoolExecutor(1) as beside, ExitStack() as undo:
-            coming = beside.submit(self.bench.baseline, case, theirs, self.seeds[0])
-            undo.callback(_close_loaded, coming)
-            subject = self._load(ours, loader, case)
-            undo.pop_all()
-        return subject, coming
-
-    def _against(
-        self, ours: RunnerProcess, coming: Future[Side], subject: LoadedSubject, case: Case
-    ) -> Measured:
-        """Raises BaselineFailed, or what the candidate's process raises."""
-        try:
-            baseline = coming.result()
-        except RUNNER_FAILED as failed:
-            raise BaselineFailed(str(failed)) from failed
-        try:
-            return measure(
-                case.name,
-                baseline,
-                Side("candidate", ours, subject),
-                self._timing_policy,
-                self._comparison(self.bench.case(case), subject),
-                self.bench.draw(),
-                self._settings.on,
-            )
-        finally:
-            self._close(baseline.subject)
-
-    def _close(self, subject: LoadedSubject) -> None:
-        self.seconds["calls"] = self.seconds.get("calls", 0.0) + subject.called_ns / 1e9
-        subject.close()
 
     @property
     def _timing_policy(self) -> TimingPolicy:
@@ -414,11 +360,6 @@ class Attempt:
             return prepared.disagreement(ours, theirs, subject.mirror.tensors, seed)
 
         return compare
-
-
-def _close_loaded(coming: Future[Side]) -> None:
-    if coming.exception() is None:
-        coming.result().subject.close()
 
 
 @contextmanager

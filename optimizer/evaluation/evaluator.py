@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from optimizer.collectors.collect import collect_all
 from optimizer.collectors.job import Collected, write_job
 from optimizer.collectors.work import Work, impossible_times, work_of
 from optimizer.evaluation.attempt import Attempt
+from optimizer.evaluation.baselines import Baselines
 from optimizer.evaluation.correct.prepared import Leniency, PreparedCase
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
 from optimizer.evaluation.journal.base import Journal, NoJournal
@@ -31,7 +32,7 @@ from optimizer.evaluation.records import (
     TimingState,
 )
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
-from optimizer.evaluation.subject import LoadedSubject
+from optimizer.evaluation.shared import SharedStore
 from optimizer.evaluation.timing.blocks import Side
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.isolation.device_lock import DeviceLock
@@ -40,7 +41,7 @@ from optimizer.isolation.pool import RunnerPool
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
-from optimizer.toolchains.base import Loader, Target, Toolchain
+from optimizer.toolchains.base import Target, Toolchain
 
 # What harnesses commonly allow in float32; only without defence 16.
 USUAL_TOLERANCE = 1e-2
@@ -52,6 +53,13 @@ def flush_bytes_of(facts: Mapping[str, float | str]) -> int:
     last level is the largest that the facts name: a CPU's second level is one core's."""
     sizes = [size for key in CACHES if isinstance(size := facts.get(key), int | float)]
     return int(2 * max(sizes)) if sizes else 256 * MIB
+
+
+def stays_on(device: str) -> bool:
+    """Whether processes and memory serve for more than one thing. Not on the CPU, where what a
+    process has allocated and freed before, and in which pages arrays lie, decides up to a tenth of
+    the time."""
+    return device != "cpu"
 
 
 class Evaluator:
@@ -87,6 +95,11 @@ class Evaluator:
         self._works: dict[str, Work] = {}
         self._cases: dict[str, PreparedCase] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
+        self.stays = stays_on(self.device)
+        self.store = SharedStore(keeps=self.stays)
+        self._baselines = Baselines(
+            self._pool, settings, self.flush_bytes, self._folder, self.store, self.stays
+        )
         # Drawn anew for every evaluator, so that nothing stored from an earlier one is of use; few,
         # so that goldens are computed once.
         self._chance = random.SystemRandom()
@@ -99,6 +112,8 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
+        self._baselines.close()
+        self.store.close()
         if self._owns_pool:
             self._pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -116,20 +131,11 @@ class Evaluator:
             self._cases[case.name] = PreparedCase(opened, self.device, lenient)
         return self._cases[case.name]
 
-    def baseline(self, case: Case, runner: RunnerProcess, seed: int) -> Side:
-        """The reference, loaded into a process of its own."""
-        prepared = self.case(case)
-        name = hashlib.sha256(case.name.encode()).hexdigest()[:8]
-        path = self._folder / f"reference_{name}.py"
-        path.write_text(prepared.open.source, encoding="utf-8")
-        subject = LoadedSubject(runner, prepared.open, prepared.sample(seed), self.settings.without)
-        subject.load(
-            Loader("python", path, "Model"),
-            limits=self.settings.limits(self.device),
-            flush_bytes=self.flush_bytes,
-            seconds=self.settings.load_seconds,
-        )
-        return Side("baseline", runner, subject, trusted=True)
+    def begin_baseline(self, case: Case, seed: int) -> Callable[[], Side]:
+        return self._baselines.begin(self.case(case), seed)
+
+    def leave_baseline(self, case: Case, side: Side, failed: bool) -> Future[bool] | None:
+        return self._baselines.leave(case.name, side, failed)
 
     def work(self, case: Case) -> Work:
         """What one call of the case has to do at least."""
@@ -277,7 +283,7 @@ class Evaluator:
                 user_namespace=own,
                 pid_namespace=own,
                 limits=self.settings.limits(self.device),
-                level="+".join((self._level, *attempt.confined)),
+                level="+".join((self._level, *attempt.processes.confined)),
             ),
             seconds={stage: round(took, 4) for stage, took in attempt.seconds.items()},
             notes=tuple(attempt.notes),

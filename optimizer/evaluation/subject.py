@@ -6,7 +6,6 @@ cannot reach, so that it can check any call against the reference.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from typing import Any
 
 import torch
 
+from optimizer.evaluation.shared import SharedStore
 from optimizer.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
 from optimizer.problem.tensors import OpenCase
-from optimizer.runner.arrays import Arrays, Place, create, dtype_name, lay_out, places_json
+from optimizer.runner.arrays import dtype_name, places_json
 from optimizer.runner.fresh import refresh
 from optimizer.toolchains.base import Loader
 
@@ -102,11 +102,11 @@ class Block:
 class Mirror:
     """What a subject's inputs hold, followed by replaying the fresh values of each call."""
 
-    def __init__(self, sample: Sample, fresh: bool = True) -> None:
-        """fresh: whether calls see fresh values at all."""
-        self.tensors = [tensor.clone() for tensor in sample.tensors]
-        self._banks = sample.banks
+    def __init__(self, sample: Sample, tensors: Sequence[torch.Tensor], fresh: bool = True) -> None:
+        """tensors: where to keep them. fresh: whether calls see fresh values at all."""
+        self.tensors = list(tensors)
         self._fresh = fresh
+        self.reset(sample)
 
     def reset(self, sample: Sample) -> None:
         self._banks = sample.banks
@@ -126,11 +126,15 @@ class LoadedSubject:
         runner: RunnerProcess,
         case: OpenCase,
         sample: Sample,
+        store: SharedStore | None = None,
         without: frozenset[int] = frozenset(),
+        followed: bool = True,
     ) -> None:
-        """without: rows of the exploit table whose defence is off."""
+        """store: what its memory comes from. without: rows of the exploit table whose defence is
+        off. followed: whether there is a mirror, which a trusted subject does not need."""
         self._runner = runner
         self._case = case
+        self._store = store or SharedStore()
         self._without = without
         self._left: Sequence[torch.Tensor] | None = None
         self._first_seconds = 0.0
@@ -138,14 +142,29 @@ class LoadedSubject:
         signature = case.signature
         outputs = signature.of("output")
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
+        held = [(dtype_name(t.dtype), t.shape) for t in sample.tensors]
+        take = self._store.take
         self._shared = {
-            "inputs": _arrays([(dtype_name(t.dtype), t.shape) for t in sample.tensors]),
-            "banks": _arrays([_bank_spec(bank) for bank in sample.banks]),
-            "outputs": _arrays([(t.dtype, t.shape) for t in outputs]),
+            "inputs": take(held),
+            "banks": take([_bank_spec(bank) for bank in sample.banks]),
+            "outputs": take([(t.dtype, t.shape) for t in outputs]),
         }
         self._sample = sample
-        self.mirror = Mirror(sample, fresh=without.isdisjoint((7, 8)))
+        self._mirrored = take(held) if followed else None
+        self._mirror = (
+            Mirror(sample, self._mirrored.arrays.tensors, fresh=without.isdisjoint((7, 8)))
+            if self._mirrored is not None
+            else None
+        )
         self._write(sample)
+        if self._shared["outputs"].used:  # it holds the results of another subject
+            for output in self.outputs:
+                _bytes(output).fill_(POISON_BYTE)
+
+    @property
+    def mirror(self) -> Mirror:
+        assert self._mirror is not None, "a subject that is not followed has no mirror"
+        return self._mirror
 
     def _write(self, sample: Sample) -> None:
         for shared, value in zip(
@@ -197,13 +216,14 @@ class LoadedSubject:
 
     @property
     def _banks(self) -> Sequence[torch.Tensor | None]:
-        return self.mirror._banks
+        return self._sample.banks
 
     def renew(self, sample: Sample, seconds: float) -> None:
         """Other values in the same buffers."""
         self._sample = sample
         self._write(sample)
-        self.mirror.reset(sample)
+        if self._mirror is not None:
+            self._mirror.reset(sample)
         self._ask({"op": "renew"}, seconds)
 
     def call(self, seconds: float) -> list[torch.Tensor]:
@@ -251,7 +271,8 @@ class LoadedSubject:
         waited = self._runner.waited_ns() - waited
         delayed = own_wait_ns() - delayed
         busy = self._runner.busy_ns() - busy
-        self.mirror.replay(seed, calls)
+        if self._mirror is not None:
+            self._mirror.replay(seed, calls)
         self.called_ns += sum(reply["walls_ns"])
         return Block(
             times=tuple(reply["times_ns"]),
@@ -283,9 +304,8 @@ class LoadedSubject:
                 tensor.copy_(result)
             return
         for tensor in self.outputs:
-            if tensor.numel():
-                data = tensor.view(-1).view(torch.uint8)
-                data[:: 1 if data.numel() <= SMALL_BYTES else POISON_STEP].fill_(POISON_BYTE)
+            data = _bytes(tensor)
+            data[:: 1 if data.numel() <= SMALL_BYTES else POISON_STEP].fill_(POISON_BYTE)
 
     def _ask(self, message: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> Any:
         return self._checked(self._runner.ask(message, fds, seconds=seconds))
@@ -297,9 +317,11 @@ class LoadedSubject:
             )
         return reply
 
-    def close(self) -> None:
-        for shared in self._shared.values():
-            os.close(shared.fd)
+    def close(self, reusable: bool = False) -> None:
+        """reusable: its process has ended for certain, so its memory may serve another."""
+        held = [*self._shared.values(), *([self._mirrored] if self._mirrored is not None else ())]
+        for shared in held:
+            self._store.give(shared, reusable)
 
 
 def _check_times(reply: Mapping[str, Any], calls: int) -> None:
@@ -311,18 +333,8 @@ def _check_times(reply: Mapping[str, Any], calls: int) -> None:
         raise RunnerForged("spans that are not made of the calls' times")
 
 
-@dataclass(frozen=True)
-class _Shared:
-    fd: int
-    places: list[Place]
-    size: int
-    arrays: Arrays
-
-
-def _arrays(specs: Sequence[tuple[str, Sequence[int]]]) -> _Shared:
-    places, size = lay_out(specs)
-    fd = create(size)
-    return _Shared(fd, places, size, Arrays(fd, places, size))
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
 
 
 def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:

@@ -190,15 +190,22 @@ class RunnerProcess:
     # -- the process
 
     def pause(self) -> None:
-        """Stop it where it is: an idle runner's threads may spin."""
+        """Stop it where it is: an idle runner's threads may spin. Raises RunnerDied."""
         if not self._stopped:
-            os.kill(self._launched.pid, signal.SIGSTOP)
+            self._signal(signal.SIGSTOP)
             self._stopped = True
 
     def wake(self) -> None:
+        """Raises RunnerDied."""
         if self._stopped:
-            os.kill(self._launched.pid, signal.SIGCONT)
+            self._signal(signal.SIGCONT)
             self._stopped = False
+
+    def _signal(self, which: signal.Signals) -> None:
+        try:
+            os.kill(self._launched.pid, which)
+        except ProcessLookupError:
+            raise self._died() from None
 
     @property
     def pid(self) -> int:

@@ -46,6 +46,7 @@ BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, co
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
+CLOCKS = (1, 2, 13)  # what it flags
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
 RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, SubjectFailed)
@@ -113,6 +114,12 @@ class Measured:
     timing: CaseTiming
     flags: tuple[Flag, ...] = ()
     mismatch: str | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is the comparison of clocks alone that speaks against the candidate."""
+        told = {flag.defence for flag in self.flags}
+        return self.mismatch is None and bool(told) and told <= set(CLOCKS)
 
 
 def measure(

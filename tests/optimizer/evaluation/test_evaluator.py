@@ -63,12 +63,17 @@ QUICK = EvaluationSettings(
 CPU = Target("x86-64", ("x86-64",), "native", "cpu")
 
 
-@pytest.fixture(scope="module")
-def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+@pytest.fixture(scope="module", params=[False, True], ids=["fresh", "kept"])
+def evaluator(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Evaluator]:
+    """With fresh processes for everything, as on the CPU, and with those that stay, as on a GPU."""
     path = tmp_path_factory.mktemp("problem") / "scaled_relu.py"
     path.write_text(PROBLEM)
-    with Evaluator(load_problem(path), CPU, QUICK) as evaluator:
-        yield evaluator
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: request.param)
+        with Evaluator(load_problem(path), CPU, QUICK) as evaluator:
+            yield evaluator
 
 
 def cpp(source: str) -> Bundle:

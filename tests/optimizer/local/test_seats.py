@@ -125,7 +125,9 @@ def test_evaluations_at_once_are_on_different_seats(
             thread.start()
         for thread in threads:
             thread.join()
-    assert {evaluation.validity for evaluation in found.values()} == {"correct"}
+    # Not that they are timed: two threads of one process that time calls on two processors at once
+    # delay each other.
+    assert [evaluation.reached for evaluation in found.values()] == ["benchmark"] * 2, found
     assert {number for number, _, _ in pools} == {0, 1}
     assert len({id(evaluator) for _, evaluator, _ in pools}) == 2
     assert len({path for _, _, path in pools}) == 2

@@ -1,0 +1,117 @@
+"""The reference as the other side of a timing.
+
+On the CPU in a process that has done nothing else: what a process has allocated and freed before
+decides up to a tenth of the time there. On a GPU in one that stays from candidate to candidate: its
+arrays are large and take longer to get to the device than to be used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.evaluation.correct.prepared import PreparedCase
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.shared import SharedStore
+from optimizer.evaluation.subject import LoadedSubject
+from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
+from optimizer.isolation.pool import RunnerPool
+from optimizer.isolation.runner_process import RunnerProcess
+from optimizer.toolchains.base import Loader
+
+KEPT_USES = 50  # candidates: a process that stays for ever meets its limit of processor time
+
+
+@dataclass
+class Kept:
+    """A side that waits, stopped, for the next candidate."""
+
+    side: Side
+    uses: int = 1
+
+
+class Baselines:
+    """keeps: whether processes stay. folder: for the reference's source."""
+
+    def __init__(
+        self,
+        pool: RunnerPool,
+        settings: EvaluationSettings,
+        flush_bytes: int,
+        folder: Path,
+        store: SharedStore,
+        keeps: bool,
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._flush_bytes = flush_bytes
+        self._folder = folder
+        self._store = store
+        self._keeps = keeps
+        self._kept: dict[str, Kept] = {}
+
+    def begin(self, prepared: PreparedCase, seed: int) -> Callable[[], Side]:
+        """What brings the side into being, with the values of the seed; it may be called beside
+        other work. It raises BaselineFailed."""
+        kept = self._kept.get(prepared.name)
+        if kept is not None:
+            kept.uses += 1
+            return lambda: self._renewed(kept.side, prepared, seed)
+        runner = self._pool.take()
+        return lambda: self._loaded(runner, prepared, seed)
+
+    def _renewed(self, side: Side, prepared: PreparedCase, seed: int) -> Side:
+        try:
+            side.runner.wake()
+            side.subject.renew(prepared.sample(seed), self._settings.call_seconds)
+        except RUNNER_FAILED as failed:
+            self._end(prepared.name, side)
+            raise BaselineFailed(str(failed)) from failed
+        return side
+
+    def _loaded(self, runner: RunnerProcess, prepared: PreparedCase, seed: int) -> Side:
+        name = hashlib.sha256(prepared.name.encode()).hexdigest()[:8]
+        path = self._folder / f"reference_{name}.py"
+        path.write_text(prepared.open.source, encoding="utf-8")
+        subject = LoadedSubject(
+            runner,
+            prepared.open,
+            prepared.sample(seed),
+            self._store,
+            self._settings.without,
+            followed=False,
+        )
+        side = Side("baseline", runner, subject, trusted=True)
+        try:
+            subject.load(
+                Loader("python", path, "Model"),
+                limits=self._settings.limits(runner.settings.device),
+                flush_bytes=self._flush_bytes,
+                seconds=self._settings.load_seconds,
+            )
+        except RUNNER_FAILED as failed:
+            self._end(prepared.name, side)
+            raise BaselineFailed(str(failed)) from failed
+        if self._keeps:
+            self._kept[prepared.name] = Kept(side)
+        return side
+
+    def leave(self, case: str, side: Side, failed: bool = False) -> Future[bool] | None:
+        """Done with it for this candidate. The future of its process, where that is being ended."""
+        kept = self._kept.get(case)
+        if kept is None or failed or kept.uses >= KEPT_USES:
+            return self._end(case, side)
+        return None
+
+    def _end(self, case: str, side: Side) -> Future[bool]:
+        self._kept.pop(case, None)
+        ending = self._pool.end(side.runner)
+        ending.add_done_callback(lambda ended: side.subject.close(reusable=ended.result()))
+        return ending
+
+    def close(self) -> None:
+        for case, kept in list(self._kept.items()):
+            self._end(case, kept.side).result()

@@ -1,0 +1,200 @@
+"""The processes and the memory of one candidate's evaluation: what is loaded where, and that all of
+it is gone afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from optimizer.evaluation.correct.prepared import PreparedCase
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.shared import SharedStore
+from optimizer.evaluation.subject import LoadedSubject
+from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
+from optimizer.isolation.runner_process import RunnerProcess
+from optimizer.problem.spec import Case
+from optimizer.toolchains.base import Loader
+
+CACHE = "compiled_when_called"
+
+
+class Host(Protocol):
+    """What outlives the evaluation."""
+
+    @property
+    def settings(self) -> EvaluationSettings: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def stays(self) -> bool:
+        """Whether a candidate is timed in the process that checked it."""
+        ...
+
+    @property
+    def flush_bytes(self) -> int: ...
+
+    @property
+    def store(self) -> SharedStore: ...
+
+    def case(self, case: Case) -> PreparedCase: ...
+
+    def begin_baseline(self, case: Case, seed: int) -> Callable[[], Side]:
+        """What makes the reference ready; it raises BaselineFailed."""
+        ...
+
+    def leave_baseline(self, case: Case, side: Side, failed: bool) -> Future[bool] | None:
+        """The future of its process, where that is being ended."""
+        ...
+
+    def take_runner(self) -> RunnerProcess: ...
+
+    def give_runner(self, runner: RunnerProcess) -> Future[bool]:
+        """End it; the result is whether nothing of it is left."""
+        ...
+
+
+class Processes:
+    """seed: of the values that are timed. workdir: of the candidate.
+
+    called_ns: time of all calls.
+    """
+
+    def __init__(self, host: Host, seed: int, workdir: Path) -> None:
+        self.stays = host.stays
+        self.called_ns = 0
+        self.confined: tuple[str, ...] = ()
+        self.notes: list[str] = []
+        self._host = host
+        self._seed = seed
+        self._workdir = workdir
+        self._gone = True
+        self._ending: list[Future[bool]] = []
+        self._spent: list[LoadedSubject] = []
+        self._loaded: tuple[Case, LoadedSubject] | None = None
+
+    @contextmanager
+    def runner(self) -> Iterator[RunnerProcess]:
+        """A fresh one; it is being ended when the next thing begins."""
+        runner = self._host.take_runner()
+        try:
+            yield runner
+        finally:
+            self._ending.append(self._host.give_runner(runner))
+
+    def settle(self) -> bool:
+        """Wait for the runners that were left to end; whether nothing of any is there."""
+        gone = all([ending.result() for ending in self._ending])
+        self._ending.clear()
+        self._gone = self._gone and gone
+        if self._loaded is not None:
+            self._spent.append(self._loaded[1])
+            self._loaded = None
+        while self._spent:
+            self._spent.pop().close(reusable=gone)
+        return self._gone
+
+    # -- the candidate
+
+    def load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
+        """With the values of the seed. Raises SubjectFailed, or what `RunnerProcess.ask` raises."""
+        host, settings = self._host, self._host.settings
+        prepared = host.case(case)
+        subject = LoadedSubject(
+            runner, prepared.open, prepared.sample(self._seed), host.store, settings.without
+        )
+        with ExitStack() as undo:
+            undo.callback(self._spent.append, subject)
+            told = subject.load(
+                loader,
+                limits=settings.limits(host.device),
+                flush_bytes=host.flush_bytes,
+                seconds=settings.load_seconds,
+                cache=self._cache() if loader.kind == "python" else None,
+            )
+            undo.pop_all()
+        self.confined = tuple(told["confined"])
+        self.notes += told["notes"]
+        return subject
+
+    def _cache(self) -> Path:
+        """What is compiled when it is called is compiled once: the process that is timed finds what
+        the one that was checked compiled. No other evaluation ever sees it."""
+        folder = self._workdir / CACHE
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def leave(self, case: Case, subject: LoadedSubject) -> None:
+        """Done with it for now; in a process that stays it stays loaded."""
+        self._count(subject)
+        if self.stays:
+            if self._loaded is not None:
+                self._spent.append(self._loaded[1])
+            self._loaded = (case, subject)
+        else:
+            self._spent.append(subject)
+
+    def _ready(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
+        """Loaded, now or before, with the values of the seed."""
+        runner.wake()  # it is stopped where it was timed before
+        if self._loaded is None or self._loaded[0] is not case:
+            return self.load(runner, loader, case)
+        (_, subject), self._loaded = self._loaded, None
+        try:
+            sample = self._host.case(case).sample(self._seed)
+            subject.renew(sample, self._host.settings.call_seconds)
+        except RUNNER_FAILED:
+            self.leave(case, subject)
+            raise
+        return subject
+
+    # -- the candidate and the reference
+
+    @contextmanager
+    def both(
+        self, runner: RunnerProcess, loader: Loader, case: Case
+    ) -> Iterator[tuple[Side, LoadedSubject]]:
+        """Ready to be timed against each other. Raises BaselineFailed, or what the candidate's
+        process raises."""
+        subject, coming = self._both_ready(runner, loader, case)
+        lost = False
+        try:
+            if not self.stays:
+                self.settle()  # what it was checked in
+            yield coming.result(), subject
+        except BaselineFailed:
+            lost = True
+            raise
+        finally:
+            self.leave(case, subject)
+            self._leave_baseline(case, coming, lost)
+
+    def _both_ready(
+        self, runner: RunnerProcess, loader: Loader, case: Case
+    ) -> tuple[LoadedSubject, Future[Side]]:
+        """The reference is loaded beside the candidate; nothing is timed yet."""
+        self._host.case(case).sample(self._seed)  # made once, before two threads want it
+        with ThreadPoolExecutor(1) as beside, ExitStack() as undo:
+            coming = beside.submit(self._host.begin_baseline(case, self._seed))
+            undo.callback(self._leave_baseline, case, coming)
+            subject = self._ready(runner, loader, case)
+            undo.pop_all()
+        return subject, coming
+
+    def _leave_baseline(self, case: Case, coming: Future[Side], lost: bool = False) -> None:
+        if coming.exception() is not None:
+            return
+        side = coming.result()
+        self._count(side.subject)
+        ending = self._host.leave_baseline(case, side, lost)
+        if ending is not None:
+            self._ending.append(ending)
+
+    def _count(self, subject: LoadedSubject) -> None:
+        """Add the time of its calls so far."""
+        self.called_ns += subject.called_ns
+        subject.called_ns = 0

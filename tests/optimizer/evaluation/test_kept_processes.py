@@ -1,0 +1,182 @@
+"""Processes and memory that serve for more than one candidate, as on a GPU; here on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.bundle import Bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.records import Evaluation, Flag
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.shared import SharedStore
+from optimizer.evaluation.timing import blocks
+from optimizer.evaluation.timing.blocks import Measured, TimingPolicy
+from optimizer.problem.load import load_problem
+from optimizer.toolchains.base import Target
+from optimizer.toolchains.cpp import CppToolchain
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+def get_inputs():
+    return [torch.randn(300, 1000)]
+"""
+KERNEL = """
+#include "kernlore_abi.h"
+// NUMBER
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
+  const float *x = (const float *)t[0].data;
+  float *y = (float *)t[1].data;
+  for (int64_t i = 0; i < 300 * 1000; i++) y[i] = x[i] * 2;
+  return 0;
+}
+"""
+SETTINGS = EvaluationSettings(
+    call_seconds=5.0,
+    threads=1,
+    timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0, seconds=5.0),
+)
+CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+
+
+@pytest.fixture
+def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluator]:
+    monkeypatch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: True)
+    (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
+    with Evaluator(load_problem(tmp_path / "double.py"), CPU, SETTINGS) as evaluator:
+        yield evaluator
+
+
+def evaluated(evaluator: Evaluator, number: int, old: str = "", new: str = "") -> Evaluation:
+    source = KERNEL.replace("NUMBER", str(number)).replace(old, new, 1) if old else KERNEL
+    source = source.replace("NUMBER", str(number))
+    bundle = Bundle({"k.cpp": source}, "k.cpp", "cpp", "kernlore_run")
+    return evaluator.evaluate(bundle, CppToolchain())
+
+
+def reference_pid(evaluator: Evaluator) -> int:
+    (kept,) = evaluator._baselines._kept.values()
+    return kept.side.runner.pid
+
+
+def test_the_reference_s_process_stays_whatever_candidates_do(evaluator: Evaluator) -> None:
+    assert evaluated(evaluator, 1).timing == "measured"
+    first = reference_pid(evaluator)
+    crashed = evaluated(evaluator, 2, "return 0;", "*(volatile int *)0 = 1; return 0;")
+    wrong = evaluated(evaluator, 3, "* 2", "* 2.1f")
+    later = evaluated(evaluator, 4)
+    assert [one.validity for one in (crashed, wrong, later)] == ["crashed", "incorrect", "correct"]
+    assert later.timing == "measured" and later.seconds["calls"] > 0
+    assert reference_pid(evaluator) == first
+
+
+def test_a_lost_process_of_the_reference_is_no_verdict_and_is_made_anew(
+    evaluator: Evaluator,
+) -> None:
+    evaluated(evaluator, 1)
+    os.kill(reference_pid(evaluator), signal.SIGKILL)
+    found = evaluated(evaluator, 2)
+    assert (found.validity, found.timing) == ("correct", "repeat")
+    assert "reference's process failed" in found.timings[0].reason
+    assert evaluated(evaluator, 3).timing == "measured"
+
+
+def test_a_process_does_not_serve_for_ever(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimizer.evaluation.baselines.KEPT_USES", 2)
+    evaluated(evaluator, 1)
+    first = reference_pid(evaluator)
+    evaluated(evaluator, 2)
+    assert not evaluator._baselines._kept
+    evaluated(evaluator, 3)
+    assert reference_pid(evaluator) != first
+
+
+def test_memory_is_used_again_and_holds_nothing_of_the_candidate_before(
+    evaluator: Evaluator,
+) -> None:
+    evaluated(evaluator, 1)
+    held = {shared.fd for shared in evaluator.store._free}
+    assert held  # of the candidate, whose process is gone
+    idle = evaluated(evaluator, 2, "y[i] = x[i] * 2", "if (i < 0) y[i] = x[i] * 2")
+    assert idle.validity == "incorrect"
+    assert {shared.fd for shared in evaluator.store._free} == held
+    assert all(shared.used for shared in evaluator.store._free)
+
+
+def test_memory_that_a_process_may_still_map_is_not_given_out_again() -> None:
+    store = SharedStore(keeps=True)
+    specs = [("float32", (4, 5))]
+    first = store.take(specs)
+    store.give(first, reusable=False)
+    second = store.take(specs)
+    assert not second.used
+    second.arrays.tensors[0].fill_(3.0)
+    store.give(second, reusable=True)
+    other = store.take([("float32", (5, 4))])  # another layout
+    third = store.take(specs)
+    assert (other.used, third.used) == (False, True)
+    assert torch.equal(third.arrays.tensors[0], torch.full((4, 5), 3.0))
+    store.close()
+    store.give(third, reusable=True)
+    assert not store._free
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_only_clocks_say_has_to_be_seen_twice(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A delay of the machine falls into one measurement; work that is hidden is in each."""
+    real: Any = blocks.measure
+    measured: list[Measured] = []
+
+    def delayed(*arguments: object) -> Any:
+        found = real(*arguments)
+        measured.append(found)
+        late = Flag(13, "reject", "9.0 ms of a block are missing from its own clock")
+        return replace(found, flags=(late,)) if len(measured) <= times else found
+
+    monkeypatch.setattr("optimizer.evaluation.attempt.measure", delayed)
+    found = evaluated(evaluator, 1)
+    assert len(measured) == 2
+    assert found.validity == ("correct" if times == 1 else "rejected")
+    assert any("timed twice" in note for note in found.notes)
+
+
+def test_what_is_no_matter_of_clocks_is_not_looked_at_again() -> None:
+    def told(*rows: int) -> bool:
+        flags = tuple(Flag(row, "reject", "") for row in rows)
+        return Measured(blocks.CaseTiming("case", "measured"), flags).doubtful
+
+    assert told(13) and told(1, 13) and told(2)
+    assert not told() and not told(4) and not told(4, 13)
+
+
+def test_several_timed_cases_are_timed_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: True)
+    (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
+    problem = load_problem(tmp_path / "double.py")
+    (case,) = problem.searched
+    cases = [case, replace(case, name="again")]
+    with Evaluator(problem, CPU, SETTINGS) as evaluator:
+        bundle = Bundle({"k.cpp": KERNEL}, "k.cpp", "cpp", "kernlore_run")
+        found = evaluator.evaluate(bundle, CppToolchain(), cases)
+        assert sorted(evaluator._baselines._kept) == ["again", case.name]
+    assert found.validity == "correct", found
+    assert [timing.state for timing in found.timings] == ["measured"] * 2
