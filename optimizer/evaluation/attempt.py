@@ -53,7 +53,6 @@ from optimizer.toolchains.triton.cases import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
-CACHE = "compiled_when_called"
 
 
 class Bench(Host, Protocol):
@@ -239,9 +238,14 @@ class Attempt:
     def _in_one_process(self, loader: Loader) -> None:
         """The candidate is timed where it was checked: its arrays are there. Nobody else measures
         on the device meanwhile, because checking uses it too."""
+        for case in self.cases:
+            for seed in self.seeds:  # drawing needs processors alone
+                self.bench.case(case).sample(seed)
         with self.bench.lock, self.processes.runner() as runner:
+            spare_ready = self.bench.begin_spare()
             with self._stage("correctness"):
                 self._correctness(runner, loader)
+            spare_ready()  # it makes itself a context on the device
             if self._to_be_timed(loader):
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)

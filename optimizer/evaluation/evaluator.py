@@ -18,12 +18,13 @@ from optimizer.bundle import Bundle
 from optimizer.collectors.ceilings import Ceilings
 from optimizer.collectors.collect import collect_all
 from optimizer.collectors.job import Collected, write_job
-from optimizer.collectors.work import Work, impossible_times, work_of
+from optimizer.collectors.work import Work, impossible_times
 from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.baselines import Baselines
-from optimizer.evaluation.correct.prepared import Leniency, PreparedCase
+from optimizer.evaluation.correct.prepared import PreparedCase
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
 from optimizer.evaluation.journal.base import Journal, NoJournal
+from optimizer.evaluation.prepared_problem import PreparedProblem
 from optimizer.evaluation.records import (
     CaseTiming,
     Evaluation,
@@ -40,11 +41,8 @@ from optimizer.isolation.levels import level_for
 from optimizer.isolation.pool import RunnerPool
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.problem.spec import Case, Problem
-from optimizer.problem.tensors import open_case
 from optimizer.toolchains.base import Target, Toolchain
 
-# What harnesses commonly allow in float32; only without defence 16.
-USUAL_TOLERANCE = 1e-2
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
@@ -74,11 +72,13 @@ class Evaluator:
         pool: RunnerPool | None = None,
         ceilings: Ceilings | None = None,
         signatures: Sequence[SignatureSpec] = (),
+        prepared: PreparedProblem | None = None,
     ) -> None:
         """pool: of runners with the same device, threads and isolation, shared with others.
 
         ceilings: measured ones of the device, with as many threads. signatures: error texts of the
-        hardware's own tools.
+        hardware's own tools. prepared: the problem for this device with these settings, where
+        others evaluate candidates of it too.
         """
         self.problem = problem
         self.target = target
@@ -92,18 +92,14 @@ class Evaluator:
         self._pool = pool or RunnerPool(RunnerSettings(self.device, settings.threads, self._level))
         self._ceilings = ceilings
         self._signatures = tuple(signatures)
-        self._works: dict[str, Work] = {}
-        self._cases: dict[str, PreparedCase] = {}
+        self._prepared = prepared or PreparedProblem(problem, self.device, settings)
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
         self.stays = stays_on(self.device)
         self.store = SharedStore(keeps=self.stays)
         self._baselines = Baselines(
             self._pool, settings, self.flush_bytes, self._folder, self.store, self.stays
         )
-        # Drawn anew for every evaluator, so that nothing stored from an earlier one is of use; few,
-        # so that goldens are computed once.
         self._chance = random.SystemRandom()
-        self._seeds = [self._chance.getrandbits(24) for _ in range(settings.seeds + 1)]
 
     def __enter__(self) -> Evaluator:
         return self
@@ -122,14 +118,7 @@ class Evaluator:
 
     def case(self, case: Case) -> PreparedCase:
         """The case with its goldens, made once."""
-        if case.name not in self._cases:
-            lenient = Leniency(
-                tolerance=0.0 if self.settings.on(16) else USUAL_TOLERANCE,
-                nan_is_equal=not self.settings.on(20),
-            )
-            opened = open_case(self.problem, case)
-            self._cases[case.name] = PreparedCase(opened, self.device, lenient)
-        return self._cases[case.name]
+        return self._prepared.case(case)
 
     def begin_baseline(self, case: Case, seed: int) -> Callable[[], Side]:
         return self._baselines.begin(self.case(case), seed)
@@ -139,9 +128,7 @@ class Evaluator:
 
     def work(self, case: Case) -> Work:
         """What one call of the case has to do at least."""
-        if case.name not in self._works:
-            self._works[case.name] = work_of(self.case(case).open)
-        return self._works[case.name]
+        return self._prepared.work(case)
 
     def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
         if not self.settings.on(29):
@@ -151,13 +138,12 @@ class Evaluator:
     def take_runner(self) -> RunnerProcess:
         return self._pool.take()
 
+    def begin_spare(self) -> Callable[[], None]:
+        self._pool.prepare()
+        return self._pool.settle
+
     def give_runner(self, runner: RunnerProcess) -> Future[bool]:
         return self._pool.end(runner)
-
-    def _drawn_seeds(self) -> list[int]:
-        if not self.settings.on(24):  # the same values for every candidate can be looked up
-            return list(range(self.settings.seeds))
-        return self._chance.sample(self._seeds, self.settings.seeds)
 
     def draw(self) -> int:
         return self._chance.getrandbits(30)
@@ -178,13 +164,14 @@ class Evaluator:
         signatures = {case.name: self.case(case).open.signature for case in chosen}
         self.journal.begin(key, self.problem, signatures, bundle, self.device)
         workdir = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._folder))
-        seeds = self._drawn_seeds()
+        seeds = self._prepared.drawn_seeds()
         attempt = Attempt(self, key, bundle, toolchain, chosen, seeds, workdir)
         try:
             attempt.run()
             collected = self._profile(attempt)
         finally:
-            self._pool.prepare()
+            if not self.stays:
+                self._pool.prepare()
             shutil.rmtree(workdir, ignore_errors=True)
         evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
         self.journal.finish(evaluation, self.problem)

@@ -16,9 +16,7 @@ from optimizer.evaluation.subject import LoadedSubject
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
 from optimizer.isolation.runner_process import RunnerProcess
 from optimizer.problem.spec import Case
-from optimizer.toolchains.base import Loader
-
-CACHE = "compiled_when_called"
+from optimizer.toolchains.base import CACHE, Loader
 
 
 class Host(Protocol):
@@ -52,6 +50,10 @@ class Host(Protocol):
         ...
 
     def take_runner(self) -> RunnerProcess: ...
+
+    def begin_spare(self) -> Callable[[], None]:
+        """Start the runner of the next candidate; what waits until that is done."""
+        ...
 
     def give_runner(self, runner: RunnerProcess) -> Future[bool]:
         """End it; the result is whether nothing of it is left."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.runner.arrays import Arrays, Place, create, lay_out
+from optimizer.runner.pinned import pin, unpin
 
 Specs = Sequence[tuple[str, Sequence[int]]]
 KEPT_BYTES = 16 << 30
@@ -19,13 +20,20 @@ KEPT_BYTES = 16 << 30
 
 @dataclass(frozen=True)
 class Shared:
-    """A memory file and views on it. used: it held something else before."""
+    """A memory file and views on it. used: it held something else before. pinned: see
+    `optimizer.runner.pinned`; it stays so while it is kept."""
 
     fd: int
     places: list[Place]
     size: int
     arrays: Arrays
     used: bool = False
+    pinned: bool = False
+
+    def close(self) -> None:
+        if self.pinned:
+            unpin(self.arrays)
+        os.close(self.fd)
 
 
 class SharedStore:
@@ -36,15 +44,20 @@ class SharedStore:
         self._free: list[Shared] = []
         self._lock = threading.Lock()
 
-    def take(self, specs: Specs) -> Shared:
-        """Zeros, or whatever it held where it was used before."""
+    def take(self, specs: Specs, pinned: bool = False) -> Shared:
+        """Zeros, or whatever it held where it was used before. pinned: if that can be."""
         places, size = lay_out(specs)
+        shared = self._found(places) or _made(places, size)
+        if pinned and not shared.pinned:
+            shared = replace(shared, pinned=pin(shared.arrays))
+        return shared
+
+    def _found(self, places: Sequence[Place]) -> Shared | None:
         with self._lock:
             for number, shared in enumerate(self._free):
                 if shared.places == places:
                     return self._free.pop(number)
-        fd = create(size)
-        return Shared(fd, places, size, Arrays(fd, places, size))
+        return None
 
     def give(self, shared: Shared, reusable: bool) -> None:
         """reusable: no process maps it any more."""
@@ -53,7 +66,7 @@ class SharedStore:
             if self._keeps and reusable and held + shared.size <= KEPT_BYTES:
                 self._free.append(replace(shared, used=True))
                 return
-        os.close(shared.fd)
+        shared.close()
 
     def close(self) -> None:
         """What is given back later is not kept."""
@@ -61,4 +74,9 @@ class SharedStore:
             self._keeps = False
             free, self._free = self._free, []
         for shared in free:
-            os.close(shared.fd)
+            shared.close()
+
+
+def _made(places: list[Place], size: int) -> Shared:
+    fd = create(size)
+    return Shared(fd, places, size, Arrays(fd, places, size))

@@ -143,11 +143,11 @@ class LoadedSubject:
         outputs = signature.of("output")
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
         held = [(dtype_name(t.dtype), t.shape) for t in sample.tensors]
-        take = self._store.take
+        take, on_gpu = self._store.take, runner.settings.device == "cuda"
         self._shared = {
             "inputs": take(held),
             "banks": take([_bank_spec(bank) for bank in sample.banks]),
-            "outputs": take([(t.dtype, t.shape) for t in outputs]),
+            "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
         }
         self._sample = sample
         self._mirrored = take(held) if followed else None

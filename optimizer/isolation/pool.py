@@ -9,35 +9,39 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from optimizer.isolation.launch import Zygote
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 
-# An evaluation takes three: one checks, two are timed against each other.
-SPARE = 3
+# An evaluation takes three on the CPU: one checks, two are timed against each other. On a GPU it
+# takes one, and each that waits holds a context there.
+SPARES = {"cpu": 3, "cuda": 1}
+ENDERS = 3  # runners that are being ended at a time
 
 
 class RunnerPool:
     """Keeps fresh runners waiting, forked from one interpreter where the system can fork."""
 
-    def __init__(self, settings: RunnerSettings, spare: int = SPARE, fork: bool = True) -> None:
+    def __init__(
+        self, settings: RunnerSettings, spare: int | None = None, fork: bool = True
+    ) -> None:
         """fork: whether runners may be forked; otherwise each is an interpreter of its own."""
         self._settings = settings
-        self._spare = spare
+        self._spare = SPARES[settings.device] if spare is None else spare
         self._waiting: deque[RunnerProcess] = deque()
         forks = fork and sys.platform.startswith("linux")
         self._zygote = Zygote(settings.threads, settings.level, settings.device) if forks else None
-        self._enders = ThreadPoolExecutor(SPARE, thread_name_prefix="end-runner")
+        self._enders = ThreadPoolExecutor(ENDERS, thread_name_prefix="end-runner")
         # One thread that lives as long as the pool: runners end with the thread that started them.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start-runner")
         self._starting: Future[None] | None = None
 
     def prepare(self) -> None:
         """Start what is missing, beside whatever comes next."""
-        self._settle()
+        self.settle()
         self._starting = self._starter.submit(self._start_missing)
 
     def _start_missing(self) -> None:
         while len(self._waiting) < self._spare:
             self._waiting.append(RunnerProcess(self._settings, self._zygote))
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Until nothing is being started; raises what that raised."""
         starting, self._starting = self._starting, None
         if starting is not None:
@@ -45,10 +49,10 @@ class RunnerPool:
 
     def take(self) -> RunnerProcess:
         """A runner that is ready."""
-        self._settle()
+        self.settle()
         if not self._waiting:
             self.prepare()
-            self._settle()
+            self.settle()
         runner = self._waiting.popleft()
         runner.wait_ready()
         return runner

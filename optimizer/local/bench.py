@@ -13,6 +13,7 @@ from optimizer.bundle import Bundle
 from optimizer.collectors.ceilings import Ceilings
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.journal.base import Journal, NoJournal
+from optimizer.evaluation.prepared_problem import PreparedProblem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.isolation.levels import level_for
@@ -48,6 +49,7 @@ class LocalBench:
     seats: Sequence[Seat] = ()
     _evaluators: dict[tuple[str, bool, Seat], Evaluator] = field(default_factory=dict)
     _pools: dict[Seat, RunnerPool] = field(default_factory=dict)
+    _problems: dict[Seat, PreparedProblem] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.seats = self.seats or seats_here(self.device)
@@ -129,6 +131,12 @@ class LocalBench:
         finally:
             self._free.put(seat)
 
+    def _prepared(self, seat: Seat) -> PreparedProblem:
+        """Goldens lie on the seat's device, and serve every language there."""
+        if seat not in self._problems:
+            self._problems[seat] = PreparedProblem(self.problem, self.device, self.settings)
+        return self._problems[seat]
+
     def _evaluator(self, language: str, fresh: bool, seat: Seat) -> Evaluator:
         key = (language, fresh, seat)
         if key not in self._evaluators:
@@ -145,6 +153,7 @@ class LocalBench:
                 pool=self._pools.get(seat),
                 ceilings=self.ceilings,
                 signatures=self.signatures,
+                prepared=None if fresh else self._prepared(seat),
             )
             self._evaluators[key].lock = seat.lock
         return self._evaluators[key]

@@ -15,7 +15,7 @@ import torch
 
 from optimizer.isolation.device_lock import DeviceLock
 from optimizer.isolation.launch import Zygote
-from optimizer.isolation.pool import SPARE, RunnerPool
+from optimizer.isolation.pool import RunnerPool
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -79,7 +79,7 @@ class SeatPool(RunnerPool):
     """Runners on one of several devices."""
 
     def __init__(
-        self, settings: RunnerSettings, visible: str, spare: int = SPARE, fork: bool = True
+        self, settings: RunnerSettings, visible: str, spare: int | None = None, fork: bool = True
     ) -> None:
         self._visible = visible
         super().__init__(settings, spare, fork)

@@ -18,7 +18,8 @@ from typing import Any
 
 from kb.errors import KernloreError
 from kb.hardware.checks import Problems
-from optimizer.collectors.ceilings import Ceilings, measure_ceilings
+from optimizer.collectors.ceilings import Ceilings, from_json, measure_ceilings
+from optimizer.collectors.probe import identify
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.isolation.levels import level_for
 from optimizer.local.bench import LocalBench, Place
@@ -41,6 +42,7 @@ from skills.recipes.recipe import Recipe, parse_recipe
 
 SESSION = "session.json"
 RESULTS = "results.zip"
+CEILINGS = "ceilings.json"
 
 
 class Lines:
@@ -102,11 +104,23 @@ def _goal(told: Mapping[str, Any], given: argparse.Namespace, left: float | None
 
 def _ceilings(told: Mapping[str, Any], out: Path) -> Ceilings:
     """Measured once and kept beside the rows."""
-    threads = EvaluationSettings().threads
-    found = measure_ceilings(told["target"]["device"], threads)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "ceilings.json").write_text(json.dumps(found.as_json()), encoding="utf-8")
+    threads, kind = EvaluationSettings().threads, told["target"]["device"]
+    kept = out / CEILINGS
+    found = _kept_ceilings(kept)
+    here = identify(kind).id
+    if found is None or not found.trusted or (found.device, found.threads) != (here, threads):
+        found = measure_ceilings(kind, threads)
+        out.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found.as_json()), encoding="utf-8")
     return found
+
+
+def _kept_ceilings(kept: Path) -> Ceilings | None:
+    """None where there are none, or in another form."""
+    try:
+        return from_json(json.loads(kept.read_text(encoding="utf-8")))
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _search(

@@ -200,9 +200,12 @@ class OpenCase:
     @cached_property
     def fresh(self) -> tuple[bool, ...]:
         """Which of inputs and weights may be partly replaced between calls."""
-        one, other = (self.inputs(0), self.state(0)), self.banks(0)
+        return self.fresh_of(Banks(self.inputs(0), self.state(0)), self.banks(0))
+
+    def fresh_of(self, one: Banks, other: Banks) -> tuple[bool, ...]:
+        """The same, as two draws tell."""
         policy = self.problem.policy
-        known = zip(self.input_names, self.scalars, one[0], other.inputs, strict=True)
+        known = zip(self.input_names, self.scalars, one.inputs, other.inputs, strict=True)
         found = [
             not scalar
             and name not in policy.fixed
@@ -211,7 +214,7 @@ class OpenCase:
         ]
         found += [
             self._varying and name not in policy.fixed and replaceable(value, other.state[name])
-            for name, value in one[1].items()
+            for name, value in one.state.items()
         ]
         return tuple(found)
 

@@ -50,6 +50,7 @@ class Arrays:
 
     def __init__(self, fd: int, places: Sequence[Place], size: int) -> None:
         self._map = mmap.mmap(fd, size)
+        self.bytes = size
         self.places = list(places)
         self.tensors = [self._view(place) for place in places]
 
@@ -60,6 +61,11 @@ class Arrays:
         count = place.bytes // torch.empty(0, dtype=dtype).element_size()
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place.offset)
         return flat.view(place.shape)
+
+    @property
+    def address(self) -> int:
+        """Where this process sees it."""
+        return int(torch.frombuffer(self._map, dtype=torch.uint8).data_ptr())
 
     def touch(self) -> None:
         """Fault every page in, so that the first timed call does not."""

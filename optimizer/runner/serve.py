@@ -21,6 +21,7 @@ from optimizer.runner.arrays import Arrays, places_from
 from optimizer.runner.confine import confine
 from optimizer.runner.fresh import refresh
 from optimizer.runner.outputs import OutputRefused, check, store
+from optimizer.runner.pinned import pin, unpin
 from optimizer.runner.spans import Spans
 from optimizer.runner.subjects import Subject, SubjectError, library_subject, module_subject
 from optimizer.runner.trace import traced
@@ -55,6 +56,7 @@ class Runner:
         self._banks: list[torch.Tensor | None] = []
         self._expected: list[tuple[str, list[int]]] = []
         self._mapped: dict[str, Arrays] = {}
+        self._pinned = False  # the outputs' memory
         self._last: Any = None
         self._without: frozenset[int] = frozenset()
         self._fence: list[torch.Tensor] = []
@@ -110,10 +112,12 @@ class Runner:
                 _own_folders(message), message["limits"], landlock=24 not in self._without
             )
         self._last = self._subject = None
+        self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
             self._mapped[name].touch()
             os.close(fd)
+        self._pinned = self._device == "cuda" and pin(self._mapped["outputs"])
         self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
         tensors = [self._here(t) for t in self._mapped["inputs"].tensors]
         count = message["inputs"]
@@ -134,6 +138,11 @@ class Runner:
             "threads": threading.active_count(),
             "confined": self._confined,
         }
+
+    def _unpin(self) -> None:
+        if self._pinned:
+            unpin(self._mapped["outputs"])
+            self._pinned = False
 
     def _renew(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """Take what the supervisor wrote into the shared inputs and banks."""

@@ -15,6 +15,7 @@ from optimizer.abi import Signature
 from optimizer.bundle import Bundle
 
 Metric = float | str
+CACHE = "compiled_when_called"  # folder of a candidate in which its compilers keep what they made
 LoaderKind = Literal["python", "interpreter", "c_abi", "command"]
 
 

@@ -15,7 +15,7 @@ import torch
 from optimizer.evaluation.correct.bounds import Bound, Pointed, allowed, compare
 from optimizer.evaluation.records import OutputError
 from optimizer.evaluation.subject import Sample
-from optimizer.problem.tensors import OpenCase
+from optimizer.problem.tensors import Banks, OpenCase
 
 T = TypeVar("T")
 KEPT_SAMPLES = 4
@@ -53,6 +53,7 @@ class PreparedCase:
         self._device = device
         self._lenient = leniency or Leniency()
         self._sensitivities: list[float] | None = None
+        self._banks: tuple[torch.Tensor | None, ...] | None = None
         self._samples: OrderedDict[int, Sample] = OrderedDict()
         self._expected: OrderedDict[int, Expected] = OrderedDict()
 
@@ -64,14 +65,18 @@ class PreparedCase:
         """The values of a seed."""
         found = self._samples.get(seed)
         if found is None:
-            case = self.open
-            tensors = (*case.inputs(seed), *case.state(seed).values())
-            other = case.banks(seed)
-            pairs = zip(case.fresh, (*other.inputs, *other.state.values()), strict=True)
-            banks = (bank.view(-1)[:BANK].clone() if fresh else None for fresh, bank in pairs)
-            found = Sample(seed, tensors, tuple(banks))
+            drawn = Banks(self.open.inputs(seed), self.open.state(seed))
+            if self._banks is None:  # for all seeds: drawing takes long where arrays are large
+                self._banks = self._drawn_banks(seed, drawn)
+            found = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
             _keep(self._samples, seed, found)
         return found
+
+    def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
+        other = self.open.banks(seed)
+        fresh = self.open.fresh_of(drawn, other)
+        pairs = zip(fresh, (*other.inputs, *other.state.values()), strict=True)
+        return tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
 
     def expected(self, seed: int) -> Expected:
         """Goldens and bounds of a seed."""

@@ -19,7 +19,7 @@ from typing import Any
 from optimizer.abi import Signature
 from optimizer.bundle import Bundle
 from optimizer.isolation import levels
-from optimizer.toolchains.base import Availability, Compiled, Loader, Metric, Target
+from optimizer.toolchains.base import CACHE, Availability, Compiled, Loader, Metric, Target
 from optimizer.toolchains.processes import Finished, Limits, clean_env, run
 from optimizer.toolchains.reports.gpu import whole
 from optimizer.toolchains.triton.cases import case_requests
@@ -101,7 +101,8 @@ def compile_triton(
 def _env(workdir: Path) -> Mapping[str, str]:
     return clean_env(
         workdir,
-        TRITON_CACHE_DIR=str(workdir / "cache"),
+        # Where its runners look too, so that what is compiled here is not compiled again there.
+        TRITON_CACHE_DIR=str(workdir / CACHE / "triton"),
         TRITON_DUMP_PTXAS_LOG="1",
         CUDA_VISIBLE_DEVICES="",
         HIP_VISIBLE_DEVICES="",
