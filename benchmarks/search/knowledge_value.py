@@ -21,7 +21,7 @@ from api.cli.backends.local import LocalTarget
 from api.evaluation import choose_target, known_ceilings
 from api.optimization.knowledge import ServiceKnowledge, library_recipes
 from benchmarks.report import ended, say, write_result
-from benchmarks.search.replay.answers import LANGUAGE, Answers, load_answers, query_of, save_answers
+from benchmarks.search.replay.answers import Answers, load_answers, query_of, save_answers
 from benchmarks.search.replay.arms import (
     ARMS,
     ASSUMING,
@@ -36,6 +36,7 @@ from benchmarks.search.replay.arms import (
 )
 from benchmarks.search.replay.audit import Coverage, Step, coverage, plain_steps
 from benchmarks.search.replay.earlier import change_table, load_earlier, reach_table
+from benchmarks.search.replay.ground import CPP
 from benchmarks.search.replay.measuring import measure, missing
 from benchmarks.search.replay.rediagnosis import Device, load_device, rediagnosed, save_device
 from benchmarks.search.replay.reporting import (
@@ -162,8 +163,8 @@ def _services(folder: Path) -> Iterator[LocalTarget]:
 
 
 def _spaces(services: Any) -> list[Space]:
-    recipes = [r for r in library_recipes(services) if r.language == LANGUAGE]
-    return [space_of(load_problem(Path(name)), recipes, MOST, SEED) for name in PROBLEMS]
+    recipes = [r for r in library_recipes(services) if r.language == CPP.language]
+    return [space_of(load_problem(Path(name)), recipes, MOST, SEED, CPP) for name in PROBLEMS]
 
 
 def _target(services: Any, table: Table, device: Device) -> Target:
@@ -171,7 +172,8 @@ def _target(services: Any, table: Table, device: Device) -> Target:
     identity = table.rows[0].evaluation.hardware
     registry = services.registry
     facts = {**registry.values(identity), **device.facts}
-    return Target(HardwareView(identity, registry.lineage(identity), "cpu", (LANGUAGE,), facts))
+    lineage = registry.lineage(identity)
+    return Target(HardwareView(identity, lineage, CPP.device, (CPP.language,), facts))
 
 
 def stored(record: Path | None = None) -> Measured:
@@ -232,13 +234,13 @@ def measured(folder: Path, seconds: float, rounds: int) -> Measured | None:
 
 def _device(services: Any) -> Device:
     """The one that was measured on, with the ceilings that the verdicts were made by."""
-    target = choose_target(services, AUTO, LANGUAGE).target
+    target = choose_target(services, AUTO, CPP.language).target
     ceilings = known_ceilings(services, target, EvaluationSettings().threads)
     if ceilings is None:
         raise InvalidRequest(
             "this machine's own device cannot be measured", hint="Run it where the table is made."
         )
-    return Device(ceilings, facts_of(identify("cpu")))
+    return Device(ceilings, facts_of(identify(CPP.device)))
 
 
 def compare(found: Measured, seeds: int) -> Comparison:

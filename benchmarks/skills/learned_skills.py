@@ -1,33 +1,36 @@
-"""What a library that began empty learns from twelve runs, and what that saves later searches.
+"""What a library that began empty learns from a few runs, and what that saves later searches.
 
 Works in a folder and goes on where it stopped: runs, distilling, trials, small tables of unseen
-cases and of the other shipped problems, each for at most --seconds. With --report it writes what
-the folder has so far.
+cases and of other shipped problems, each for at most --seconds. With --report it writes what the
+folder has so far. What is learned from, on which device and in which language is chosen with the
+folder's first call and kept in it; --prepare makes a folder that a machine with a GPU and few
+packages can go on with.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.cli.backends import read_settings
-from api.cli.backends.local import LocalTarget
 from api.optimization.knowledge import ServiceKnowledge
 from api.services import Services
 from benchmarks.report import ended, say, write_result
 from benchmarks.search import knowledge_value
-from benchmarks.search.replay.answers import LANGUAGE, Answers, query_of
+from benchmarks.search.replay.answers import Answers, query_of
 from benchmarks.search.replay.arms import Target
+from benchmarks.search.replay.ground import CPP, GROUNDS, Ground
 from benchmarks.search.replay.measuring import measure, missing
 from benchmarks.search.replay.reporting import Comparison
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Table, load
 from benchmarks.skills.learning.arms import CURATED, NOTHING, POLICY, Knows, replay
+from benchmarks.skills.learning.method import title
+from benchmarks.skills.learning.opened import opened
+from benchmarks.skills.learning.plan import Plan, plan_of
 from benchmarks.skills.learning.reporting import Findings, Part, report
 from benchmarks.skills.learning.spaces import small_space, unseen_space
 from benchmarks.skills.learning.teaching import (
@@ -41,47 +44,30 @@ from benchmarks.skills.learning.teaching import (
     trials,
     verify_all,
 )
+from benchmarks.skills.learning.views import Views
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest
-from optimizer.problem.load import shipped_problems
+from optimizer.problem.spec import Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
 from skills.recipes.recipe import Value
 
-TITLE = "What a library learns from twelve runs"
-TAUGHT = knowledge_value.PROBLEMS
-OTHERS = tuple(name for name in shipped_problems() if name not in TAUGHT)
-CANDIDATES = 8  # of each run that is learned from
-BUDGET = 3  # candidates of each side of a trial
-UNSEEN_POINTS, OTHER_POINTS = 12, 8
 SEEDS = 20
 STAGES = ("runs", "distil", "unseen", "trials", "others")
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[LocalTarget]:
-    """With this version's hardware, documents and recipes."""
-    local = LocalTarget(read_settings(folder))
-    try:
-        local.services.skills.sync_builtin(local.services.settings.skills_dir)
-        if not local.services.documents.find():
-            local.load_knowledge(say)
-        yield local
-    finally:
-        local.close()
 
 
 # -- spaces
 
 
-def unseen_spaces(services: Services, folder: Path) -> list[Space]:
+def unseen_spaces(services: Services, folder: Path, plan: Plan) -> list[Space]:
     """One case of each problem that was learned from, in the order in which they are measured."""
-    recipes, found = curated_recipes(services), []
-    for problem in problems_named(TAUGHT):
+    recipes, views = curated_recipes(services, plan.language), Views(folder, plan.ground)
+    found = []
+    for problem in problems_named(plan.taught):
         kept = _winner(folder, problem.name)
-        space = unseen_space(problem, recipes, UNSEEN_POINTS, SEED + 1, kept)
+        space = unseen_space(problem, recipes, plan.unseen_points, SEED + 1, kept, views)
         if space is not None:
             found.append(space)
     return found
@@ -93,37 +79,63 @@ def _winner(folder: Path, problem: str) -> dict[str, Value]:
     return dict(best.proposal.values) if best is not None and best.proposal is not None else {}
 
 
-def other_spaces(services: Services) -> list[Space]:
+def other_spaces(services: Services, folder: Path, plan: Plan) -> list[Space]:
     """Those whose operator was learned about first: only there can a precondition hold."""
-    ops = {problem.op for problem in problems_named(TAUGHT)}
-    problems = sorted(problems_named(OTHERS), key=lambda p: (p.op not in ops, p.name))
-    recipes = curated_recipes(services)
-    return [small_space(problem, recipes, OTHER_POINTS, SEED) for problem in problems]
+    ops = {problem.op for problem in problems_named(plan.taught)}
+    problems = sorted(problems_named(plan.others), key=lambda p: (p.op not in ops, p.name))
+    recipes, views = curated_recipes(services, plan.language), Views(folder, plan.ground)
+    points, ground = plan.other_points, plan.ground
+    return [
+        small_space(problem, recipes, points, SEED, ground=ground, seen=views.view(problem))
+        for problem in problems
+    ]
+
+
+def look_at(folder: Path, plan: Plan) -> None:
+    """At every problem that will be measured, once: a report needs no device then."""
+    views = Views(folder, plan.ground)
+    for problem in (*unseen_problems(views, plan), *problems_named(plan.others)):
+        views.view(problem)
+
+
+def unseen_problems(views: Views, plan: Plan) -> list[Problem]:
+    """Those that were learned from, each with a case that nobody learned from."""
+    found = (views.unseen(problem, SEED + 1) for problem in problems_named(plan.taught))
+    return [problem for problem in found if problem is not None]
 
 
 # -- going on
 
 
-def go_on(services: Services, folder: Path, stages: Sequence[str], seconds: float) -> bool:
+def go_on(
+    services: Services, folder: Path, plan: Plan, stages: Sequence[str], seconds: float
+) -> bool:
     """Whether the stages are done; they stop after so many seconds."""
     ends = time.monotonic() + seconds
-    if "runs" in stages and not run_all(services, folder, TAUGHT, CANDIDATES, ends, say):
+    look_at(folder, plan)
+    if "runs" in stages and not run_all(services, folder, plan, ends, say):
         return False
     if "distil" in stages:
-        distil_all(services, folder, TAUGHT, say)
+        distil_all(services, folder, plan.taught, say)
     if "unseen" in stages and not _measured(
-        services, unseen_spaces(services, folder), folder / "unseen.jsonl", ends
+        services, unseen_spaces(services, folder, plan), folder / "unseen.jsonl", ends
     ):
         return False
-    if "trials" in stages and not verify_all(services, folder, TAUGHT, BUDGET, ends, say):
+    if "trials" in stages and not verify_all(services, folder, plan, ends, say):
         return False
     return "others" not in stages or _measured(
-        services, other_spaces(services), folder / "others.jsonl", ends
+        services, other_spaces(services, folder, plan), folder / "others.jsonl", ends
     )
 
 
 def _measured(services: Services, spaces: Sequence[Space], path: Path, ends: float) -> bool:
-    return measure(services, spaces, load(path), path, ends - time.monotonic(), say)
+    """Again while there is time: a pass leaves out what the machine was too busy to time."""
+    while True:
+        left = ends - time.monotonic()
+        if measure(services, spaces, load(path), path, left, say):
+            return True
+        if left <= 0:
+            return False
 
 
 # -- replaying
@@ -167,7 +179,8 @@ def place_of(services: Services, spaces: Sequence[Space], path: Path) -> Place |
     ]
     if not whole:
         return None
-    return Place(whole, table, answers_of(services, whole, table), target_of(services, table))
+    target = target_of(services, table, whole[0].ground)
+    return Place(whole, table, answers_of(services, whole, table), target)
 
 
 def answers_of(services: Services, spaces: Sequence[Space], table: Table) -> Answers:
@@ -194,12 +207,13 @@ class WithoutExcerpts:
         """Nothing is used while answers are recorded."""
 
 
-def target_of(services: Services, table: Table) -> Target:
+def target_of(services: Services, table: Table, ground: Ground) -> Target:
     """The hardware that the table was measured on, as it is registered."""
     identity = table.rows[0].evaluation.hardware
     registry = services.registry
     facts = dict(registry.values(identity))
-    return Target(HardwareView(identity, registry.lineage(identity), "cpu", (LANGUAGE,), facts))
+    lineage = registry.lineage(identity)
+    return Target(HardwareView(identity, lineage, ground.device, (ground.language,), facts))
 
 
 def compare(place: Place, arms: Sequence[Knows], names: frozenset[str], seeds: int) -> Comparison:
@@ -224,24 +238,25 @@ def _seen(services: Services) -> Place | None:
     return Place(found.spaces, found.table, answers, found.target)
 
 
-def findings(services: Services, folder: Path, seeds: int) -> Findings:
+def findings(services: Services, folder: Path, plan: Plan, seeds: int) -> Findings:
     """What the folder has."""
-    done = [n for n in TAUGHT if (folder / "lessons" / f"{n}.json").is_file()]
+    done = [n for n in plan.taught if (folder / "lessons" / f"{n}.json").is_file()]
     lessons = distil_all(services, folder, done, say)
     skills = learned(services)
     names = frozenset(skill.name for skill in skills)
     arms = arms_of(skills)
     asked = {
-        "unseen": unseen_spaces(services, folder),
-        "others": other_spaces(services),
+        "unseen": unseen_spaces(services, folder, plan),
+        "others": other_spaces(services, folder, plan),
     }
     parts = {}
     for kind, spaces in asked.items():
         place = place_of(services, spaces, folder / f"{kind}.jsonl")
         parts[kind] = _part(place, spaces, arms, names, seeds)
-    seen = _seen(services)
-    parts["seen"] = _part(seen, seen.spaces if seen else (), arms, names, seeds)
-    return Findings(lessons, skills, trials(folder), parts, arms, (NOTHING.name, POLICY))
+    if plan.ground == CPP and plan.taught == knowledge_value.PROBLEMS:
+        seen = _seen(services)
+        parts["seen"] = _part(seen, seen.spaces if seen else (), arms, names, seeds)
+    return Findings(plan, lessons, skills, trials(folder), parts, arms, (NOTHING.name, POLICY))
 
 
 def _part(
@@ -258,26 +273,73 @@ def _part(
     return Part(spaces, place.spaces, place.table, compared, place.target.share)
 
 
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--folder", type=Path, required=True, help="what it works in")
-    parser.add_argument("--seconds", type=float, default=200, help="of this call")
-    parser.add_argument("--stage", choices=STAGES, action="append", help="default: all of them")
-    parser.add_argument("--report", action="store_true", help="report what there is")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    add = parser.add_argument
+    add("--folder", type=Path, required=True, help="what it works in")
+    add("--seconds", type=float, default=200, help="of this call")
+    add("--stage", choices=STAGES, action="append", help="default: all of them")
+    add("--prepare", action="store_true", help="only what needs no device")
+    add("--report", action="store_true", help="report what there is")
+    add("--seeds", type=int, default=SEEDS)
+    add("--results", type=Path)
+    chosen = parser.add_argument_group("with a folder's first call, kept in it")
+    add = chosen.add_argument
+    add("--device", choices=[g.device for g in GROUNDS])
+    add("--language", choices=[g.language for g in GROUNDS])
+    add("--taught", nargs="+", metavar="NAME", help="problems that are learned from")
+    add("--others", nargs="+", metavar="NAME", help="problems that nobody learns from")
+    add("--candidates", type=_positive, help="of each run that is learned from")
+    add("--budget", type=_positive, help="candidates of each side of a trial")
+    add("--points", nargs=2, type=_positive, metavar=("U", "O"), help="of unseen and other spaces")
+    add(
+        "--documents",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="excerpts in answers, and embeddings in the curator; needs every package",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def asked_for(given: argparse.Namespace) -> dict[str, Any]:
+    """Fields of a plan that the command names."""
+    names = ("device", "language", "candidates", "budget", "documents")
+    asked = {name: getattr(given, name) for name in names}
+    asked |= {
+        name: tuple(getattr(given, name)) for name in ("taught", "others") if getattr(given, name)
+    }
+    if given.points:
+        asked["unseen_points"], asked["other_points"] = given.points
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def main() -> None:
+    given = _parser().parse_args()
 
     def run() -> None:
-        with _opened(given.folder / "data") as local:
+        plan = plan_of(given.folder, asked_for(given))
+        with opened(given.folder / "data", plan.documents) as services:
+            if given.prepare:
+                unseen = unseen_problems(Views(given.folder, plan.ground), plan)
+                say(f"prepared; nobody learns from {'; '.join(one.name for one in unseen)}")
+                return
             if not given.report:
-                done = go_on(local.services, given.folder, given.stage or STAGES, given.seconds)
+                done = go_on(services, given.folder, plan, given.stage or STAGES, given.seconds)
                 say("done; report it with --report" if done else "call it again to go on")
                 return
-            parts = report(findings(local.services, given.folder, given.seeds))
+            parts = report(findings(services, given.folder, plan, given.seeds))
         asked = f"--folder F --report --seeds {given.seeds}"
         command = f"`python -m benchmarks.skills.learned_skills {asked}`"
-        write_result(given.results, TITLE, [command, *parts])
+        if plan.options():
+            command += f", over a folder that was begun with `{plan.options()}`"
+        write_result(given.results, title(plan), [command, *parts])
 
     ended(run)
 

@@ -242,6 +242,7 @@ class Attempt:
             for seed in self.seeds:  # drawing needs processors alone
                 self.bench.case(case).sample(seed)
         with self.bench.lock, self.processes.runner() as runner:
+            self.processes.check_room(self.cases)
             spare_ready = self.bench.begin_spare()
             with self._stage("correctness"):
                 self._correctness(runner, loader)

@@ -3,20 +3,25 @@ it is gone afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
+from kb.errors import Unavailable
 from optimizer.evaluation.correct.prepared import PreparedCase
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.shared import SharedStore
 from optimizer.evaluation.subject import LoadedSubject
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
 from optimizer.isolation.runner_process import RunnerProcess
 from optimizer.problem.spec import Case
 from optimizer.toolchains.base import CACHE, Loader
+
+ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and what they make
 
 
 class Host(Protocol):
@@ -78,6 +83,21 @@ class Processes:
         self._ending: list[Future[bool]] = []
         self._spent: list[LoadedSubject] = []
         self._loaded: tuple[Case, LoadedSubject] | None = None
+
+    def check_room(self, cases: Sequence[Case]) -> None:
+        """Raises Unavailable where others have filled the device's memory: a candidate that finds
+        none is not to blame."""
+        if self._host.device != "cuda":
+            return
+        signatures = (self._host.case(case).open.signature for case in cases)
+        wanted = ROOM * max(sum(t.bytes for t in one.tensors) for one in signatures)
+        free, _ = torch.cuda.mem_get_info()
+        if free < wanted:
+            raise Unavailable(
+                f"{free / GIB:.1f} GiB of the device's memory are free, and {wanted / GIB:.1f} GiB"
+                " are needed to measure here",
+                hint="End what else uses the device, and evaluate again.",
+            )
 
     @contextmanager
     def runner(self) -> Iterator[RunnerProcess]:

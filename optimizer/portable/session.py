@@ -1,7 +1,8 @@
 """A packed session runs: every problem searched on this machine's device, rows and results into a
 folder that `kernlore runs import` reads.
 
-`python session.zip [--out FOLDER] [--minutes M] [--candidates N] [--only NAME ...]`
+`python session.zip [--out FOLDER] [--minutes M] [--candidates N]
+[--finalists N] [--language NAME] [--only NAME ...]`
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from optimizer.local.bench import LocalBench, Place
 from optimizer.local.problem_view import problem_view
 from optimizer.portable.snapshot import SnapshotKnowledge
 from optimizer.problem.load import load_problem
-from optimizer.search.confirm import confirm
+from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal, goal_from_json
 from optimizer.search.loop import Search
@@ -77,7 +78,8 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
             print(f"{entry['name']}: not begun, the time is over", flush=True)
             continue
         try:
-            _search(folder, told, entry, store, ceilings, _goal(told, given, left))
+            goal = _goal(told, given, left)
+            _search(folder, told, entry, store, ceilings, goal, given.finalists)
         except (KernloreError, OSError) as problem:
             failed += 1
             print(f"{entry['name']}: {problem}", flush=True)
@@ -90,6 +92,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("kernlore-results"))
     parser.add_argument("--minutes", type=float, help="start nothing after these")
     parser.add_argument("--candidates", type=int, help="for each problem")
+    parser.add_argument("--finalists", type=int, default=FINALISTS, help="measured anew in the end")
+    parser.add_argument("--language", help="of candidates")
     parser.add_argument("--only", nargs="*", help="names of problems")
     return parser.parse_args(arguments)
 
@@ -98,6 +102,8 @@ def _goal(told: Mapping[str, Any], given: argparse.Namespace, left: float | None
     goal = goal_from_json(told["goal"])
     if given.candidates:
         goal = replace(goal, candidates=given.candidates)
+    if given.language:
+        goal = replace(goal, language=given.language)
     limits = [minutes for minutes in (goal.minutes, left) if minutes is not None]
     return replace(goal, minutes=min(limits, default=None))
 
@@ -130,6 +136,7 @@ def _search(
     store: FileStore,
     ceilings: Ceilings,
     goal: Goal,
+    most: int,
 ) -> None:
     problem = load_problem(folder / entry["path"])
     places = _places(told)
@@ -165,7 +172,7 @@ def _search(
             listener=Lines(problem.name),
         )
         ended = search.go()
-        outcome = confirm(search.tree, bench)
+        outcome = confirm(search.tree, bench, most=most)
     store.update(replace(ended, result=outcome.as_json()))
     print(f"{problem.name}: {outcome.gain or outcome.reason} ({ended.ended})", flush=True)
 

@@ -54,12 +54,14 @@ class Outcome:
         return asdict(self)
 
 
-def confirm(tree: Tree, bench: Confirming, over: str = "the reference") -> Outcome:
+def confirm(
+    tree: Tree, bench: Confirming, over: str = "the reference", most: int = FINALISTS
+) -> Outcome:
     """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
-    with."""
+    with. most: finalists."""
     notes: list[str] = []
     best: Outcome | None = None
-    for node in finalists(tree):
+    for node in finalists(tree)[:most]:
         found = _measured(node, bench, notes)
         if found is not None and (best is None or _low(found) > _low(best)):
             best = found

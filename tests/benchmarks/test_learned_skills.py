@@ -4,14 +4,21 @@ scenarios' own ability to fail."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
+from api.optimization.knowledge import library_recipes
 from benchmarks.search.replay.arms import Target
+from benchmarks.search.replay.ground import CPP, TRITON
 from benchmarks.search.replay.spaces import Space, space_of
 from benchmarks.search.replay.table import Table
+from benchmarks.skills.learned_skills import findings, go_on
 from benchmarks.skills.learning.arms import (
     CURATED,
     NOTHING,
@@ -20,9 +27,13 @@ from benchmarks.skills.learning.arms import (
     learned_recipes,
     replay,
 )
-from benchmarks.skills.learning.reporting import refusals_table
-from benchmarks.skills.learning.spaces import small_space, thinned, unseen_case
+from benchmarks.skills.learning.method import method
+from benchmarks.skills.learning.opened import opened
+from benchmarks.skills.learning.plan import default_plan, plan_of
+from benchmarks.skills.learning.reporting import refusals_table, report
+from benchmarks.skills.learning.spaces import small_space, thinned
 from benchmarks.skills.learning.teaching import Lesson
+from benchmarks.skills.learning.views import Views, unseen_case
 from benchmarks.skills.planted_skills import (
     LOSS,
     TRICKS,
@@ -38,9 +49,14 @@ from benchmarks.skills.planted_skills import (
 )
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
+from kb.errors import InvalidRequest, KernloreError, Unavailable
+from kb.problem_terms import op_family
 from optimizer.curation.ablation import MAX_TRIALS
 from optimizer.curation.unseen import unseen_cases
+from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import load_problem
+from optimizer.problem.tensors import open_case
+from optimizer.search.context import ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
 from tests.benchmarks.test_knowledge_value import (
     FACTS,
@@ -161,9 +177,11 @@ def test_a_recipe_whose_default_the_space_lacks_takes_no_part(space: Space, tmp_
 
 def test_preconditions_decide_by_operator_and_signal(tmp_path: Path) -> None:
     skill = learned(tmp_path, f"{HERE} and signals.memory_bound and problem.rows >= 8")
-    assert applies(skill, "elementwise", "float32", ["memory_bound"])  # sizes are not told here
-    assert not applies(skill, "elementwise", "float32", ["compute_bound"])
-    assert not applies(skill, "softmax", "float32", ["memory_bound"])
+    assert applies(
+        skill, "elementwise", "float32", "cpp", ["memory_bound"]
+    )  # sizes are not told here
+    assert not applies(skill, "elementwise", "float32", "cpp", ["compute_bound"])
+    assert not applies(skill, "softmax", "float32", "cpp", ["memory_bound"])
 
 
 # -- spaces
@@ -181,12 +199,120 @@ def test_thinned_spaces_keep_defaults_and_what_was_learned(space: Space, most: i
 
 def test_an_unseen_case_is_none_that_a_run_or_a_trial_has() -> None:
     problem = load_problem(Path("softmax"))
-    unseen = unseen_case(problem, 8)
+    unseen = unseen_case(problem, "cpu", 8)
     assert unseen is not None
     tried = {one.case.name for one in unseen_cases(problem, "cpu", MAX_TRIALS, 0)}
-    assert unseen.case.name not in tried | {case.name for case in problem.searched}
-    sizes = [case.constants for case in problem.searched]
-    assert unseen.case.constants not in sizes
+    assert unseen.name not in tried | {case.name for case in problem.searched}
+    assert unseen.constants not in [case.constants for case in problem.searched]
+
+
+def test_what_was_looked_at_is_read_again_until_the_problem_changes(tmp_path: Path) -> None:
+    problem = load_problem(Path("softmax"))
+    views = Views(tmp_path, CPP)
+    unseen = views.unseen(problem, 8)
+    assert unseen is not None and unseen.cases == (unseen_case(problem, "cpu", 8),)
+    looked = [views.view(problem), views.view(unseen)]
+    assert looked == [problem_view(problem, "cpu"), problem_view(unseen, "cpu")]
+    assert Views(tmp_path, CPP).unseen(problem, 8) == unseen
+    assert [Views(tmp_path, CPP).view(one) for one in (problem, unseen)] == looked
+    other = replace(problem, sha256="another text", summary="other")
+    assert Views(tmp_path, CPP).view(other).summary == "other"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_what_a_gpu_looked_at_needs_no_gpu_again(tmp_path: Path) -> None:
+    problem = load_problem(Path("softmax"))
+    with pytest.raises(Unavailable, match="not looked at on a GPU"):
+        Views(tmp_path, TRITON).view(problem)
+    Views(tmp_path, CPP).view(problem)
+    assert Views(tmp_path, TRITON).view(problem) == problem_view(problem, "cpu")
+
+
+# -- plans
+
+
+def test_a_folder_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
+    asked = {"taught": ("softmax",), "others": ("row_reduction",), "budget": 1}
+    plan = plan_of(tmp_path, asked)
+    assert (plan.ground, plan.candidates, plan.documents) == (CPP, 8, True)
+    assert plan_of(tmp_path, {}) == plan == plan_of(tmp_path, asked)
+    with pytest.raises(InvalidRequest, match="begun with other options: budget is 1"):
+        plan_of(tmp_path, {"budget": 2})
+    assert plan.options() == "--taught softmax --others row_reduction --budget 1"
+
+
+def test_a_folder_of_before_there_were_plans_is_the_usual_one(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert plan_of(tmp_path, {}) == default_plan(CPP)
+    assert default_plan(CPP).options() == ""
+    with pytest.raises(InvalidRequest, match="device is cpu"):
+        plan_of(tmp_path, {"device": "cuda"})
+
+
+def test_a_plan_for_a_gpu_has_recipes_for_all_of_its_problems(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "gpu", {"language": "triton"})
+    assert plan.ground == TRITON and not plan.documents
+    problems = {name: load_problem(Path(name)) for name in (*plan.taught, *plan.others)}
+    assert len(problems) == 16
+    families = {op_family(problems[name].op) for name in plan.taught}
+    assert sum(op_family(problems[name].op) in families for name in plan.others) == 6
+    folder = tmp_path / "data"
+    opened = LocalTarget(read_settings(folder))
+    recipes = [r for r in library_recipes(opened.services) if r.language == "triton"]
+    opened.close()
+    for problem in problems.values():
+        case = next(case for case in problem.searched if case.timed and case.fits("cuda"))
+        # Traits are those of the CPU's case: no recipe's number of tensors depends on the size.
+        seen = problem_view(problem, "cpu").main
+        view = replace(seen, name=case.name, signature=open_case(problem, case).signature)
+        shown = ProblemView(problem.name, problem.op, "", problem.source, (view,), {})
+        space = space_of(problem, recipes, 10_000, 1, TRITON, shown)
+        assert len(space.points()) > 4, problem.name
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"device": "cuda", "language": "cpp"}, "on cuda there are no recipes in cpp"),
+        ({"taught": ("softmax",), "others": ("softmax",)}, "softmax cannot be learned from"),
+        ({"taught": ("softmaxx",)}, "no problem 'softmaxx'"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_and_not_kept(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(KernloreError, match=message):
+        plan_of(tmp_path / "new", given)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_method_tells_the_plan() -> None:
+    told = "\n".join(method(default_plan(CPP), []))
+    assert told.startswith("Twelve shipped problems were searched on this CPU with the C++ recipes")
+    gpu = "\n".join(method(default_plan(TRITON), ["a card (triton 3.6)"]))
+    assert gpu.startswith("Eight shipped problems were searched on a GPU with the Triton recipes")
+    assert "made on a card (triton 3.6)" in gpu and "CPU" not in gpu
+
+
+# -- the whole
+
+
+def test_a_tiny_folder_goes_from_a_run_to_a_report(tmp_path: Path) -> None:
+    asked = {"taught": ("softmax",), "others": ("row_reduction",), "candidates": 1, "budget": 1,
+             "unseen_points": 1, "other_points": 1, "documents": False}  # fmt: skip
+    plan, stages = plan_of(tmp_path, asked), ("runs", "distil", "trials", "others")
+    with opened(tmp_path / "data", plan.documents) as services:
+        assert not go_on(services, tmp_path, plan, stages, 0)  # stops before the first run
+        assert go_on(services, tmp_path, plan, stages, 300)
+        assert go_on(services, tmp_path, plan, stages, 0)  # nothing is left
+        found = findings(services, tmp_path, plan, 2)
+    assert [(lesson.problem, lesson.candidates) for lesson in found.lessons] == [("softmax", 1)]
+    asked_for = {kind: [s.problem.op for s in part.asked] for kind, part in found.parts.items()}
+    assert asked_for == {"unseen": ["softmax"], "others": ["reduction"]}  # no part `seen`
+    assert len(found.parts["others"].table) == 2 or not found.parts["others"].whole
+    told = "\n".join(report(found))
+    assert told.startswith("One shipped problem was searched on this CPU with the C++ recipes")
+    assert "not measured are softmax, " in told
 
 
 # -- reports

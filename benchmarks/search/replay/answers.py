@@ -22,7 +22,6 @@ from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, knowle
 from optimizer.search.propose import roles_of
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 
-LANGUAGE = "cpp"
 TOKENS = 6_000
 
 
@@ -45,19 +44,20 @@ def query_of(space: Space, row: Row) -> Query:
     """What the search asks when it starts from this point."""
     found = row.evaluation
     derived = found.verdict.get("metrics", {})
+    language = space.ground.language
     return Query(
         signals=tuple(signal["id"] for signal in found.verdict.get("signals", ())),
         metrics={**found.metrics, **derived},
         log="" if found.correct else found.log,
         hardware=found.hardware,
         op=space.view.op,
-        language=LANGUAGE if row.recipe == REFERENCE else found.language,
+        language=language if row.recipe == REFERENCE else found.language,
         dtype=space.view.main.dtype,
         run_id="",
         node=0,
         max_tokens=TOKENS,
         problem=dict(found.verdict.get("problem", {})),
-        roles=roles_of([RecipeSynthesizer(space.recipes, [LANGUAGE])], space.view),
+        roles=roles_of([RecipeSynthesizer(space.recipes, [language])], space.view),
     )
 
 

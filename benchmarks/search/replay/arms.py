@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from benchmarks.search.replay.answers import LANGUAGE
 from benchmarks.search.replay.spaces import Space, proposal_of
 from benchmarks.search.replay.table import Table
 from kb.errors import NotFound
@@ -224,7 +223,7 @@ def proposer_of(space: Space, arm: Arm, seed: int) -> Synthesizer:
     recipes: Sequence[Recipe] = space.recipes
     if not arm.defaults:
         recipes = [started_anywhere(fitting, seed) for fitting in space.fittings]
-    return RecipeSynthesizer(recipes, [LANGUAGE])
+    return RecipeSynthesizer(recipes, [space.ground.language])
 
 
 def search_of(
@@ -241,7 +240,7 @@ def search_of(
     name = space.problem.name
     most = min(target.most, len(space.points()))
     goal = Goal(
-        language=LANGUAGE,
+        language=space.ground.language,
         target=target.share * table.best(name),
         candidates=most,
         knowledge=arm.knowledge,

@@ -10,12 +10,14 @@ from typing import Any
 
 from api.evaluation import known_ceilings, known_signatures
 from api.optimization.runs import places_for
+from benchmarks.search.replay.ground import Ground
 from benchmarks.search.replay.spaces import Space, proposal_of
 from benchmarks.search.replay.table import REFERENCE, Row, Table, append
-from kb.errors import KernloreError
+from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.local.bench import LocalBench
+from optimizer.evaluation.targets import AUTO
+from optimizer.local.bench import LocalBench, Place
 from optimizer.search.records import Proposal
 
 ATTEMPTS = 3  # measurements of one point
@@ -23,6 +25,22 @@ PLAN = "A point of the table."
 
 # What is left to measure: the proposal, or None for the reference.
 Wanted = tuple[str, dict[str, Any], str, Proposal | None]
+
+
+def places_on(services: Any, ground: Ground) -> dict[str, Place]:
+    """Where this machine evaluates. Raises Unavailable where its first device is another one.
+
+    services: api.services.Services.
+    """
+    places = places_for(services, AUTO, ground.language)
+    found = next(iter(places.values())).target
+    if found.device != ground.device:
+        raise Unavailable(
+            f"{ground.language} is to be measured on {ground.device}, and this machine's"
+            f" {found.hardware} is {found.device or 'not usable'}",
+            hint="Run it on a machine with that device.",
+        )
+    return places
 
 
 def missing(space: Space, table: Table, round_: int = 1) -> list[Wanted]:
@@ -77,7 +95,7 @@ def _measured(
     services: Any, space: Space, left: Sequence[Wanted], table: Table, round_: int
 ) -> Iterator[Row]:
     """One row after another, from one bench."""
-    places = places_for(services, "auto", "cpp")
+    places = places_on(services, space.ground)
     target = next(iter(places.values())).target
     settings = EvaluationSettings()
     name = space.problem.name

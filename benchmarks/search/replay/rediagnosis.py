@@ -2,8 +2,8 @@
 
 A verdict follows from timings, the compiler's metrics, the case's work and the device's ceilings.
 The first two are in the table, the third follows from the problem, and the ceilings are those in
-the file beside it. Only right kernels in C++ get a new one: a failure is read from its log, and
-what a profiler told of the reference was not kept.
+the file beside it. Only right kernels in the table's own language get a new one: a failure is read
+from its log, and what a profiler told of the reference was not kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.search.replay.answers import LANGUAGE
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from kb.errors import InvalidRequest
@@ -59,10 +58,11 @@ def rediagnosed(
 ) -> Table:
     """The same rows with new verdicts. facts: of the hardware with those of the device."""
     works = {space.problem.name: _works(space) for space in spaces}
+    languages = {space.problem.name: space.ground.language for space in spaces}
 
     def anew(row: Row) -> Row:
         found = row.evaluation
-        if found.language != LANGUAGE or not found.correct or row.problem not in works:
+        if found.language != languages.get(row.problem) or not found.correct:
             return row
         around = Surroundings(
             lineage=lineage, facts=facts, works=works[row.problem], ceilings=device.ceilings

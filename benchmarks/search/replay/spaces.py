@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.search.replay.ground import CPP, Ground
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Problem
 from optimizer.search.context import ProblemView
@@ -31,6 +32,7 @@ class Space:
     view: ProblemView
     fittings: tuple[Fitting, ...]
     whole: int
+    ground: Ground = CPP
 
     @property
     def recipes(self) -> list[Recipe]:
@@ -43,9 +45,17 @@ class Space:
         return sorted(found, key=lambda point: point[1] != point[0].recipe.defaults)
 
 
-def space_of(problem: Problem, recipes: Sequence[Recipe], most: int, seed: int) -> Space:
-    """most: points of a recipe that are kept. Which values go is drawn from the seed."""
-    view = problem_view(problem, "cpu")
+def space_of(
+    problem: Problem,
+    recipes: Sequence[Recipe],
+    most: int,
+    seed: int,
+    ground: Ground = CPP,
+    seen: ProblemView | None = None,
+) -> Space:
+    """most: points of a recipe that are kept. Which values go is drawn from the seed. seen: the
+    problem as it was looked at on the device; without it this looks, which needs the device."""
+    view = seen or problem_view(problem, ground.device)
     view = replace(view, cases=(view.main,))
     whole, fittings = 0, []
     for recipe in recipes:
@@ -54,7 +64,7 @@ def space_of(problem: Problem, recipes: Sequence[Recipe], most: int, seed: int) 
             whole += sum(1 for _ in space(recipe, fitting.binding, {}))
             kept = thinned(recipe, fitting.binding, most, seed)
             fittings.append(replace(fitting, recipe=kept))
-    return Space(problem, view, tuple(fittings), whole)
+    return Space(problem, view, tuple(fittings), whole, ground)
 
 
 def thinned(recipe: Recipe, binding: Binding, most: int, seed: int) -> Recipe:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.search.replay.answers import LANGUAGE, Answers
+from benchmarks.search.replay.answers import Answers
 from benchmarks.search.replay.arms import (
     MemoryStore,
     Replayed,
@@ -80,7 +80,7 @@ class Library:
             skill
             for skill in self.arm.skills
             if not self.arm.conditions
-            or applies(skill, query.op, query.dtype, query.signals, query.problem)
+            or applies(skill, query.op, query.dtype, query.language, query.signals, query.problem)
         ]
         shown = (ShownSkill(skill.name, skill.description, "", 1.0) for skill in holding)
         moves = (remedy for skill in holding for remedy in remedies_of(skill))
@@ -94,6 +94,7 @@ def applies(
     skill: SkillRow,
     op: str,
     dtype: str | None,
+    language: str | None,
     signals: Collection[str],
     sizes: Mapping[str, Any] | None = None,
 ) -> bool:
@@ -104,7 +105,7 @@ def applies(
         **(sizes or {}),
         "op": canonical_op(op),
         "dtype": canonical_dtype(dtype) if dtype else None,
-        "language": LANGUAGE,
+        "language": language,
     }
     known = Bindings(signals=set(signals), metrics={}, facts={}, problem=problem)
     return compile_predicate(skill.predicate).evaluate(known).value is not False
@@ -157,6 +158,7 @@ def replay(
 ) -> Replayed:
     """One run until the share of the best measured point is reached, or it is cut off."""
     name, most = space.problem.name, min(target.most, len(space.points()))
+    language = space.ground.language
     tuned = learned_recipes(space, arm.skills)
     recipes = space.recipes
     if not arm.curated:
@@ -164,7 +166,7 @@ def replay(
     hardware = target.hardware if arm.curated else replace(target.hardware, facts={})
     wanted = target.share * table.best(name)
     goal = Goal(
-        language=LANGUAGE,
+        language=language,
         target=wanted,
         candidates=most,
         knowledge=arm.curated,
@@ -176,7 +178,7 @@ def replay(
         store=MemoryStore(),
         bench=NamedBench(TableBench(table, name), {k: base for k, (_, base) in tuned.items()}),
         synthesizers=[
-            RecipeSynthesizer([*recipes, *(recipe for recipe, _ in tuned.values())], [LANGUAGE])
+            RecipeSynthesizer([*recipes, *(recipe for recipe, _ in tuned.values())], [language])
         ],
         knowledge=Library(answers, arm, learned),
         problem=space.view,

@@ -27,39 +27,20 @@ from benchmarks.skills.learning.arms import (
     applies,
     learned_recipes,
 )
+from benchmarks.skills.learning.method import method
+from benchmarks.skills.learning.plan import Plan
 from benchmarks.skills.learning.teaching import Lesson
 from kb.catalog.skills import SkillRow
 from optimizer.curation.remedies import remedies_of
 
 AIM = 0.5  # times the candidates
+# What names of learned skills begin with.
+OWNERS = ("x86-64", "cpp", "nvidia", "hopper", "h100", "h200", "triton")
 KINDS = {
     "unseen": "Cases that nobody learned from, of the problems that were learned from",
     "others": "Problems that nobody learned from",
     "seen": "The very cases that the runs searched, for comparison",
 }
-METHOD = (
-    "Twelve shipped problems were searched on this CPU with the C++ recipes of this version, eight"
-    " candidates each, by the product's loop and evaluator, into a library without learned skills."
-    " The product's curator judged each run without a language model; candidates that have a recipe"
-    " or moves were tried by its ablation with a budget of three candidates a side, on unseen cases"
-    " and problems among the twelve alone.",
-    "Then small spaces were measured once: for `unseen`, one case of a problem that neither its run"
-    " nor a trial had, at most 12 points with the recipe's defaults and the values of the run's"
-    " best candidate among them (more where these alone span more); for `others`, at most 8 points"
-    " of a problem that nobody learned from. Points are the curated recipes'. A run of an arm"
-    " goes through the real loop and recipe synthesizer over that table (best-first) and counts"
-    " candidates until the lower bound of a speed-up is at least 95 % of the highest in the table,"
-    " which is what the arm without knowledge can reach; a run that does not get there counts with"
-    " the number of points. Repeats "
-    "of a point count.",
-    "`nothing` starts at a drawn point and knows neither facts nor moves; `curated` has defaults,"
-    " facts, moves and documents; `curated + learned` also has the learned skills that are active,"
-    " as the product's own answers show them; `all drafts, unverified` has every learned skill"
-    " that was drafted, verified or not, offered first as the curator's trials do, where its"
-    " precondition does not exclude it; `preconditions ignored` offers them everywhere. The last"
-    " two are no state of the product. Intervals are 95 %, by a cluster bootstrap (problems, then"
-    " seeds).",
-)
 
 
 @dataclass(frozen=True)
@@ -75,9 +56,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that is reported. trials: by skill, as the verifier told them. base: the arm that
-    ratios are to."""
+    """Everything that is reported. trials: by skill, as the verifier told them. parts: by kind;
+    `seen` only where there is such a table. base: the arm that ratios are to."""
 
+    plan: Plan
     lessons: Sequence[Lesson]
     skills: Sequence[SkillRow]
     trials: Mapping[str, Mapping[str, Any]]
@@ -88,16 +70,23 @@ class Findings:
 
 def report(found: Findings) -> list[str]:
     """The parts of the result."""
-    parts = [*METHOD, "## What it shows", *conclusions(found)]
+    parts = [*method(found.plan, measured_on(found)), "## What it shows", *conclusions(found)]
     parts += ["## What the runs taught", lessons_table(found.lessons)]
     parts += ["Why changes were refused:", refusals_table(found.lessons)]
     parts += ["## The learned skills", skills_table(found)]
-    for kind, title in KINDS.items():
-        part = found.parts[kind]
+    for kind, part in found.parts.items():
+        title = KINDS[kind]
         parts += [f"## {title}", f"{len(part.whole)} of {len(part.asked)} spaces are measured."]
         if part.compared is not None:
             parts += _tables(found, part, part.compared)
     return [*parts, "## Left out", *left_out(found)]
+
+
+def measured_on(found: Findings) -> list[str]:
+    """Device and toolchain of every row of what this folder measured."""
+    rows = [row.evaluation for kind, part in found.parts.items() if kind != "seen"
+            for row in part.table.rows]  # fmt: skip
+    return sorted({f"{one.device} ({one.toolchain})" for one in rows if one.language != "torch"})
 
 
 def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
@@ -121,8 +110,7 @@ def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
 def conclusions(found: Findings) -> list[str]:
     """From the figures alone."""
     lines = [_learned(found), _verified(found)]
-    for kind in KINDS:
-        part = found.parts[kind]
+    for kind, part in found.parts.items():
         if part.compared is not None:
             lines += _compared(found, kind, part, part.compared)
     return [*lines, _reach(found)]
@@ -228,7 +216,8 @@ def _offered(skill: SkillRow, space: Space) -> bool:
     """With the signals that it asks for."""
     view = space.view
     signals = set(skill.scopes.signals)
-    return applies(skill, op=view.op, dtype=view.main.dtype, signals=signals)
+    language = space.ground.language
+    return applies(skill, view.op, view.main.dtype, language, signals)
 
 
 # -- tables
@@ -274,7 +263,7 @@ def _plain(reason: str) -> str:
     reason = re.sub(r":? \[[^\]]*\]", "", reason)
     reason = re.sub(r"node \d+", "an earlier node", reason)
     reason = re.sub(r"case \w+: [\d.]+ times", "many times", reason)
-    return re.sub(r"\b(?:x86-64|cpp)-[a-z0-9-]+", "a skill", reason)
+    return re.sub(rf"\b(?:{'|'.join(OWNERS)})-[a-z0-9-]+", "a skill", reason)
 
 
 def skills_table(found: Findings) -> str:
@@ -295,8 +284,8 @@ def skills_table(found: Findings) -> str:
 
 def left_out(found: Findings) -> list[str]:
     lines = []
-    for kind, title in KINDS.items():
-        part = found.parts[kind]
+    for kind, part in found.parts.items():
+        title = KINDS[kind]
         measured = {space.problem.name for space in part.whole}
         gone = [s.problem.name for s in part.asked if s.problem.name not in measured]
         if gone or part.compared is None:

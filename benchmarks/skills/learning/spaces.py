@@ -7,23 +7,15 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.search.replay.ground import CPP, Ground
 from benchmarks.search.replay.spaces import Space, space_of
-from optimizer.curation.ablation import MAX_TRIALS
-from optimizer.curation.unseen import Unseen, unseen_cases
+from benchmarks.skills.learning.views import Views
 from optimizer.problem.spec import Problem
+from optimizer.search.context import ProblemView
 from optimizer.synthesizers.recipe.match import Binding, space
 from skills.recipes.recipe import Parameter, Recipe, Value
 
-DEVICE = "cpu"
-TRIAL_SEED = 0  # of the cases that trials of a skill take
 MANY = 10_000  # points: more than any recipe here spans
-
-
-def unseen_case(problem: Problem, seed: int) -> Unseen | None:
-    """A case that neither a run nor a trial of a skill has taken; None where there is no other."""
-    taken = [one.case.name for one in unseen_cases(problem, DEVICE, MAX_TRIALS, TRIAL_SEED)]
-    found = unseen_cases(problem, DEVICE, 1, seed, taken)
-    return found[0] if found else None
 
 
 def unseen_space(
@@ -32,13 +24,14 @@ def unseen_space(
     most: int,
     seed: int,
     kept: Mapping[str, Value],
+    views: Views,
 ) -> Space | None:
-    """Over such a case. kept: values that stay in the space beside the defaults."""
-    unseen = unseen_case(problem, seed)
+    """Over a case that nobody learned from; None where the problem has none. kept: values that stay
+    in the space beside the defaults."""
+    unseen = views.unseen(problem, seed)
     if unseen is None:
         return None
-    named = replace(unseen.problem, name=f"{problem.name}, {unseen.case.name}")
-    return small_space(named, recipes, most, seed, kept)
+    return small_space(unseen, recipes, most, seed, kept, views.ground, views.view(unseen))
 
 
 def small_space(
@@ -47,9 +40,11 @@ def small_space(
     most: int,
     seed: int,
     kept: Mapping[str, Value] | None = None,
+    ground: Ground = CPP,
+    seen: ProblemView | None = None,
 ) -> Space:
     """At most that many points of each recipe, as far as kept values allow."""
-    whole = space_of(problem, recipes, MANY, seed)
+    whole = space_of(problem, recipes, MANY, seed, ground, seen)
     fittings = tuple(
         replace(f, recipe=thinned(f.recipe, f.binding, most, seed, kept or {}))
         for f in whole.fittings

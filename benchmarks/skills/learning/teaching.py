@@ -17,16 +17,16 @@ from typing import Any
 from api.curation.distil import distil_source
 from api.curation.verify import Verifier, waiting
 from api.optimization.knowledge import ServiceKnowledge
-from api.optimization.runs import bench_for, hardware_view_of, places_for
+from api.optimization.runs import bench_for, hardware_view_of
 from api.optimization.stored import run_store
 from api.services import Services
-from benchmarks.search.replay.answers import LANGUAGE
+from benchmarks.search.replay.measuring import places_on
+from benchmarks.skills.learning.plan import Plan
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.curation.ablation import recipe_of
-from optimizer.evaluation.targets import AUTO
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import SHIPPED, load_problem
 from optimizer.problem.spec import Problem
@@ -72,12 +72,12 @@ def run_id(problem: str) -> str:
     return f"run_learning_{problem}"
 
 
-def curated_recipes(services: Services) -> list[Recipe]:
-    """Recipes in the benchmark's language that came with this version."""
+def curated_recipes(services: Services, language: str) -> list[Recipe]:
+    """Recipes in the language that came with this version."""
     with services.catalog.read() as connection:
         rows = store.listed(connection, states=("active",), access_scope=ALL_ACCESS)
     found = (recipe_of(row) for row in rows if row.tier == "curated")
-    return [recipe for recipe in found if recipe is not None and recipe.language == LANGUAGE]
+    return [recipe for recipe in found if recipe is not None and recipe.language == language]
 
 
 # -- runs
@@ -86,19 +86,18 @@ def curated_recipes(services: Services) -> list[Recipe]:
 def run_all(
     services: Services,
     folder: Path,
-    problems: Sequence[str],
-    candidates: int,
+    plan: Plan,
     ends: float,
     said: Said,
 ) -> bool:
     """Go on with the runs until `ends` on the monotonic clock; whether all are done."""
     kept = FileStore(folder / "runs")
-    for name in problems:
+    for name in plan.taught:
         if ended(kept, name):
             continue
         if time.monotonic() >= ends:
             return False
-        run = _run(services, kept, name, candidates)
+        run = _run(services, kept, name, plan)
         said(f"{name}: {run.ended}, {run.seconds:.0f} s")
     return True
 
@@ -110,14 +109,14 @@ def ended(kept: FileStore, problem: str) -> bool:
         return False
 
 
-def _run(services: Services, kept: FileStore, name: str, candidates: int) -> RunRow:
-    problem = load_problem(Path(name))
-    goal = Goal(language=LANGUAGE, candidates=candidates, seed=SEED)
-    places = places_for(services, AUTO, LANGUAGE)
+def _run(services: Services, kept: FileStore, name: str, plan: Plan) -> RunRow:
+    problem, language = load_problem(Path(name)), plan.language
+    goal = Goal(language=language, candidates=plan.candidates, seed=SEED)
+    places = places_on(services, plan.ground)
     target = next(iter(places.values())).target
     run = RunRow(
         id=run_id(name),
-        problem=str(problem.path),
+        problem=name,  # shipped; the place differs from one machine to the next
         problem_sha256=problem.sha256,
         hardware=target.hardware,
         goal=goal,
@@ -132,10 +131,10 @@ def _run(services: Services, kept: FileStore, name: str, candidates: int) -> Run
             run=run,
             store=kept,
             bench=bench,
-            synthesizers=[RecipeSynthesizer(curated_recipes(services), [LANGUAGE])],
+            synthesizers=[RecipeSynthesizer(curated_recipes(services, language), [language])],
             knowledge=ServiceKnowledge(services),
             problem=problem_view(problem, bench.device),
-            hardware=hardware_view_of(target, places, LANGUAGE),
+            hardware=hardware_view_of(target, places, language),
             listener=Quiet(),
         )
         run = search.go()
@@ -198,14 +197,12 @@ def _write(path: Path, told: dict[str, Any]) -> None:
 # -- verifying
 
 
-def verify_all(
-    services: Services, folder: Path, problems: Sequence[str], budget: int, ends: float, said: Said
-) -> bool:
+def verify_all(services: Services, folder: Path, plan: Plan, ends: float, said: Said) -> bool:
     """Trials of every candidate that has something to leave out; whether all are done.
 
     Only problems that were learned from are tried: the others are what is measured afterwards.
     """
-    verifier = Verifier(services, _problem_folder(folder, problems))
+    verifier = Verifier(services, _problem_folder(folder, plan.taught))
     for name in sorted(waiting(services, queued=False)):
         path = folder / "trials" / f"{name}.json"
         if path.is_file():
@@ -213,7 +210,7 @@ def verify_all(
         if time.monotonic() >= ends:
             return False
         began = time.monotonic()
-        told = verifier.verified(name, budget, ACTOR)
+        told = verifier.verified(name, plan.budget, ACTOR)
         _write(path, told)
         said(f"{name}: {told['state']}, {told['reason']} ({time.monotonic() - began:.0f} s)")
     return True
