@@ -139,7 +139,7 @@ def cut_table(lines: Sequence[Line], lanes: Sequence[Lane]) -> list[str]:
     header = ["problem", "candidates", "best, as the search saw it", "by", "torch.compile default"]
     rows = [[c.problem, c.candidates, c.best or "", c.plan[:60], c.default or ""] for c in cut]
     return [
-        "Searched, and ended by the clock before the best candidate was measured again on other"
+        "Searched, but the run ended before the best candidate was measured again on other"
         " values: no results, and in none of the means. The best of several is partly the"
         " luckiest.",
         table(header, rows),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import finalists
+from optimizer.search.context import Context
 from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
-from optimizer.search.records import node_from_json
+from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
 from tests.optimizer.search.landscape import Moves, Nonsense, Steps, TableBench, proposal, search
 
@@ -152,3 +155,53 @@ def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: P
     stored = FileStore(tmp_path).run("run_1")
     assert ended.state == "finished" and stored.state == "running"
     assert stored.ended == ended.ended == "3 candidates were tried"
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Proposes what takes long to evaluate and brings nothing."""
+
+    name: str = "slow"
+    first_tries: int = 1
+
+    def propose(self, context: Context) -> Proposal | None:
+        x = 1_000 + len(context.tried)
+        return replace(proposal(x, context.parent.number), synthesizer=self.name)
+
+
+@dataclass
+class TimedBench(TableBench):
+    """Tells how long an evaluation took. slow: seconds of those of `Slow`."""
+
+    slow: float = 20.0
+
+    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+        took = self.slow if bundle_of.synthesizer == "slow" else 1.0
+        found = super().evaluate(bundle_of)
+        return replace(found, seconds={"compile": took / 2, "benchmark": took / 2})
+
+
+@pytest.mark.parametrize(("slow", "turns"), [(1.5, (6, 6)), (20.0, (1, 3))])
+def test_proposers_take_turns_by_the_time_that_their_candidates_took(
+    tmp_path: Path, slow: float, turns: tuple[int, int]
+) -> None:
+    """On flat ground, so that gains decide nothing."""
+    bench = TimedBench(value=lambda _: 1.0, slow=slow)
+    found = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
+    found.go()
+    made = [n.proposal.synthesizer for n in found.tree.nodes[1:] if n.proposal is not None]
+    assert turns[0] <= made.count("slow") <= turns[1], made
+    replayed = search(tmp_path / "again", Goal(candidates=12), bench, (Slow(), Wandering()))
+    replayed.go()
+    assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in found.tree.nodes]
+
+
+@dataclass(frozen=True)
+class Wandering:
+    """Proposes something new from anywhere."""
+
+    name: str = "steps"
+    first_tries: int = 1
+
+    def propose(self, context: Context) -> Proposal | None:
+        return proposal(len(context.tried) + 1, context.parent.number)
