@@ -91,6 +91,8 @@ class Processes:
             return
         signatures = (self._host.case(case).open.signature for case in cases)
         wanted = ROOM * max(sum(t.bytes for t in one.tensors) for one in signatures)
+        if torch.cuda.mem_get_info()[0] < wanted:
+            torch.cuda.empty_cache()  # of this process
         free, _ = torch.cuda.mem_get_info()
         if free < wanted:
             raise Unavailable(

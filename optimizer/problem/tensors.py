@@ -238,7 +238,8 @@ class OpenCase:
         model = model.to(device)
         model.load_state_dict(dict(state))
         given = [
-            tensor.item() if scalar else _cast(tensor, dtype).to(device).clone()
+            # To the device first: large arrays are cast there in no time.
+            tensor.item() if scalar else _cast(tensor.to(device), dtype).clone()
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
         before = torch.get_default_dtype()
@@ -368,9 +369,11 @@ class OpenCase:
         eps = torch.finfo(torch.float32).eps
         moved = []
         with seeded(_NUDGE_SEED):
-            for value in inputs:
-                nudge = (2 * torch.rand(value.shape, dtype=torch.float64) - 1) * eps
-                moved.append(value * (1 + nudge) if value.is_floating_point() else value)
+            for value in (value.to(device) for value in inputs):
+                if value.is_floating_point():
+                    nudge = torch.rand(value.shape, dtype=torch.float64, device=device)
+                    value = nudge.mul_(2).sub_(1).mul_(eps).add_(1).mul_(value)
+                moved.append(value)
         results = self.reference(moved, state, dtype=torch.float64, device=device)
         return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
 
