@@ -178,6 +178,8 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What a shell starts in the background ignores the signal, and passes that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert first.stdout is not None
     for line in first.stdout:
