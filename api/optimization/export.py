@@ -8,11 +8,10 @@ from typing import Any
 from api.optimization.stored import run_store
 from api.services import Services
 from kb.errors import Conflict
-from optimizer.evaluation.records import Interval
 from optimizer.output.module import write_module
 from optimizer.output.report import write_report
 from optimizer.problem.load import load_problem
-from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.confirm import outcome_from_json
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
 
@@ -25,7 +24,7 @@ def export_run(services: Services, run_id: str, folder: Path) -> dict[str, Any]:
     run = store.run(run_id)
     problem = load_problem(Path(run.problem))
     nodes = store.nodes(run_id)
-    tree, outcome = Tree(nodes), outcome_of(run.result)
+    tree, outcome = Tree(nodes), outcome_from_json(run.result)
     rows = FileStore(folder / "rows")
     rows.begin(run)
     for node in nodes:
@@ -33,22 +32,3 @@ def export_run(services: Services, run_id: str, folder: Path) -> dict[str, Any]:
     module = write_module(tree, outcome, problem, folder)
     report = write_report(run, tree, outcome, problem, folder)
     return {"module": str(module), "report": str(report), "rows": str(folder / "rows" / run.id)}
-
-
-def outcome_of(result: Any) -> Outcome:
-    """What `Outcome.as_json` stored; an unfinished run has no winner."""
-    if not result:
-        return Outcome(None, None, "the run did not end")
-    figures = tuple(
-        Figure(**{**figure, "speedup": Interval(**figure["speedup"])})
-        for figure in result["figures"]
-    )
-    return Outcome(
-        result["node"],
-        Interval(**result["gain"]) if result["gain"] else None,
-        result["reason"],
-        Interval(**result["inherited"]) if result["inherited"] else None,
-        figures,
-        tuple(result["notes"]),
-        **{name: result[name] for name in ("over", "clock") if name in result},
-    )

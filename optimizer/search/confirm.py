@@ -141,3 +141,22 @@ def _figure(timing: CaseTiming, held_out: bool) -> Figure:
         timing.candidate_us or 0.0,
         timing.baseline_us or 0.0,
     )
+
+
+def outcome_from_json(result: Any) -> Outcome:
+    """The inverse of `Outcome.as_json`; an unfinished run has no winner."""
+    if not result:
+        return Outcome(None, None, "the run did not end")
+    figures = tuple(
+        Figure(**{**figure, "speedup": Interval(**figure["speedup"])})
+        for figure in result["figures"]
+    )
+    return Outcome(
+        result["node"],
+        Interval(**result["gain"]) if result["gain"] else None,
+        result["reason"],
+        Interval(**result["inherited"]) if result["inherited"] else None,
+        figures,
+        tuple(result["notes"]),
+        **{name: result[name] for name in ("over", "clock") if name in result},
+    )

@@ -19,7 +19,7 @@ from benchmarks.evaluation.gpu_machine import kept
 from benchmarks.search.gains.bandwidth import shares_of
 from benchmarks.search.gains.module_check import checked
 from benchmarks.search.gains.report import means
-from benchmarks.search.gains.rows import Row, compiled_default, outcome_of
+from benchmarks.search.gains.rows import Row, compiled_default
 from benchmarks.search.gains.sessions import MODULES, is_finished, opened, runs_in, searched
 from benchmarks.search.search_gains_gpu import TITLE, latest, read_lane
 from kb.errors import InvalidRequest, NotFound
@@ -31,7 +31,7 @@ from optimizer.portable.session import RESULTS
 from optimizer.portable.snapshot import Snapshot
 from optimizer.problem.load import load_problem
 from optimizer.search import confirm
-from optimizer.search.confirm import Outcome
+from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore
@@ -289,4 +289,4 @@ def test_an_outcome_is_read_as_it_was_stored() -> None:
     figure = confirm.Figure("gpu", False, Interval(2.0, 1.9, 2.1, 9), 1.0, 2.0)
     for inherited in (None, figure.speedup):
         outcome = Outcome(3, figure.speedup, "", inherited, (figure,), ("a note",))
-        assert outcome_of(json.loads(json.dumps(outcome.as_json()))) == outcome
+        assert outcome_from_json(json.loads(json.dumps(outcome.as_json()))) == outcome

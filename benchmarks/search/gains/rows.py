@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from optimizer.evaluation.records import Interval
 from optimizer.problem.spec import Problem
-from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.confirm import Outcome
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
@@ -70,20 +68,3 @@ def compiled_default(tree: Tree) -> Node | None:
 
 def _interval(found: Interval | None) -> tuple[float, float, float, int] | None:
     return (found.value, found.low, found.high, found.n) if found is not None else None
-
-
-def outcome_of(result: Mapping[str, Any]) -> Outcome:
-    """The inverse of `Outcome.as_json`."""
-    figures = tuple(
-        Figure(**{**figure, "speedup": Interval(**figure["speedup"])})
-        for figure in result["figures"]
-    )
-    return Outcome(
-        result["node"],
-        Interval(**result["gain"]) if result["gain"] else None,
-        result["reason"],
-        Interval(**result["inherited"]) if result["inherited"] else None,
-        figures,
-        tuple(result["notes"]),
-        **{name: result[name] for name in ("over", "clock") if name in result},
-    )

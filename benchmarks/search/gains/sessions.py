@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluation.gpu_machine import kept
-from benchmarks.search.gains.rows import outcome_of
 from kb.errors import InvalidRequest, NotFound
 from optimizer.portable.session import RESULTS
 from optimizer.problem.load import load_problem
 from optimizer.problem.spec import Problem
-from optimizer.search.confirm import Outcome
+from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 
@@ -102,7 +101,7 @@ def searched(folder: Path, run: RunRow) -> Searched:
             hint="Use the version of the program that packed the session.",
         )
     tree = Tree(FileStore(folder).nodes(run.id))
-    return Searched(run, problem, tree, outcome_of(run.result))
+    return Searched(run, problem, tree, outcome_from_json(run.result))
 
 
 def checks_in(folder: Path) -> dict[str, str]:
