@@ -208,7 +208,7 @@ class Attempt:
         if not processes.settle():
             self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
         self.seconds["calls"] = processes.called_ns / 1e9
-        self.notes += [note for note in processes.notes if note not in self.notes]
+        self.notes = list(dict.fromkeys([*self.notes, *processes.notes]))
 
     def _guarded(self, loader: Loader) -> None:
         """Correctness and timing; whatever the candidate does to its process is a verdict."""

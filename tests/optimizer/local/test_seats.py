@@ -101,7 +101,10 @@ def test_evaluations_at_once_are_on_different_seats(
     together = threading.Barrier(2, timeout=60)
     pools = []
 
-    with LocalBench(problem, {"cpp": place}, EvaluationSettings(seeds=1), seats=seats) as bench:
+    # Two threads of one process that time calls on two processors at once delay each other, and
+    # what clocks say of that is not what is looked at.
+    settings = EvaluationSettings(seeds=1, without=frozenset({13}))
+    with LocalBench(problem, {"cpp": place}, settings, seats=seats) as bench:
         assert bench.at_once == 2
         real = bench._evaluator
 
@@ -125,9 +128,8 @@ def test_evaluations_at_once_are_on_different_seats(
             thread.start()
         for thread in threads:
             thread.join()
-    # Not that they are timed: two threads of one process that time calls on two processors at once
-    # delay each other.
     assert [evaluation.reached for evaluation in found.values()] == ["benchmark"] * 2, found
+    assert {evaluation.validity for evaluation in found.values()} == {"correct"}, found
     assert {number for number, _, _ in pools} == {0, 1}
     assert len({id(evaluator) for _, evaluator, _ in pools}) == 2
     assert len({path for _, _, path in pools}) == 2
