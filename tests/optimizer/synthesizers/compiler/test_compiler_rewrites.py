@@ -9,87 +9,16 @@ import pytest
 import torch
 
 from optimizer.synthesizers.compiler.rewrites.pattern import operators
-from optimizer.synthesizers.compiler.rewrites.rules import RULES, Rewritten, rewrite, variants
+from optimizer.synthesizers.compiler.rewrites.rules import RULES, variants
 from optimizer.synthesizers.compiler.rewrites.trace import NotTraced, Traced, trace
 from optimizer.synthesizers.compiler.source import rewritten
-
-MODEL = """
-import math
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {init}
-
-    def forward(self, {arguments}):
-        {forward}
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
-
-
-def model(forward: str, inputs: str = "torch.randn(5, 8)", init: str = "self.eps = 1e-5") -> str:
-    count = len(eval(f"[{inputs}]"))
-    names = ", ".join("xyz"[:count])
-    body = forward.replace("\n", "\n        ")
-    return MODEL.format(forward=body, inputs=inputs, init=init, arguments=names)
-
-
-def loaded(source: str, entry: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    names: dict[str, Any] = {}
-    exec(compile(source, "model.py", "exec"), names)
-    torch.manual_seed(3)
-    made: torch.nn.Module = names[entry](*names["get_init_inputs"]()).eval()
-    torch.manual_seed(4)
-    return made, names["get_inputs"]()
-
-
-def applied(source: str, *rules: str) -> Rewritten | None:
-    traced = trace(source)
-    assert isinstance(traced, Traced), traced
-    return rewrite(traced, [rule for rule in RULES if rule.name in rules])
-
-
-def same_result(source: str, made: Rewritten) -> None:
-    """With the weights it is made with, and with others written over them as the harness does."""
-    bundle = rewritten(source, made.text, made.names)
-    reference, inputs = loaded(source, "Model")
-    candidate, _ = loaded(bundle.source, "ModelNew")
-    assert list(reference.state_dict()) == list(candidate.state_dict())
-    with torch.no_grad():
-        alike(candidate(*inputs), reference(*inputs))
-        other_weights(reference, candidate)
-        alike(candidate(*inputs), reference(*inputs))
-
-
-def alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Within an error that follows the size of the results, not of each of them."""
-    scale = float(wanted[wanted.isfinite()].square().mean().sqrt())
-    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5 * max(1.0, scale))
-
-
-def other_weights(*models: torch.nn.Module) -> None:
-    """Behind the tensors, so that no version counter of a parameter tells of it."""
-    for number, values in enumerate(zip(*(list(state_of(m)) for m in models), strict=True)):
-        torch.manual_seed(number)
-        new = torch.rand_like(values[0].double()).to(values[0].dtype) + 0.5
-        for value in values:
-            value.data.copy_(new)
-
-
-def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [v for v in model.state_dict(keep_vars=True).values() if v.is_floating_point()]
-
+from tests.optimizer.synthesizers.compiler.small_models import (
+    applied,
+    loaded,
+    model,
+    same_result,
+)
+from tests.optimizer.synthesizers.compiler.test_weight_rewrites import WEIGHT_CASES
 
 SQUARE = "torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.randn(2, 4, 6)"
 LONG = "torch.randn(64, 4), torch.randn(4, 64), torch.randn(64, 3)"
@@ -230,113 +159,6 @@ def test_products_take_the_order_with_fewer_multiplications(forward: str, cheape
     same_result(model(forward, inputs), made)
     other = "return x @ (y @ z)" if cheaper == "y, z" else "return (x @ y) @ z"
     assert applied(model(other, inputs), "cheaper_order") is None
-
-
-IMAGE = "torch.randn(2, 3, 12, 12)"
-ROWS = "torch.randn(64, 8)"
-PAIR = "self.a = nn.Linear(8, 64{}); self.b = nn.Linear(64, 8{})"
-NO_BIAS = ", bias=False"
-TWO_LAYERS = "return self.b(self.a(x))"
-NORMED = "return self.norm(self.layer(x)).relu()"
-SEPARABLE = "nn.Conv2d(3, 6, 3, padding='same', groups=3, bias=False)"
-WEIGHT_CASES = [
-    ("linear_twice", model(TWO_LAYERS, ROWS, PAIR.format("", "")), "torch.matmul"),
-    ("linear_twice", model(TWO_LAYERS, ROWS, PAIR.format("", NO_BIAS)), "torch.mv"),
-    ("linear_twice", model(TWO_LAYERS, ROWS, PAIR.format(NO_BIAS, NO_BIAS)), "torch.matmul"),
-    (
-        "norm_in_weights",
-        model(NORMED, IMAGE, "self.layer = nn.Conv2d(3, 4, 3); self.norm = nn.BatchNorm2d(4)"),
-        "conv2d",
-    ),
-    (
-        "norm_in_weights",
-        model(
-            NORMED, IMAGE, f"self.layer = {SEPARABLE}; self.norm = nn.BatchNorm2d(6, affine=False)"
-        ),
-        "conv2d",
-    ),
-    (
-        "norm_in_weights",
-        model(NORMED, ROWS, "self.layer = nn.Linear(8, 16); self.norm = nn.BatchNorm1d(16)"),
-        "linear",
-    ),
-    ("scale_in_weights", model("return self.l(x) * 0.5", ROWS, "self.l = nn.Linear(8, 4)"), "mul"),
-    (
-        "scale_in_weights",
-        model("return self.l(x) / self.t", IMAGE, "self.l = nn.Conv2d(3, 4, 3); self.t = 3.0"),
-        "self.t",
-    ),
-    (
-        "scale_in_weights",
-        model(
-            "return self.g * F.linear(x, self.w)",
-            ROWS,
-            "self.w = nn.Parameter(torch.randn(4, 8)); self.g = nn.Parameter(torch.randn(4))",
-        ),
-        "reshape",
-    ),
-]
-
-
-@pytest.mark.parametrize(("rule", "source", "told"), WEIGHT_CASES)
-def test_work_moves_from_activations_to_weights(rule: str, source: str, told: str) -> None:
-    made = applied(source, rule)
-    assert made is not None and made.names == (rule,)
-    assert told in made.text.forward and not made.text.kept
-    same_result(source, made)
-
-
-@pytest.mark.parametrize(
-    ("forward", "inputs", "init"),
-    [
-        (TWO_LAYERS, "torch.randn(4, 8)", PAIR.format("", "")),
-        ("y = self.a(x)\nreturn self.b(y), y", ROWS, PAIR.format("", "")),
-        ("return self.b(self.a(x).relu())", ROWS, PAIR.format("", "")),
-        ("return self.a(x) * 0.5", "torch.randn(4, 8)", PAIR.format("", "")),
-        ("return self.a(x) * x.sum()", ROWS, PAIR.format("", "")),
-        (
-            NORMED,
-            "torch.randn(64, 16, 8)",
-            "self.layer = nn.Linear(8, 4); self.norm = nn.BatchNorm1d(16)",
-        ),
-        (
-            NORMED,
-            IMAGE,
-            "self.layer = nn.Conv2d(3, 4, 3); "
-            "self.norm = nn.BatchNorm2d(4, track_running_stats=False)",
-        ),
-        (
-            NORMED,
-            IMAGE,
-            "self.layer = nn.Conv2d(3, 4, 3); self.norm = nn.BatchNorm2d(4); "
-            "self.norm.train = lambda mode=True: self.norm",  # stays in training
-        ),
-    ],
-)
-def test_weights_take_nothing_that_is_no_gain_or_another_function(
-    forward: str, inputs: str, init: str
-) -> None:
-    rules = {case[0] for case in WEIGHT_CASES}
-    assert applied(model(forward, inputs, init), *rules) is None
-
-
-def test_all_that_can_be_folded_into_one_layer_is() -> None:
-    source = model(TWO_LAYERS + " * 0.5", ROWS, PAIR.format("", ""))
-    made = applied(source, "linear_twice", "scale_in_weights")
-    assert made is not None and made.names == ("linear_twice", "scale_in_weights")
-    assert made.text.forward.count("functional.linear(") == 1
-    same_result(source, made)
-
-
-def test_a_scale_behind_a_folded_norm_is_folded_too() -> None:
-    init = "self.layer = nn.Conv2d(3, 4, 3, stride=2); self.norm = nn.BatchNorm2d(4)"
-    source = model("return self.norm(self.layer(x)) * 2.0", "torch.randn(2, 3, 32, 32)", init)
-    made = applied(source, "norm_in_weights", "scale_in_weights")
-    assert made is not None and made.names == ("norm_in_weights", "scale_in_weights")
-    same_result(source, made)
-
-
-# -- constants
 
 
 @pytest.mark.parametrize(
