@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from optimizer.isolation.levels import Level, command
 from optimizer.runner.environment import threads_and_memory
@@ -80,16 +81,23 @@ class Forked:
 
     def __init__(self, status: int) -> None:
         self._status = status
-        self.pid, problem = self._read(START_SECONDS)
-        if self.pid < 0:
-            raise OSError(problem, os.strerror(problem))
         self._code: int | None = None
+        try:
+            self.pid, problem = self._read(START_SECONDS)
+        except (TimeoutError, EOFError):
+            os.close(status)
+            raise
+        if self.pid < 0:
+            os.close(status)
+            raise OSError(problem, os.strerror(problem))
 
     def _read(self, seconds: float) -> tuple[int, int]:
         ready, _, _ = select.select([self._status], [], [], seconds)
-        data = os.read(self._status, _STATUS.size) if ready else b""
-        if len(data) < _STATUS.size:
+        if not ready:
             raise TimeoutError
+        data = os.read(self._status, _STATUS.size)
+        if len(data) < _STATUS.size:
+            raise EOFError
         pid, value = _STATUS.unpack(data)
         return pid, value
 
@@ -99,26 +107,36 @@ class Forked:
                 self._code = self._read(seconds)[1]
             except TimeoutError:
                 return None
+            except EOFError:  # what it was forked from was ended, and it with that
+                self._code = -signal.SIGKILL
             os.close(self._status)
             self._status = -1
         return self._code
 
 
 class Zygote:
-    """The interpreter that runners are forked from. One for all runners of the same settings."""
+    """An interpreter that has imported what its forks need. Not for threads."""
 
-    def __init__(self, threads: int, level: Level, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        program: Path,
+        arguments: Sequence[str],
+        level: Level,
+        environment: Mapping[str, str],
+    ) -> None:
+        """program: a file that calls `runner.forks.serve`; it is given the number of its socket,
+        whether its forks get process namespaces, and the arguments."""
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
-        argv = [sys.executable, "-I", str(RUNNER / "zygote.py"), str(theirs.fileno())]
-        # Its runners get process namespaces of their own; network and user are shared from here.
+        argv = [sys.executable, "-I", str(program), str(theirs.fileno()), own, *arguments]
+        # Forks get process namespaces of their own; network and user are shared from here.
         shell = ["unshare", "--user", "--map-root-user", "--net", "--"] if own == "1" else []
         kept = {n: os.environ[n] for n in ("PATH", "LD_LIBRARY_PATH") if n in os.environ}
         self._process = subprocess.Popen(
-            [*shell, *argv, str(threads), own, device],
+            [*shell, *argv],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**kept, **threads_and_memory(threads)},
+            env={**kept, **environment},
             start_new_session=True,
         )
         theirs.close()
@@ -126,17 +144,23 @@ class Zygote:
         self._wire = Wire(ours, "")
         self._ready = False
 
-    def fork(
-        self, secret: str, environment: Mapping[str, str], scratch: Path, fds: tuple[int, int, int]
-    ) -> Forked:
-        """fds: socket, tokens, log."""
+    @classmethod
+    def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
+        """One for all runners of the same settings; a request is what a runner is told at its
+        start, with socket, tokens and log."""
+        arguments = [str(threads), device]
+        return cls(RUNNER / "zygote.py", arguments, level, threads_and_memory(threads))
+
+    def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
+        """Raises WireClosed or EOFError where it has ended, TimeoutError if it is silent."""
         if not self._ready:
             self._wire.receive()
             self._ready = True
         readable, status = os.pipe()
-        message = {"secret": secret, "environment": dict(environment), "scratch": str(scratch)}
-        self._wire.send(message, (*fds, status))
-        os.close(status)
+        try:
+            self._wire.send(message, (*fds, status))
+        finally:
+            os.close(status)
         return Forked(readable)
 
     def close(self) -> None:

@@ -26,7 +26,8 @@ class RunnerPool:
         self._spare = SPARES[settings.device] if spare is None else spare
         self._waiting: deque[RunnerProcess] = deque()
         forks = fork and sys.platform.startswith("linux")
-        self._zygote = Zygote(settings.threads, settings.level, settings.device) if forks else None
+        forked = (settings.threads, settings.level, settings.device)
+        self._zygote = Zygote.of_runners(*forked) if forks else None
         self._enders = ThreadPoolExecutor(ENDERS, thread_name_prefix="end-runner")
         # One thread that lives as long as the pool: runners end with the thread that started them.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start-runner")

@@ -101,7 +101,12 @@ class RunnerProcess:
     def _launch(self, zygote: Zygote | None, nonce: str, talk: int, tokens: int) -> Launched:
         log = self._log.fileno()
         if zygote is not None:
-            return zygote.fork(nonce, self._environment(), self.scratch, (talk, tokens, log))
+            start = {
+                "secret": nonce,
+                "environment": self._environment(),
+                "scratch": str(self.scratch),
+            }
+            return zygote.fork(start, (talk, tokens, log))
         settings = self.settings
         arguments = [str(talk), str(tokens), nonce, settings.device, str(settings.threads)]
         return Spawned(

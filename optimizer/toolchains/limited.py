@@ -16,9 +16,9 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str]) -> None:
-    limits = json.loads(arguments[0])
-    for name, value in limits["resources"].items():
+def set_limits(resources: dict[str, int]) -> None:
+    """Of this process and what it starts. resources: by the names of the module `resource`."""
+    for name, value in resources.items():
         kind = getattr(resource, name)
         # Of processor time the soft limit comes first: its signal says which limit it was.
         pair = (value, value + 1) if name == "RLIMIT_CPU" else (value, value)
@@ -26,6 +26,11 @@ def main(arguments: list[str]) -> None:
         if hard != resource.RLIM_INFINITY:
             pair = (min(pair[0], hard), min(pair[1], hard))
         resource.setrlimit(kind, pair)
+
+
+def main(arguments: list[str]) -> None:
+    limits = json.loads(arguments[0])
+    set_limits(limits["resources"])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != limits["parent"]:

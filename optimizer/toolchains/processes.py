@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 LAUNCHER = Path(__file__).with_name("limited.py")
 KILL_SECONDS = 5.0  # for the kernel to end a group that was sent SIGKILL
@@ -107,14 +108,34 @@ def run(
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        pipes = (process.stdout.fileno(), process.stderr.fileno())
+        return follow(_Opened(process), pipes, limits, began)
+
+
+class Started(Protocol):
+    """A process that leads a group of its own. pid: as this process sees it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, seconds: float) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        ...
+
+
+def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: float) -> Finished:
+    """Wait for a process and leave nothing of its group. pipes: ends to read its output and its
+    errors from. began: `time.monotonic` at its start."""
     try:
-        captured, timed_out = _collect(process, began + limits.seconds, limits.output_bytes)
+        captured, timed_out = _collect(process, pipes, began + limits.seconds, limits.output_bytes)
     finally:
         survivors = end_group(process.pid)
-        code = _status(process)
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
+        code = process.wait(KILL_SECONDS)
+    if code is None:  # the kernel has not let go of it yet
+        code = -signal.SIGKILL
     return Finished(
         code=code,
         stdout=captured.text(0),
@@ -124,6 +145,20 @@ def run(
         truncated=captured.truncated,
         survivors=survivors,
     )
+
+
+class _Opened:
+    """A `Popen` as `Started`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
 
 
 class _Captured:
@@ -144,14 +179,6 @@ class _Captured:
         return self._streams[stream].decode("utf-8", "replace")
 
 
-def _status(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status; that of a kill for one that the kernel has not let go of yet."""
-    try:
-        return process.wait(KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return -signal.SIGKILL
-
-
 def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
     """What a compiler needs to know of the surroundings; no keys of the service's are among it."""
     kept = {name: os.environ[name] for name in KEPT_ENV if name in os.environ}
@@ -159,18 +186,19 @@ def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
     return {**kept, **places, **extra}
 
 
-def _collect(process: subprocess.Popen[bytes], deadline: float, cap: int) -> tuple[_Captured, bool]:
-    """Read until both streams end, the command ends, or the deadline passes."""
+def _collect(
+    process: Started, pipes: tuple[int, int], deadline: float, cap: int
+) -> tuple[_Captured, bool]:
+    """Read until both streams end, the process ends, or the deadline passes."""
     captured = _Captured(cap)
     with selectors.DefaultSelector() as selector:
-        for number, pipe in enumerate((process.stdout, process.stderr)):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+        for number, pipe in enumerate(pipes):
+            os.set_blocking(pipe, False)
             selector.register(pipe, selectors.EVENT_READ, number)
         ended_by: float | None = None
         while selector.get_map():
             now = time.monotonic()
-            if ended_by is None and process.poll() is not None:
+            if ended_by is None and process.wait(0.0) is not None:
                 # A child that it left behind may hold the pipes open for ever.
                 ended_by = now + DRAIN_SECONDS
             until = deadline if ended_by is None else min(deadline, ended_by)
@@ -181,16 +209,8 @@ def _collect(process: subprocess.Popen[bytes], deadline: float, cap: int) -> tup
                 captured.add(key.data, data)
                 if not data:
                     selector.unregister(key.fileobj)
-    return captured, not _ended(process, deadline)
-
-
-def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Whether a command that closed its streams ends in time."""
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    # One that closed its streams may still end in time.
+    return captured, process.wait(max(0.0, deadline - time.monotonic())) is None
 
 
 def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:

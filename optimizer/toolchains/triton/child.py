@@ -3,8 +3,9 @@
 
 Calls the candidate on its cases with tensors that have shapes and no contents, and with a Triton
 driver that names the target and launches nothing; so every kernel is compiled for exactly the
-arguments, constants and options that its launch would have. Writes one JSON line to OUTPUT/events
-for each kernel as it is done, because the deadline may come before the next one.
+arguments, constants and options that its launch would have. Cases are compiled side by side, each
+in a fork. Writes one JSON line to OUTPUT/events, and to OUTPUT/CASE/events in forks, for each
+kernel as it is done, because the deadline may come before the next one.
 Standard library, torch and triton only; works with Triton 3.6 and 3.7, whose modules are looked up
 by name because they carry no types.
 """
@@ -18,6 +19,7 @@ import json
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -40,6 +42,11 @@ class Events:
         self._folder = folder
         self._kernels = 0
 
+    def of_case(self, number: int) -> None:
+        """From here on told in a folder of its own."""
+        self._folder = self._folder / f"{number:03d}"
+        self._folder.mkdir()
+
     def say(self, **event: Any) -> None:
         with (self._folder / "events").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, default=str) + "\n")
@@ -53,6 +60,7 @@ class Events:
         names = source.fn.arg_names
         self.say(
             kernel=compiled.name,
+            hash=compiled.hash,
             assembly=name,
             log=log,
             shared=compiled.metadata.shared,
@@ -264,6 +272,43 @@ def attempt(request: Request, module: ModuleType, case: Request, events: Events)
                 return
 
 
+def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
+    """Cases side by side; one after the other where a fork would be worth nothing, or not safe."""
+    cases, most = request["cases"], min(len(request["cases"]), request["at_once"])
+    if most < 2 or threading.active_count() > 1:
+        for case in cases:
+            attempt(request, module, case, events)
+        return
+    running = 0
+    for number, case in enumerate(cases):
+        if running == most:
+            await_fork(events)
+            running -= 1
+        sys.stdout.flush()
+        if os.fork() == 0:
+            events.of_case(number)
+            attempt(request, module, case, events)
+            finish(events)
+        running += 1
+    for _ in range(running):
+        await_fork(events)
+
+
+def await_fork(events: Events) -> None:
+    """The next that ends; one that a signal ended has not told so itself."""
+    _, status = os.wait()
+    if status != 0:
+        events.say(ended=os.waitstatus_to_exitcode(status))
+
+
+def finish(events: Events) -> None:
+    """Without exit handlers: a candidate may have registered some."""
+    events.say(done=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def main(arguments: list[str]) -> None:
     sys.path.insert(0, ROOT)
     from optimizer.runner.confine import only_writes_to
@@ -282,13 +327,8 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:
         events.say(failed=repr(error)[:500], trace=trace(error, path.parent))
     else:
-        for case in request["cases"]:
-            attempt(request, module, case, events)
-    events.say(done=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # No exit handlers: a candidate may have registered some.
-    os._exit(0)
+        attempt_all(request, module, events)
+    finish(events)
 
 
 if __name__ == "__main__":

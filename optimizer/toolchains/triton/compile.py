@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ from optimizer.abi import Signature
 from optimizer.bundle import Bundle
 from optimizer.isolation import levels
 from optimizer.toolchains.base import CACHE, Availability, Compiled, Loader, Metric, Target
+from optimizer.toolchains.forked import ForkServer, can_fork
 from optimizer.toolchains.processes import Finished, Limits, clean_env, run
 from optimizer.toolchains.reports.gpu import whole
 from optimizer.toolchains.triton.cases import case_requests
 
 CHILD = Path(__file__).with_name("child.py")
+SERVER = Path(__file__).with_name("server.py")
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}  # nothing is launched
 LIMITS = Limits(seconds=90.0, memory_bytes=24 << 30, file_bytes=1 << 30)
+ENOUGH_PROCESSORS = 4
 SOURCES, OUTPUT, REQUEST = "src", "triton", "request.json"
 BF16_NOTE = "bf16 not checked: the interpreter is wrong there"
 NOT_RUN_NOTE = "compiled only, not run on the device; correctness is the interpreter's"
@@ -89,13 +95,33 @@ def compile_triton(
         "target": {"backend": chip.backend, "arch": chip.arch, "warp_size": chip.warp_size},
         "facts": {key: v for key, v in target.facts.items() if isinstance(v, int | float)},
         "cases": case_requests(workdir, signatures),
+        "at_once": cases_at_once(),
     }
     (workdir / REQUEST).write_text(json.dumps(request), encoding="utf-8")
-    command = [sys.executable, "-I", str(CHILD), REQUEST, OUTPUT]
-    # The candidate's own Python runs here, so it gets the isolation of a runner.
-    isolated = levels.command(levels.level_for("auto"), command)
-    done = run(isolated, cwd=workdir, limits=limits, env=_env(workdir))
+    done = _run_child(workdir, limits)
     return _answer(bundle, target, signatures, Events.read(output), done, reader, limits, path)
+
+
+def cases_at_once() -> int:
+    """Cases of one candidate that are compiled side by side. On few processors one after the other:
+    cases share kernels, which each process of its own would compile again."""
+    count = len(os.sched_getaffinity(0)) if can_fork() else 1
+    return count if count >= ENOUGH_PROCESSORS else 1
+
+
+def _run_child(workdir: Path, limits: Limits) -> Finished:
+    """The candidate's own Python runs there, so it gets the isolation of a runner."""
+    arguments, env = [REQUEST, OUTPUT], _env(workdir)
+    if can_fork():
+        return _server().run(arguments, cwd=workdir, limits=limits, env=env)
+    command = [sys.executable, "-I", str(CHILD), *arguments]
+    isolated = levels.command(levels.level_for("auto"), command)
+    return run(isolated, cwd=workdir, limits=limits, env=env)
+
+
+@lru_cache(maxsize=1)
+def _server() -> ForkServer:
+    return ForkServer(SERVER, HIDDEN)
 
 
 def _env(workdir: Path) -> Mapping[str, str]:
@@ -104,48 +130,53 @@ def _env(workdir: Path) -> Mapping[str, str]:
         # Where its runners look too, so that what is compiled here is not compiled again there.
         TRITON_CACHE_DIR=str(workdir / CACHE / "triton"),
         TRITON_DUMP_PTXAS_LOG="1",
-        CUDA_VISIBLE_DEVICES="",
-        HIP_VISIBLE_DEVICES="",
+        **HIDDEN,
     )
 
 
 @dataclass(frozen=True)
 class Events:
-    """What the child told. failed: traces of compile errors; not_called: why no kernel could be
-    learnt from a case; called: whether the file was imported; compiling: the kernel it was at when
-    it ended."""
+    """What the child told. kernels: each once, with the folder that holds its assembly. failed:
+    traces of compile errors; not_called: why no kernel could be learnt from a case; called: whether
+    the file was imported; compiling: the kernel it was at when it ended; ended: how a case's
+    process did that could not say so itself."""
 
-    folder: Path
-    kernels: tuple[Mapping[str, Any], ...]
+    kernels: tuple[tuple[Path, Mapping[str, Any]], ...]
     failed: tuple[str, ...]
     not_called: tuple[str, ...]
     autotuned: tuple[str, ...]
     called: bool
     compiling: str | None
+    ended: int | None
     finished: bool
 
     @classmethod
     def read(cls, folder: Path) -> Events:
-        path = folder / "events"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        told = [event for line in lines if (event := _event(line))]
-        last = told[-1] if told else {}
+        """Of the whole, then of its cases in their order."""
+        parts = [_told(folder), *map(_told, sorted(folder.glob("[0-9][0-9][0-9]")))]
+        told = [event for _, events in parts for event in events]
+        last = [events[-1] if events else {} for _, events in parts]
+        kernels: dict[str, tuple[Path, Mapping[str, Any]]] = {}
+        for place, event in ((p, e) for p, events in parts for e in events if "kernel" in e):
+            known = kernels.setdefault(str(event["hash"]), (place, event))
+            if event["log"] and not known[1]["log"]:  # ptxas speaks to the case that was first
+                kernels[str(event["hash"])] = (place, event)
         return cls(
-            folder,
-            tuple(event for event in told if "kernel" in event),
+            tuple(kernels.values()),
             tuple(str(event["trace"]) for event in told if "failed" in event),
             tuple(str(event["not_called"]) for event in told if "not_called" in event),
             tuple(_autotuned(event) for event in told if "autotuned" in event),
             any("calling" in event for event in told),
-            last.get("compiling"),
-            "done" in last,
+            next((str(event["compiling"]) for event in last if "compiling" in event), None),
+            next((int(event["ended"]) for event in told if "ended" in event), None),
+            all("done" in event for event in last),
         )
 
     def rows(self, reader: Reader) -> dict[str, Kernel]:
         """Metrics by kernel; the same one with other constants gets a number."""
         rows: dict[str, Kernel] = {}
-        for event in self.kernels:
-            assembly = (self.folder / event["assembly"]).read_text(encoding="utf-8")
+        for folder, event in self.kernels:
+            assembly = (folder / event["assembly"]).read_text(encoding="utf-8")
             row = reader(assembly, event["log"])
             row |= {"shared": int(event["shared"]), "num_warps": int(event["num_warps"])}
             if event.get("num_stages") is not None:
@@ -161,6 +192,12 @@ def _autotuned(event: Mapping[str, Any]) -> str:
         f"{event['autotuned']} is autotuned: its report is of the first that fits of "
         f"{event['configs']} configurations: {event['chosen']}"
     )
+
+
+def _told(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    path = folder / "events"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return folder, [event for line in lines if (event := _event(line))]
 
 
 def _event(line: str) -> dict[str, Any] | None:
@@ -209,7 +246,7 @@ def _answer(
 
 def _uses_bf16(signatures: tuple[Signature, ...], events: Events) -> bool:
     tensors = any(t.dtype == "bfloat16" for signature in signatures for t in signature.tensors)
-    return tensors or any("bf16" in kind for event in events.kernels for kind in event["types"])
+    return tensors or any("bf16" in kind for _, event in events.kernels for kind in event["types"])
 
 
 def _notes(events: Events, rows: Mapping[str, Kernel]) -> list[str]:
@@ -232,10 +269,11 @@ def _log(events: Events, done: Finished, limits: Limits, ok: bool) -> str:
         at = f" of kernel {events.compiling}" if events.compiling else ""
         parts.append(f"error: compilation{at} timed out after {limits.seconds:g} s")
     elif not events.finished:
-        parts.append(f"error: the compiler ended with status {done.code}")
+        status = done.code if events.ended is None else events.ended
+        parts.append(f"error: the compiler ended with status {status}")
     parts += dict.fromkeys(events.failed)
     if not ok:
         # Where ptxas refuses, Triton prints all of the PTX between two rules.
         parts.append(_DUMP.sub("", done.log).strip())
-    parts += [str(event["log"]).strip() for event in events.kernels]
+    parts += [str(event["log"]).strip() for _, event in events.kernels]
     return "\n".join(part for part in parts if part)

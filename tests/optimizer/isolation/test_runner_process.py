@@ -57,7 +57,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> OpenCase:
 
 @pytest.fixture(scope="module", params=LEVELS)
 def zygote(request: pytest.FixtureRequest) -> Iterator[Zygote]:
-    made = Zygote(1, request.param)
+    made = Zygote.of_runners(1, request.param)
     made.level = request.param  # type: ignore[attr-defined]
     yield made
     made.close()
