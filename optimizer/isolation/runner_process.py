@@ -219,13 +219,17 @@ class RunnerProcess:
 
     def waited_ns(self) -> int:
         """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
-        tasks = Path(f"/proc/{self._launched.pid}/task").glob("*/schedstat")
-        return sum(_schedstat(task, 1) for task in tasks)
+        tasks = f"/proc/{self._launched.pid}/task"
+        try:
+            with os.scandir(tasks) as threads:  # four times a pair of blocks; pathlib takes 5 x
+                return sum(_schedstat(f"{thread.path}/schedstat", 1) for thread in threads)
+        except OSError:
+            return 0
 
     def busy_ns(self) -> int:
         """Processor time of its main thread so far, by the kernel's account."""
         pid = self._launched.pid
-        return _schedstat(Path(f"/proc/{pid}/task/{pid}/schedstat"), 0)
+        return _schedstat(f"/proc/{pid}/task/{pid}/schedstat", 0)
 
     def processes(self) -> list[int]:
         """Every process that carries this runner's mark or belongs to its session."""
@@ -264,13 +268,17 @@ class RunnerProcess:
 
 def own_wait_ns() -> int:
     """How long the calling thread stood ready without getting a processor, in nanoseconds."""
-    return _schedstat(Path("/proc/thread-self/schedstat"), 1)
+    return _schedstat("/proc/thread-self/schedstat", 1)
 
 
-def _schedstat(path: Path, field: int) -> int:
+def _schedstat(path: str, field: int) -> int:
     """0: nanoseconds on a processor, 1: ready and waiting for one."""
     try:
-        return int(path.read_text(encoding="ascii").split()[field])
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(file, 80).split()[field])
+        finally:
+            os.close(file)
     except (OSError, IndexError, ValueError):
         return 0  # the thread ended between listing and reading, or the kernel keeps no account
 

@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# By candidates for a GPU: seconds each.
+OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
+
 
 def main(arguments: list[str]) -> None:
     sock, namespaces, threads, device = arguments
@@ -23,8 +26,11 @@ def main(arguments: list[str]) -> None:
     from optimizer.runner.serve import Runner  # noqa: F401
 
     if device == "cuda":
-        with contextlib.suppress(ImportError):  # a candidate that needs it will say so
-            importlib.import_module("triton")
+        # Asking the driver which devices there are would make it unusable in forks.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        for name in OFTEN_NEEDED:
+            with contextlib.suppress(ImportError):  # a candidate that needs it will say so
+                importlib.import_module(name)
     sys.path.remove(root)
     sys.argv = ["runner"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,14 @@ def can_fork() -> bool:
 
 
 class ForkServer:
-    """program: a file that calls `runner.forks.serve`, whose forks read two pipes' ends for what
-    they print and run the request's `arguments` in `cwd`. Starts with the first request. For
-    several threads."""
+    """program: a file that calls `runner.forks.serve`, whose forks get two pipes for what they
+    print and run the request's `arguments` in `cwd`. Starts with the first request, with a folder
+    for temporary files of its own. For several threads."""
 
     def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
         self._program = program
         self._environment = dict(environment)
+        self._folder = tempfile.TemporaryDirectory(prefix="kernlore-forks-")
         self._zygote: Zygote | None = None
         self._lock = threading.Lock()
         atexit.register(self.close)
@@ -75,7 +77,8 @@ class ForkServer:
             for attempt in range(ATTEMPTS):
                 if self._zygote is None:
                     level = levels.level_for("auto")
-                    self._zygote = Zygote(self._program, [], level, self._environment)
+                    environment = {**self._environment, "TMPDIR": self._folder.name}
+                    self._zygote = Zygote(self._program, [], level, environment)
                 try:
                     return self._zygote.fork(message, fds)
                 except (WireClosed, EOFError):

@@ -89,7 +89,8 @@ def install(request: Request, events: Events) -> None:
     import_module("triton").runtime.driver.set_active(CompileOnly(target, facts))
     compiler: Any = import_module("triton.compiler")
     limit = request["facts"].get("shared_memory_per_block")
-    compiler.compile = recording(compiler.compile, events, limit)
+    launcher = host_launcher() if request["runs_here"] else None
+    compiler.compile = recording(compiler.compile, events, limit, launcher)
     compiled = import_module("triton.compiler.compiler").CompiledKernel
     compiled.run = property(lambda self: lambda *args, **kwargs: None)
     compiled.launch_metadata = lambda self, *args: None
@@ -99,8 +100,24 @@ def install(request: Request, events: Events) -> None:
     pretend_cuda(facts, target)
 
 
+def host_launcher() -> Callable[[Any, Any], object] | None:
+    """What makes the host's side of a launch, which Triton builds with a C compiler at the first
+    one: done here it does not occupy the device. None where it cannot be built; the runner says
+    why."""
+    try:
+        driver = import_module("triton.backends.nvidia.driver")
+        driver.CudaUtils()
+    except Exception:  # a missing header, compiler or libcuda
+        return None
+    made: Callable[[Any, Any], object] = driver.CudaLauncher
+    return made
+
+
 def recording(
-    compile_kernel: Callable[..., Any], events: Events, shared_limit: float | None
+    compile_kernel: Callable[..., Any],
+    events: Events,
+    shared_limit: float | None,
+    launcher: Callable[[Any, Any], object] | None,
 ) -> Callable[..., Any]:
     """Triton's `compile`, telling of each kernel once, and refusing what the device would."""
     refused = import_module("triton.runtime.errors").OutOfResources
@@ -116,6 +133,9 @@ def recording(
         if compiled.hash not in seen:
             seen.add(compiled.hash)
             events.kernel(compiled, source, printed.getvalue())
+            if launcher is not None:
+                with contextlib.suppress(Exception):  # the runner says why
+                    launcher(source, compiled.metadata)
         return compiled
 
     return recorded

@@ -96,6 +96,7 @@ def compile_triton(
         "facts": {key: v for key, v in target.facts.items() if isinstance(v, int | float)},
         "cases": case_requests(workdir, signatures),
         "at_once": cases_at_once(),
+        "runs_here": target.device == "cuda",
     }
     (workdir / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     done = _run_child(workdir, limits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[3])
 IDLE_SECONDS = 600.0
+CACHE = "TRITON_CACHE_DIR"
 # What a compilation imports when it comes to it.
 LATER = (
     "torch._dynamo",  # meta tensors need it
@@ -42,16 +44,25 @@ def main(arguments: list[str]) -> None:
     import torch  # noqa: F401  (imported for the forks)
 
     from optimizer.runner.forks import Separate, serve
-    from optimizer.toolchains.triton import child  # noqa: F401
+    from optimizer.toolchains.triton import child
 
     for name in LATER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     sys.path.remove(ROOT)
+    # Triton's own part of the host's side, built by a C compiler, once for all candidates.
+    built = Path(tempfile.gettempdir()) / "host"
+    os.environ[CACHE] = str(built)
+    child.host_launcher()
+
+    def become(message: dict[str, Any], fds: list[int]) -> None:
+        run_child(message, fds, built)
+
     serve(int(sock), become, Separate(namespaces == "1"), IDLE_SECONDS)
 
 
-def become(message: dict[str, Any], fds: list[int]) -> None:
+def run_child(message: dict[str, Any], fds: list[int], built: Path) -> None:
+    """built: what every candidate's cache begins with, if it is there."""
     from optimizer.toolchains.limited import set_limits
     from optimizer.toolchains.triton import child
 
@@ -62,6 +73,8 @@ def become(message: dict[str, Any], fds: list[int]) -> None:
     os.environ.update(message["environment"])
     tempfile.tempdir = None  # it may have been looked up before
     os.chdir(message["cwd"])
+    if built.is_dir():
+        shutil.copytree(built, os.environ[CACHE], dirs_exist_ok=True)
     set_limits(message["resources"])
     child.main(message["arguments"])
 
