@@ -2,9 +2,10 @@
 
 Works in a folder and goes on where it stopped: runs, distilling, trials, small tables of unseen
 cases and of other shipped problems, each for at most --seconds. With --report it writes what the
-folder has so far. What is learned from, on which device and in which language is chosen with the
-folder's first call and kept in it; --prepare makes a folder that a machine with a GPU and few
-packages can go on with.
+folder has so far. Runs and tables of some problems (--only) can be made in copies of the folder
+side by side: the runs' folders and the tables' lines are put together afterwards. What is learned
+from, on which device and in which language is chosen with the folder's first call and kept in it;
+--prepare makes a folder that a machine with a GPU and few packages can go on with.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ from optimizer.search.tree import Tree
 from skills.recipes.recipe import Value
 
 SEEDS = 20
+PROBLEMS = ("taught", "others")  # of a plan
 STAGES = ("runs", "distil", "unseen", "trials", "others")
 
 
@@ -279,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--folder", type=Path, required=True, help="what it works in")
     add("--seconds", type=float, default=200, help="of this call")
     add("--stage", choices=STAGES, action="append", help="default: all of them")
+    add("--only", nargs="+", metavar="NAME", help="runs and tables of these problems")
     add("--prepare", action="store_true", help="only what needs no device")
     add("--report", action="store_true", help="report what there is")
     add("--seeds", type=int, default=SEEDS)
@@ -320,6 +323,18 @@ def asked_for(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
+def part_of(plan: Plan, names: Sequence[str]) -> Plan:
+    """The plan with these problems alone."""
+    unknown = sorted(set(names) - {*plan.taught, *plan.others})
+    if unknown:
+        known = ", ".join((*plan.taught, *plan.others))
+        raise InvalidRequest(
+            f"{', '.join(unknown)} is not in this folder's plan", hint=f"It has {known}."
+        )
+    chosen = {kind: tuple(n for n in getattr(plan, kind) if n in names) for kind in PROBLEMS}
+    return replace(plan, **chosen)
+
+
 def main() -> None:
     given = _parser().parse_args()
 
@@ -331,7 +346,8 @@ def main() -> None:
                 say(f"prepared; nobody learns from {'; '.join(one.name for one in unseen)}")
                 return
             if not given.report:
-                done = go_on(services, given.folder, plan, given.stage or STAGES, given.seconds)
+                part = part_of(plan, given.only) if given.only else plan
+                done = go_on(services, given.folder, part, given.stage or STAGES, given.seconds)
                 say("done; report it with --report" if done else "call it again to go on")
                 return
             parts = report(findings(services, given.folder, plan, given.seeds))

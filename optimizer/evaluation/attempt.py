@@ -32,6 +32,7 @@ from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
 from optimizer.evaluation.timing.blocks import (
     BETWEEN,
+    BLOCK_MS,
     BaselineFailed,
     Compare,
     Measured,
@@ -353,6 +354,8 @@ class Attempt:
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.bench.device])
+        if policy.block_ms is None:
+            policy = replace(policy, block_ms=BLOCK_MS[self.bench.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
 
     def _comparison(self, prepared: PreparedCase, subject: LoadedSubject) -> Compare:

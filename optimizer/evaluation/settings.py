@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.isolation.levels import Wanted
 
-HARNESS = "4"  # raised whenever the same candidate could get another verdict
+HARNESS = "5"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 

@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> None:
 
     from optimizer.runner.forks import Separate, serve
     from optimizer.runner.serve import Runner  # noqa: F401
+    from optimizer.runner.triton_once import work_out
 
     if device == "cuda":
         # Asking the driver which devices there are would make it unusable in forks.
@@ -31,6 +32,8 @@ def main(arguments: list[str]) -> None:
         for name in OFTEN_NEEDED:
             with contextlib.suppress(ImportError):  # a candidate that needs it will say so
                 importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            work_out()
     sys.path.remove(root)
     sys.argv = ["runner"]
 

@@ -44,6 +44,9 @@ BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, co
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
 # device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
+# Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
+# processor; a GPU is nobody else's meanwhile.
+BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
@@ -60,7 +63,8 @@ class BaselineFailed(Exception):
 
 @dataclass(frozen=True)
 class TimingPolicy:
-    """block_ms: aimed length of one block; pairs: at least and at most, in steps of two.
+    """block_ms: aimed length of one block, None for that of the device; pairs: at least and at
+    most, in steps of two.
 
     narrow: the half-width (log units) within the two processes at which measuring stops early.
     between: see `ratio_interval`; where it is not given, that of the device. threads: processors
@@ -69,7 +73,7 @@ class TimingPolicy:
     block, 0 for a random number that follows from block_ms; a known number can be counted to.
     """
 
-    block_ms: float = 30.0
+    block_ms: float | None = None
     min_pairs: int = 6
     max_pairs: int = 24
     narrow: float = 0.02
@@ -79,6 +83,11 @@ class TimingPolicy:
     seconds: float = 60.0
     max_calls: int = 2_000
     calls: int = 0
+
+    @property
+    def block_ns(self) -> float:
+        assert self.block_ms is not None
+        return self.block_ms * 1e6
 
 
 @dataclass
@@ -198,10 +207,10 @@ def _calibrate(
             block = side.run(seed, policy.calls or calls, policy.seconds)
             side.per_call_ns = min(side.per_call_ns, max(1.0, min(block.times)))
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
-        if calls >= 3 and calls * slower * 4 >= policy.block_ms * 1e6:
+        if calls >= 3 and calls * slower * 4 >= policy.block_ns:
             break
         # One call after waking says little: at least a few, and at most a quarter of a block.
-        calls = max(min(4 * calls, 3), min(4 * calls, int(policy.block_ms * 1e6 / slower / 4)))
+        calls = max(min(4 * calls, 3), min(4 * calls, int(policy.block_ns / slower / 4)))
         if calls * slower > SLOW_CALIBRATION_NS:
             break
 
@@ -212,7 +221,7 @@ def _pair(
     """Two blocks with the same fresh values, so that their last outputs must agree."""
     seed = chance.getrandbits(30)
     slower = max(first.per_call_ns, second.per_call_ns)
-    aim = policy.block_ms * 1e6 / slower
+    aim = policy.block_ns / slower
     calls = max(1, min(policy.max_calls, round(aim * chance.uniform(0.6, 1.4))))
     if calls == 1:
         calls = chance.choice((1, 2))

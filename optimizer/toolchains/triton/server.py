@@ -44,11 +44,13 @@ def main(arguments: list[str]) -> None:
     import torch  # noqa: F401  (imported for the forks)
 
     from optimizer.runner.forks import Separate, serve
+    from optimizer.runner.triton_once import work_out
     from optimizer.toolchains.triton import child
 
     for name in LATER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    work_out()
     sys.path.remove(ROOT)
     # Triton's own part of the host's side, built by a C compiler, once for all candidates.
     built = Path(tempfile.gettempdir()) / "host"
