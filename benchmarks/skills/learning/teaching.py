@@ -6,10 +6,12 @@ catalog, as it reads any run.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,17 +205,32 @@ def verify_all(services: Services, folder: Path, plan: Plan, ends: float, said: 
     Only problems that were learned from are tried: the others are what is measured afterwards.
     """
     verifier = Verifier(services, _problem_folder(folder, plan.taught))
-    for name in sorted(waiting(services, queued=False)):
+    names = sorted(waiting(services, queued=False))
+    for name in names:
         path = folder / "trials" / f"{name}.json"
-        if path.is_file():
-            continue
-        if time.monotonic() >= ends:
-            return False
-        began = time.monotonic()
-        told = verifier.verified(name, plan.budget, ACTOR)
-        _write(path, told)
+        with _claimed(path) as mine:
+            if not mine or path.is_file():
+                continue
+            if time.monotonic() >= ends:
+                return False
+            began = time.monotonic()
+            told = verifier.verified(name, plan.budget, ACTOR)
+            _write(path, told)
         said(f"{name}: {told['state']}, {told['reason']} ({time.monotonic() - began:.0f} s)")
-    return True
+    return all((folder / "trials" / f"{name}.json").is_file() for name in names)
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[bool]:
+    """Whether nobody else makes this file now: several processes may share a folder's trials."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def _problem_folder(folder: Path, problems: Sequence[str]) -> Path:
