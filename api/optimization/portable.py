@@ -125,36 +125,44 @@ def _import(services: Services, source: FileStore) -> list[RunRow]:
         raise InvalidRequest(
             f"{source.folder} holds no run", hint="Give the --out folder of a portable session."
         )
-    store = run_store(services)
-    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
     imported = []
     for name in found:
         run = source.run(name)
-        try:
-            store.run(run.id)
-        except NotFound:
-            pass
-        else:
-            raise Conflict(f"run {run.id} was imported before", hint="Show it with `runs show`.")
         problem = load_problem(Path(run.problem))
-        if problem.sha256 != run.problem_sha256:
-            raise InvalidRequest(
-                f"{run.problem} here is not the problem that was searched",
-                hint="Import where the same problem file is, or keep the results as files.",
-            )
-        run = replace(run, problem=str(problem.path))
-        nodes = source.nodes(name)
-        for node in nodes:
-            if node.evaluation is not None:
-                bundle = node.proposal.bundle if node.proposal is not None else None
-                _journal(journal, problem, node.evaluation, bundle)
-        store.begin(run)
-        for node in nodes:
-            store.add(run.id, node)
-        store.update(run)
-        _report(ServiceKnowledge(services), nodes)
-        imported.append(run)
+        imported.append(adopt(services, source, replace(run, problem=str(problem.path))))
     return imported
+
+
+def adopt(services: Services, source: FileStore, run: RunRow) -> RunRow:
+    """Take a run, its nodes and their evaluations over from files. run: as it is to be kept.
+
+    Raises Conflict where it is here already, InvalidRequest where its problem is another one here.
+    """
+    store = run_store(services)
+    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
+    try:
+        store.run(run.id)
+    except NotFound:
+        pass
+    else:
+        raise Conflict(f"run {run.id} was imported before", hint="Show it with `runs show`.")
+    problem = load_problem(Path(run.problem))
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"{run.problem} here is not the problem that was searched",
+            hint="Import where the same problem file is, or keep the results as files.",
+        )
+    nodes = source.nodes(run.id)
+    for node in nodes:
+        if node.evaluation is not None:
+            bundle = node.proposal.bundle if node.proposal is not None else None
+            _journal(journal, problem, node.evaluation, bundle)
+    store.begin(run)
+    for node in nodes:
+        store.add(run.id, node)
+    store.update(run)
+    _report(ServiceKnowledge(services), nodes)
+    return run
 
 
 def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:

@@ -350,9 +350,7 @@ def report(lanes: Sequence[Lane], wanted: Sequence[str], command: str) -> list[s
     parts = [
         command,
         NOT_UNSEEN,
-        "\n\n".join(
-            f"Runs: {len(lane.runs)}, on {device_of(lane).line}{_goals(lane)}" for lane in lanes
-        ),
+        "\n\n".join(measured_where(lanes)),
         HOW,
         means([line.row for line in lines]),
         *summary(lines, runs, wanted),
@@ -366,8 +364,16 @@ def report(lanes: Sequence[Lane], wanted: Sequence[str], command: str) -> list[s
     return parts
 
 
-def _goals(lane: Lane) -> str:
-    found = Counter((run.goal.candidates, run.goal.language or "any") for run in lane.runs)
+def measured_where(lanes: Sequence[Lane]) -> list[str]:
+    """Lanes that share a device and its ceilings are told together."""
+    runs: dict[str, list[RunRow]] = {}
+    for lane in lanes:
+        runs.setdefault(device_of(lane).line, []).extend(lane.runs)
+    return [f"Runs: {len(those)}, on {line}{_goals(those)}" for line, those in runs.items()]
+
+
+def _goals(runs: Sequence[RunRow]) -> str:
+    found = Counter((run.goal.candidates, run.goal.language or "any") for run in runs)
     goals = ", ".join(f"{n} in {language} language" for n, language in found)
     return f" Candidates allowed for each problem: {goals}."
 

@@ -171,15 +171,27 @@ def arms_of(skills: Sequence[SkillRow]) -> list[Knows]:
     ]
 
 
-def place_of(services: Services, spaces: Sequence[Space], path: Path) -> Place | None:
-    """None where no space is measured as a whole: a point without a figure would look slow."""
-    table = load(path)
-    whole = [
+def measured_spaces(spaces: Sequence[Space], table: Table) -> list[Space]:
+    """Those that are whole: a point without a figure would look slow."""
+    return [
         space
         for space in spaces
         if not missing(space, table)
         and not any(row.unsettled for row in table.points(space.problem.name))
     ]
+
+
+def idle_spaces(spaces: Sequence[Space], table: Table) -> list[Space]:
+    """Measured ones without a point that is certainly faster than the reference: no arm can find
+    anything there, so they tell nothing of what finds it sooner."""
+    whole = measured_spaces(spaces, table)
+    return [s for s in whole if all(r.merit <= 1 for r in table.points(s.problem.name))]
+
+
+def place_of(services: Services, spaces: Sequence[Space], table: Table) -> Place | None:
+    """Of the measured spaces with something to find; None where there is none."""
+    idle = idle_spaces(spaces, table)
+    whole = [space for space in measured_spaces(spaces, table) if space not in idle]
     if not whole:
         return None
     target = target_of(services, table, whole[0].ground)
@@ -254,8 +266,9 @@ def findings(services: Services, folder: Path, plan: Plan, seeds: int) -> Findin
     }
     parts = {}
     for kind, spaces in asked.items():
-        place = place_of(services, spaces, folder / f"{kind}.jsonl")
-        parts[kind] = _part(place, spaces, arms, names, seeds)
+        table = load(folder / f"{kind}.jsonl")
+        place = place_of(services, spaces, table)
+        parts[kind] = _part(place, spaces, arms, names, seeds, idle_spaces(spaces, table))
     if plan.ground == CPP and plan.taught == knowledge_value.PROBLEMS:
         seen = _seen(services)
         parts["seen"] = _part(seen, seen.spaces if seen else (), arms, names, seeds)
@@ -268,12 +281,13 @@ def _part(
     arms: Sequence[Knows],
     names: frozenset[str],
     seeds: int,
+    idle: Sequence[Space] = (),
 ) -> Part:
     if place is None:
-        return Part(spaces, (), Table(), None, Target.share)
+        return Part(spaces, (), Table(), None, Target.share, idle)
     say(f"replaying {len(place.spaces)} spaces")
     compared = compare(place, arms, names, seeds)
-    return Part(spaces, place.spaces, place.table, compared, place.target.share)
+    return Part(spaces, place.spaces, place.table, compared, place.target.share, idle)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -45,13 +45,27 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Part:
-    """One set of spaces. asked: all that there are; whole: those that were measured."""
+    """One set of spaces. asked: all that there are; whole: those that were measured and hold
+    something to find; idle: measured, and nothing there is faster than the reference."""
 
     asked: Sequence[Space]
     whole: Sequence[Space]
     table: Table
     compared: Comparison | None
     share: float
+    idle: Sequence[Space] = ()
+
+    def told(self) -> str:
+        """What is there, in a sentence or two."""
+        measured = len(self.whole) + len(self.idle)
+        said = f"{measured} of {len(self.asked)} spaces are measured."
+        if self.idle:
+            names = ", ".join(space.problem.name.partition(",")[0] for space in self.idle)
+            said += (
+                f" In {len(self.idle)} of them no point is certainly faster than the reference"
+                f" ({names}): there is nothing to find, and they are left out of the comparison."
+            )
+        return said
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ def report(found: Findings) -> list[str]:
     parts += ["## The learned skills", skills_table(found)]
     for kind, part in found.parts.items():
         title = KINDS[kind]
-        parts += [f"## {title}", f"{len(part.whole)} of {len(part.asked)} spaces are measured."]
+        parts += [f"## {title}", part.told()]
         if part.compared is not None:
             parts += _tables(found, part, part.compared)
     return [*parts, "## Left out", *left_out(found)]
@@ -286,7 +300,7 @@ def left_out(found: Findings) -> list[str]:
     lines = []
     for kind, part in found.parts.items():
         title = KINDS[kind]
-        measured = {space.problem.name for space in part.whole}
+        measured = {space.problem.name for space in (*part.whole, *part.idle)}
         gone = [s.problem.name for s in part.asked if s.problem.name not in measured]
         if gone or part.compared is None:
             lines.append(f"- {title}: not measured are {', '.join(gone) or 'all of them'}.")

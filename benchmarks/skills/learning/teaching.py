@@ -11,22 +11,22 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from api.curation.distil import distil_source
 from api.curation.verify import Verifier, waiting
 from api.optimization.knowledge import ServiceKnowledge
+from api.optimization.portable import adopt
 from api.optimization.runs import bench_for, hardware_view_of
-from api.optimization.stored import run_store
 from api.services import Services
 from benchmarks.search.replay.measuring import places_on
 from benchmarks.skills.learning.plan import Plan
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
-from kb.errors import NotFound
+from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.curation.ablation import recipe_of
 from optimizer.local.problem_view import problem_view
@@ -164,15 +164,9 @@ def distil_all(
 
 
 def _into_catalog(services: Services, kept: FileStore, name: str) -> None:
-    rows = run_store(services)
-    run = kept.run(run_id(name))
-    try:
-        rows.run(run.id)
-    except NotFound:
-        rows.begin(replace(run, state="running"))
-        for node in kept.nodes(run.id):
-            rows.add(run.id, node)
-    rows.update(run)
+    """With its evaluations, which another copy of the folder may have made."""
+    with suppress(Conflict):  # a call that was cut off did it
+        adopt(services, kept, kept.run(run_id(name)))
 
 
 def _lesson(kept: FileStore, name: str, told: dict[str, Any]) -> Lesson:
