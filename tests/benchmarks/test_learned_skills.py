@@ -3,6 +3,7 @@ scenarios' own ability to fail."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,18 @@ import torch
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.optimization.knowledge import library_recipes
+from api.optimization.stored import run_store
 from benchmarks.search.replay.arms import Target
 from benchmarks.search.replay.ground import CPP, TRITON
-from benchmarks.search.replay.spaces import Space, space_of
+from benchmarks.search.replay.spaces import Space, proposal_of, space_of
 from benchmarks.search.replay.table import Table
-from benchmarks.skills.learned_skills import findings, go_on
+from benchmarks.skills.learned_skills import (
+    findings,
+    go_on,
+    idle_spaces,
+    measured_spaces,
+    part_of,
+)
 from benchmarks.skills.learning.arms import (
     CURATED,
     NOTHING,
@@ -30,9 +38,9 @@ from benchmarks.skills.learning.arms import (
 from benchmarks.skills.learning.method import method
 from benchmarks.skills.learning.opened import opened
 from benchmarks.skills.learning.plan import default_plan, plan_of
-from benchmarks.skills.learning.reporting import refusals_table, report
+from benchmarks.skills.learning.reporting import Part, refusals_table, report
 from benchmarks.skills.learning.spaces import small_space, thinned
-from benchmarks.skills.learning.teaching import Lesson
+from benchmarks.skills.learning.teaching import Lesson, run_id
 from benchmarks.skills.learning.views import Views, unseen_case
 from benchmarks.skills.planted_skills import (
     LOSS,
@@ -295,6 +303,51 @@ def test_the_method_tells_the_plan() -> None:
 
 
 # -- the whole
+
+
+def whole_table(space: Space, merits: Mapping[tuple[Any, Any], float]) -> Table:
+    """With the bundles that the space's points have."""
+    found = table_of(space, merits)
+    bundles = {
+        tuple(values.items()): proposal_of(space, fitting, values, "").bundle.sha256
+        for fitting, values in space.points()
+    }
+    rows = [replace(row, bundle=bundles.get(tuple(row.values.items()), "")) for row in found.rows]
+    return Table(rows)
+
+
+def test_a_space_without_anything_faster_tells_nothing(space: Space) -> None:
+    slow, good = whole_table(space, {(4, 8): 0.9}), whole_table(space, {(4, 8): 1.2})
+    assert measured_spaces([space], slow) == [space]
+    assert measured_spaces([space], Table(slow.rows[:-1])) == []
+    assert idle_spaces([space], slow) == [space]
+    assert idle_spaces([space], good) == []
+    told = Part([space, space], [space], good, None, 0.95, [space]).told()
+    assert told.startswith("2 of 2 spaces are measured. In 1 of them no point is certainly faster")
+
+
+def test_a_part_of_a_plan_has_these_problems_alone(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"taught": ("softmax", "layernorm"), "others": ("conv1d",)})
+    part = part_of(plan, ["conv1d", "softmax"])
+    assert (part.taught, part.others) == (("softmax",), ("conv1d",))
+    with pytest.raises(InvalidRequest, match="attention is not in this folder's plan"):
+        part_of(plan, ["attention"])
+
+
+def test_runs_of_a_copy_are_distilled_where_they_are_put_together(tmp_path: Path) -> None:
+    asked = {"taught": ("softmax",), "others": ("row_reduction",), "candidates": 1, "budget": 1,
+             "unseen_points": 1, "other_points": 1, "documents": False}  # fmt: skip
+    copy, whole = tmp_path / "copy", tmp_path / "whole"
+    plan = plan_of(copy, asked)
+    with opened(copy / "data", plan.documents) as services:
+        assert go_on(services, copy, plan, ("runs",), 120)
+    shutil.copytree(copy / "runs", whole / "runs")
+    with opened(whole / "data", plan.documents) as services:
+        assert go_on(services, whole, plan, ("distil",), 120)
+        nodes = run_store(services).nodes(run_id("softmax"))
+    assert len(nodes) == 2
+    assert all(node.evaluation is not None for node in nodes)
+    assert (whole / "lessons" / "softmax.json").is_file()
 
 
 def test_a_tiny_folder_goes_from_a_run_to_a_report(tmp_path: Path) -> None:

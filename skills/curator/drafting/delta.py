@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills import EvidenceRow, SkillRow
 from skills.curator.drafting.draft import Draft, Words
 from skills.curator.lint import sentences
 from skills.curator.reading.contrast import UNNAMED
@@ -121,9 +121,10 @@ def _told(task: Task) -> dict[str, Any]:
         "parameters": [vars(parameter) for parameter in change.parameters],
         "lines": list(change.pattern),
         "evidence_rows": [
-            {"row": n, "case": row.case_id, "fields": list(FIELDS)}
+            {"row": n, "case": row.case_id, "child_was": effect(row)}
             for n, row in enumerate(draft.evidence, 1)
         ],
+        "fields_of_each_row": list(FIELDS),
         "said_by_the_proposer": list(sentences("\n".join([change.step.plan, *change.step.told]))),
         "nearest_skills": [
             {"name": row.name, "tier": row.tier, "polarity": row.polarity, "about": row.description}
@@ -131,6 +132,15 @@ def _told(task: Task) -> dict[str, Any]:
         ],
         "schema": DELTA_SCHEMA,
     }
+
+
+def effect(row: EvidenceRow) -> str:
+    """Of one case in words: what is good for all cases together may be bad for one."""
+    if row.speedup_low is not None and row.speedup_low > 1:
+        return "faster than its parent"
+    if row.speedup_high is not None and row.speedup_high < 1:
+        return "slower than its parent"
+    return "not certainly faster or slower"
 
 
 def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from kb.hardware.checks import Problems
 from kb.hardware.names import NameIndex
 from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
+from skills.curator.drafting.delta import Task
 from skills.curator.drafting.draft import Draft, compose, slug
 from skills.curator.lint import Allowed, lint
 from skills.curator.pipeline import distil
@@ -93,6 +95,29 @@ def test_a_figure_is_only_what_a_row_has() -> None:
 def test_bounds_are_rounded_outwards() -> None:
     row = replace(drafted(told(tuned())).evidence[0], speedup_low=1.019, speedup_high=1.021)
     assert render("{{ev:1.speedup_low}} {{ev:1.speedup_high}}", [row]) == "1.01 1.03"
+
+
+def test_a_model_is_told_how_the_child_did_on_each_case() -> None:
+    """What was faster over all cases together may have been slower on one of them."""
+    made = told(tuned())
+    passed, _ = gate(made, made.steps[0], {})
+    assert passed is not None
+    change, _ = contrast(made.steps[0], passed, ROLES)
+    assert change is not None
+    draft = drafted(made)
+    row = draft.evidence[0]
+    slower = replace(row, case_id="bf16", speedup_low=0.6, speedup_high=0.7)
+    nothing = replace(row, case_id="small", speedup_low=0.9, speedup_high=1.1)
+    task = Task(change, replace(draft, evidence=(row, slower, nothing)), ())
+    said = json.loads(task.message.removeprefix("<data>\n").removesuffix("\n</data>"))
+    assert [one["child_was"] for one in said["evidence_rows"]] == [
+        "faster than its parent", "slower than its parent", "not certainly faster or slower",
+    ]  # fmt: skip
+    assert "speedup_low" in said["fields_of_each_row"]
+    # Every field that is told is told of.
+    unexplained = {"dtype", "op", "language", "hardware", "parameters", "lines", "schema",
+                   "nearest_skills"}  # fmt: skip
+    assert all(f"`{name}`" in task.system for name in said.keys() - unexplained)
 
 
 def test_names_are_those_of_the_format() -> None:
