@@ -11,8 +11,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.runner.arrays import Arrays, Place, create, lay_out
-from optimizer.runner.pinned import pin, unpin
+from optimizer.runner.memory.arrays import Arrays, Place, create, lay_out
+from optimizer.runner.memory.pinned import pin, unpin
 
 Specs = Sequence[tuple[str, Sequence[int]]]
 KEPT_BYTES = 16 << 30
@@ -21,7 +21,7 @@ KEPT_BYTES = 16 << 30
 @dataclass(frozen=True)
 class Shared:
     """A memory file and views on it. used: it held something else before. pinned: see
-    `optimizer.runner.pinned`; it stays so while it is kept."""
+    `optimizer.runner.memory.pinned`; it stays so while it is kept."""
 
     fd: int
     places: list[Place]

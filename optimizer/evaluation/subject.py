@@ -17,8 +17,8 @@ import torch
 from optimizer.evaluation.shared import SharedStore
 from optimizer.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
 from optimizer.problem.tensors import OpenCase
-from optimizer.runner.arrays import dtype_name, places_json
-from optimizer.runner.fresh import refresh
+from optimizer.runner.memory.arrays import dtype_name, places_json
+from optimizer.runner.memory.fresh import refresh
 from optimizer.toolchains.base import Loader
 
 POISON_BYTE = 0xA5

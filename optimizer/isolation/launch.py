@@ -124,7 +124,7 @@ class Zygote:
         level: Level,
         environment: Mapping[str, str],
     ) -> None:
-        """program: a file that calls `runner.forks.serve`; it is given the number of its socket,
+        """program: a file that serves forks (`runner.forking`); it is given the number of its socket,
         whether its forks get process namespaces, and the arguments."""
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
@@ -149,7 +149,7 @@ class Zygote:
         """One for all runners of the same settings; a request is what a runner is told at its
         start, with socket, tokens and log."""
         arguments = [str(threads), device]
-        return cls(RUNNER / "zygote.py", arguments, level, threads_and_memory(threads))
+        return cls(RUNNER / "forking" / "zygote.py", arguments, level, threads_and_memory(threads))
 
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
         """Raises WireClosed or EOFError where it has ended, TimeoutError if it is silent."""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from optimizer.runner import clocks
-from optimizer.runner.arrays import Arrays, places_from
 from optimizer.runner.confine import confine
-from optimizer.runner.fresh import refresh
-from optimizer.runner.outputs import OutputRefused, check, store
-from optimizer.runner.pinned import pin, unpin
+from optimizer.runner.memory.arrays import Arrays, places_from
+from optimizer.runner.memory.fresh import refresh
+from optimizer.runner.memory.outputs import OutputRefused, check, store
+from optimizer.runner.memory.pinned import pin, unpin
 from optimizer.runner.spans import Spans
 from optimizer.runner.subjects import Subject, SubjectError, library_subject, module_subject
 from optimizer.runner.trace import traced

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from optimizer.runner.arrays import dtype_of
+from optimizer.runner.memory.arrays import dtype_of
 
 DTYPE_CODES = {
     torch.float32: 0,

@@ -30,7 +30,7 @@ def can_fork() -> bool:
 
 
 class ForkServer:
-    """program: a file that calls `runner.forks.serve`, whose forks get two pipes for what they
+    """program: a file that serves forks (`runner.forking`), whose forks get two pipes for what they
     print and run the request's `arguments` in `cwd`. Starts with the first request, with a folder
     for temporary files of its own. For several threads."""
 

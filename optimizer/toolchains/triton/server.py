@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, ROOT)
     import torch  # noqa: F401  (imported for the forks)
 
-    from optimizer.runner.forks import Separate, serve
-    from optimizer.runner.triton_once import work_out
+    from optimizer.runner.forking.forks import Separate, serve
+    from optimizer.runner.forking.triton_once import work_out
     from optimizer.toolchains.triton import child
 
     for name in LATER:

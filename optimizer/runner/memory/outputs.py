@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optimizer.runner.arrays import dtype_name
+from optimizer.runner.memory.arrays import dtype_name
 
 
 class OutputRefused(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optimizer.runner.arrays import Arrays
+from optimizer.runner.memory.arrays import Arrays
 
 _runtime: Callable[[], Any] = torch.cuda.cudart
 LEAST_BYTES = 16 << 20  # below, pinning takes longer than it saves

@@ -18,13 +18,13 @@ OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
 
 def main(arguments: list[str]) -> None:
     sock, namespaces, threads, device = arguments
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
     import torch  # noqa: F401  (imported for the children)
 
-    from optimizer.runner.forks import Separate, serve
+    from optimizer.runner.forking.forks import Separate, serve
+    from optimizer.runner.forking.triton_once import work_out
     from optimizer.runner.serve import Runner  # noqa: F401
-    from optimizer.runner.triton_once import work_out
 
     if device == "cuda":
         # Asking the driver which devices there are would make it unusable in forks.

@@ -1,0 +1,1 @@
+"""Runners and compilations forked from an interpreter that has its imports done."""
