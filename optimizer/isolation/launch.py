@@ -124,8 +124,8 @@ class Zygote:
         level: Level,
         environment: Mapping[str, str],
     ) -> None:
-        """program: a file that serves forks (`runner.forking`); it is given the number of its socket,
-        whether its forks get process namespaces, and the arguments."""
+        """program: a file that serves forks (`runner.forking`); it is given the number of its
+        socket, whether its forks get process namespaces, and the arguments."""
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
         argv = [sys.executable, "-I", str(program), str(theirs.fileno()), own, *arguments]
