@@ -62,7 +62,10 @@ def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
     if trial.gain is not None:  # the machine was quiet enough to measure the winner again
         assert trial.gain.low <= trial.gain.value <= trial.gain.high
     verdict = judge([trial])
-    assert not verdict.helps and "2 are needed" in verdict.reason
+    assert not verdict.helps
+    # Which of two small kernels is faster here and now is the machine's to say.
+    slower = trial.gain is not None and trial.gain.high < 1
+    assert ("certainly slower" if slower else "2 are needed") in verdict.reason
 
 
 def test_a_wrong_recipe_is_told_as_wrong_and_does_not_help(
