@@ -129,12 +129,15 @@ def _import(services: Services, source: FileStore) -> list[RunRow]:
     for name in found:
         run = source.run(name)
         problem = load_problem(Path(run.problem))
-        imported.append(adopt(services, source, replace(run, problem=str(problem.path))))
+        adopted = adopt(services, source, replace(run, problem=str(problem.path)))
+        _report(ServiceKnowledge(services), source.nodes(name))
+        imported.append(adopted)
     return imported
 
 
 def adopt(services: Services, source: FileStore, run: RunRow) -> RunRow:
-    """Take a run, its nodes and their evaluations over from files. run: as it is to be kept.
+    """Take a run, its nodes and their evaluations over from files. run: as it is to be kept. What
+    became of the answers that it was given is not reported: who searched may have done that.
 
     Raises Conflict where it is here already, InvalidRequest where its problem is another one here.
     """
@@ -161,7 +164,6 @@ def adopt(services: Services, source: FileStore, run: RunRow) -> RunRow:
     for node in nodes:
         store.add(run.id, node)
     store.update(run)
-    _report(ServiceKnowledge(services), nodes)
     return run
 
 

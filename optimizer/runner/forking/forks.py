@@ -49,7 +49,8 @@ def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | N
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
     wire = Wire(socket.socket(fileno=sock), "")
-    wire.send({"ready": True})
+    with contextlib.suppress(WireClosed):  # told below
+        wire.send({"ready": True})
     while True:
         readable, _, _ = select.select([sock], [], [], idle_seconds)
         if not readable:
