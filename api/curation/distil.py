@@ -196,11 +196,18 @@ class _Again:
 
     def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
         told = self.answers.get(str(change.step.child.number), "the record has no answer")
-        return told if isinstance(told, str) else Lifted(**told)
+        if isinstance(told, str):
+            return told
+        return Lifted(**{**told, "signals": tuple(told.get("signals", ()))})
 
 
 def _plain(found: Lifted) -> dict[str, Any]:
-    return {"name": found.name, "recipe": dict(found.recipe), "files": dict(found.files)}
+    return {
+        "name": found.name,
+        "recipe": dict(found.recipe),
+        "files": dict(found.files),
+        "signals": list(found.signals),
+    }
 
 
 def _lifting(services: Services, identity: str, told: Trajectory) -> Lifting:

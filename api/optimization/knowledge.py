@@ -9,6 +9,7 @@ from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
 from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.curation.tuned import Source
+from optimizer.search.deciding import decided
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.records import Node
 from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
@@ -30,29 +31,26 @@ class ServiceKnowledge:
 
     def consult(self, query: Query) -> Knowledge:
         """A verdict without a signal is asked about by its operator."""
-        answer = self._services.retriever.retrieve(_request(query))
-        return self._knowledge(answer, query.hardware)
+        return self._knowledge(self._services.retriever.retrieve(_request(query)), query)
 
     def remedies(self, query: Query) -> Knowledge:
         """Moves, skills and facts without excerpts: a tenth of the time."""
-        answer = self._services.retriever.remedies(_request(query))
-        return self._knowledge(answer, query.hardware)
+        return self._knowledge(self._services.retriever.remedies(_request(query)), query)
 
-    def _knowledge(self, answer: Answer, hardware: str) -> Knowledge:
+    def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
+        """What was measured here says more than a move that holds in general, and comes first."""
+        facts = self._services.registry.values(query.hardware)
+        measured, others = list[Remedy](), list[Remedy]()
+        for skill in answer.skills:
+            place = others if skill.evidence is None else measured
+            place += decided(remedies_of(self._skill(skill.name)), query, facts)
         return Knowledge(
             retrieval_id=answer.retrieval_id,
             excerpts=tuple(
                 Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
                 for e in answer.excerpts
             ),
-            remedies=(
-                *(_remedy(move) for move in answer.moves),
-                *(
-                    remedy
-                    for skill in answer.skills
-                    for remedy in remedies_of(self._skill(skill.name))
-                ),
-            ),
+            remedies=(*measured, *(_remedy(move) for move in answer.moves), *others),
             skills=tuple(
                 ShownSkill(
                     skill.name,
@@ -62,7 +60,7 @@ class ServiceKnowledge:
                 )
                 for skill in answer.skills
             ),
-            facts=dict(self._services.registry.values(hardware)),
+            facts=dict(facts),
         )
 
     def _skill(self, name: str) -> rows.SkillRow:
@@ -144,7 +142,7 @@ def library_sources(services: Any) -> dict[str, Source]:
     with services.catalog.read() as connection:
         found = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
-        row.name: Source(row.recipe, row.metadata.get("files", {}))
+        row.name: Source(row.recipe, row.metadata.get("files", {}), row.scopes.signals)
         for row in found
         if row.recipe is not None
     }

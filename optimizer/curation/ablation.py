@@ -1,6 +1,7 @@
 """A skill measured by leaving it out: two searches of the same problem with the same seed and
-budget, whose winners are then measured anew. Of a skill to avoid something one search without it,
-whose best instance is measured with and without the change that the skill warns of.
+budget; the kernels that they stood at are then measured anew. Of a skill to avoid something one
+search without it, whose best instance is measured with and without the change that the skill warns
+of.
 
 Recipes propose in both, so it needs no model. Candidates that both arms make are evaluated once.
 """
@@ -21,6 +22,7 @@ from kb.catalog.skills.support import AVOID
 from kb.errors import KernloreError, Unavailable
 from kb.hardware.checks import Problems
 from kb.problem_terms import canonical_dtype, op_family
+from optimizer.curation.advantage import Advantage, advantage, standings
 from optimizer.curation.avoided import knobs_of
 from optimizer.curation.build import ratio_of
 from optimizer.curation.remedies import remedies_of, skill_of
@@ -30,6 +32,7 @@ from optimizer.evaluation.timing.statistics import combined, independent_ratio
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Case, Problem
 from optimizer.search.context import HardwareView, ProblemView
+from optimizer.search.deciding import decided
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
 from optimizer.search.loop import Search
@@ -41,7 +44,6 @@ from optimizer.synthesizers.recipe.knobs import Knob, NoStep, turned
 from optimizer.synthesizers.recipe.match import allowed
 from optimizer.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer, fit
 from skills.curator.believing.verify import Arm, Trial
-from skills.curator.records import Ratio
 from skills.recipes.recipe import Recipe, parse_recipe
 
 MAX_TRIALS = 3
@@ -181,7 +183,7 @@ class RecipeAblation:
             if not any(_by(skill, node) for node in with_tree):
                 raise LacksSkill
             without_tree = self._search(bench, unseen, budget, seed, languages, without=skill.name)
-            gain, note = self._gain(bench, with_tree, without_tree)
+            found, note = self._advantage(bench, with_tree, without_tree, budget)
         told = with_tree.root.evaluation
         assert told is not None
         wrong = [n for n in with_tree if _by(skill, n) and n.evaluation and not n.correct]
@@ -194,7 +196,8 @@ class RecipeAblation:
             seed=seed,
             without=_arm(without_tree),
             with_skill=_arm(with_tree),
-            gain=gain,
+            gain=ratio_of(found.over),
+            end=ratio_of(found.end),
             wrong=len(wrong),
             hardware=self._means.hardware.id,
             device=told.device,
@@ -345,30 +348,25 @@ class RecipeAblation:
             search.go()
             return search.tree
 
-    def _gain(
-        self, bench: ConfirmingBench, with_tree: Tree, without_tree: Tree
-    ) -> tuple[Ratio | None, str]:
-        """The two winners, measured anew; an arm that found none has the reference."""
-        ours, theirs = with_tree.best, without_tree.best
-        if ours is None:
-            return None, "the search with it found nothing correct"
-        same = theirs is not None and _bundle(ours) == _bundle(theirs)
+    def _advantage(
+        self, bench: ConfirmingBench, with_tree: Tree, without_tree: Tree, budget: int
+    ) -> tuple[Advantage, str]:
+        """Of every kernel that either search stood at, measured anew."""
+        if with_tree.best is None:
+            return Advantage(None, None), "the search with it found nothing correct"
+        ours, theirs = (standings(tree.nodes[1:], budget) for tree in (with_tree, without_tree))
         try:
-            mine = self._again(bench, ours)
-            other = mine if same else self._again(bench, theirs)
+            found = advantage(ours, theirs, lambda node: self._again(bench, node))
         except KernloreError as problem:
-            return None, problem.message
-        if mine is None or other is None:
-            return None, "the machine was too busy to measure the winners again"
-        if same:
-            return Ratio(1.0, 1.0, 1.0, mine.n), "both arms have the same winner"
-        over = independent_ratio(mine, other)
-        return ratio_of(over), "" if over is not None else "one of the two has no bounds"
+            return Advantage(None, None), problem.message
+        if found.over is None:
+            return found, "the machine was too busy to measure the winners again"
+        same = found.over.low == found.over.high
+        return found, "both arms stand at the same kernels" if same else ""
 
-    def _again(self, bench: ConfirmingBench, node: Node | None) -> Interval | None:
+    def _again(self, bench: ConfirmingBench, node: Node) -> Interval | None:
         """Of the reference over it, over ROUNDS of fresh processes."""
-        if node is None or node.proposal is None:
-            return Interval(1.0, 1.0, 1.0, 1)
+        assert node.proposal is not None  # the reference is nobody's candidate
         return _figure(self._confirmed(bench, node.proposal))
 
     def _confirmed(self, bench: ConfirmingBench, proposal: Proposal) -> list[Evaluation]:
@@ -391,9 +389,8 @@ class WithSkill:
         if self._skill is None:
             return replace(found, skills=skills, remedies=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
-        return replace(
-            found, skills=(own, *skills), remedies=(*remedies_of(self._skill), *remedies)
-        )
+        moves = decided(remedies_of(self._skill), query, found.facts)
+        return replace(found, skills=(own, *skills), remedies=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """Trials say nothing of how useful an answer was to a run."""
@@ -458,10 +455,6 @@ def _arm_of(tree: Tree, best: Node | None) -> Arm:
         best=ratio_of(best.speedup) if best is not None and best.speedup is not None else None,
         best_key=best.evaluation.key if best is not None and best.evaluation is not None else "",
     )
-
-
-def _bundle(node: Node) -> str:
-    return node.proposal.bundle.sha256 if node.proposal is not None else ""
 
 
 def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:

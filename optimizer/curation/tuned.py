@@ -21,10 +21,11 @@ COMPOSED = "composed"  # synthesizer of the composed step
 
 @dataclass(frozen=True)
 class Source:
-    """A recipe of the library: its JSON and its template, by path."""
+    """A recipe of the library: its JSON, its template by path, and the signals of its skill."""
 
     body: Mapping[str, Any]
     files: Mapping[str, str]
+    signals: tuple[str, ...] = ()
 
     @property
     def defaults(self) -> dict[str, Value]:
@@ -74,7 +75,8 @@ def tuned_instance(trajectory: Trajectory, recipes: Mapping[str, Source]) -> Tun
     if instances[0].step.child.number == best.step.child.number:
         return f"{recipe} was begun with the winner's values: nothing to compare them with"
     name = _name(recipe, changed)
-    lifted = Lifted(name, _body(source, best.kernel, instances), _template(source))
+    body, signals = _body(source, best.kernel, instances), _signals(trajectory, source)
+    lifted = Lifted(name, body, _template(source), signals)
     child = replace(best.step.child, kernel=replace(best.kernel, recipe=name))
     step = Step(
         parent=instances[0].step.child,
@@ -136,6 +138,14 @@ def _body(source: Source, winner: Kernel, instances: Sequence[Instance]) -> dict
         tested = [value for value in parameter["values"] if value in tried]
         parameters.append({**parameter, "default": default, "tested": tested})
     return {**source.body, "parameters": parameters}
+
+
+def _signals(trajectory: Trajectory, source: Source) -> tuple[str, ...]:
+    """What a search sees that has nothing but the reference, then what the recipe is said to be
+    for: the verdict of an instance is what one sees after having used it."""
+    references = (s.parent.measured for s in trajectory.steps if s.parent.kernel is None)
+    seen = next((found.signals for found in references if found is not None), ())
+    return tuple(dict.fromkeys((*seen, *source.signals)))
 
 
 def _template(source: Source) -> dict[str, str]:

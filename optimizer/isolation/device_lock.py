@@ -8,13 +8,23 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+import torch
+
+
+def physical(device: str, number: int = 0) -> str:
+    """A name of the very device that this process knows by the number: processes that see different
+    GPUs, as by CUDA_VISIBLE_DEVICES, count each from 0 and need not wait for one another."""
+    if device != "cuda" or not torch.cuda.is_available():
+        return device if number == 0 else f"{device}{number}"
+    return f"{device}-{torch.cuda.get_device_properties(number).uuid}"
+
 
 class DeviceLock:
     """A context that waits until nobody else measures on the device. The kernel frees it when the
     process ends, however it ends."""
 
-    def __init__(self, device: str, folder: Path | None = None) -> None:
-        place = folder or Path(tempfile.gettempdir())
+    def __init__(self, device: str, folder: Path | None = None, number: int = 0) -> None:
+        place, device = folder or Path(tempfile.gettempdir()), physical(device, number)
         self._path = place / f"kernlore-device-{device}-{os.getuid()}.lock"
         self._file: IO[bytes] | None = None
 

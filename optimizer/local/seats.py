@@ -32,8 +32,7 @@ class Seat:
 
     @property
     def lock(self) -> DeviceLock:
-        """The first device has the name that a run on a single one locks."""
-        return DeviceLock(self.device if self.number == 0 else f"{self.device}{self.number}")
+        return DeviceLock(self.device, number=self.number)
 
     def pool(self, settings: RunnerSettings) -> RunnerPool:
         return RunnerPool(settings) if self.visible is None else SeatPool(settings, self.visible)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kb.predicates import Bindings, compile_predicate
-from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
+from optimizer.search.deciding import decided
+from optimizer.search.knowledge import Knowledge, Query, knowledge_from_json
 from optimizer.search.records import Node
 
 KEPT_EXCERPTS = 3
@@ -80,25 +79,7 @@ class SnapshotKnowledge:
         if leading is None:
             return Knowledge(facts=self._facts)
         found = self._answers[leading]
-        bindings = Bindings(
-            signals=set(query.signals),
-            metrics={n: v for n, v in query.metrics.items() if isinstance(v, int | float)},
-            facts=self._facts,
-            problem={
-                **query.problem,
-                "op": canonical_op(query.op) if query.op else None,
-                "dtype": canonical_dtype(query.dtype) if query.dtype else None,
-                "language": query.language,
-            },
-        )
-        decided = (_decided(remedy, bindings) for remedy in found.remedies)
-        return replace(found, remedies=tuple(r for r in decided if r.applies is not False))
+        return replace(found, remedies=decided(found.remedies, query, self._facts))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """The nodes carry it home; the knowledge base is told when they are imported."""
-
-
-def _decided(remedy: Remedy, bindings: Bindings) -> Remedy:
-    if not remedy.when:
-        return remedy
-    return replace(remedy, applies=compile_predicate(remedy.when).evaluate(bindings).value)

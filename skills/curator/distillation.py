@@ -58,11 +58,13 @@ class StoredDelta:
 
 @dataclass(frozen=True)
 class Lifted:
-    """A kernel as a recipe: its JSON (skills/recipes/recipe.py) and the template beside it."""
+    """A kernel as a recipe: its JSON (skills/recipes/recipe.py) and the template beside it.
+    signals: of verdicts under which a search would begin with it; none for those of the change."""
 
     name: str
     recipe: Mapping[str, Any]
     files: Mapping[str, str]
+    signals: tuple[str, ...] = ()
 
 
 class Lifter(Protocol):

@@ -209,7 +209,8 @@ def _lifted(run: Judging, change: Change, draft: Draft) -> Draft | None:
         run.decide("draft", node, False, f"it cannot be lifted to a recipe: {found}")
         return None
     transformation = ADOPTED + found.name
-    adopted = replace(change, transformation=transformation, pattern=())
+    before = tuple(found.signals) or change.before
+    adopted = replace(change, transformation=transformation, pattern=(), before=before)
     again = compose(run.trajectory, adopted, draft.evidence)
     run.decide("draft", node, True, f"lifted to the recipe {found.name}")
     return replace(again, recipe=found.recipe, files=found.files)

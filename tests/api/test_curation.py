@@ -51,7 +51,8 @@ BODY: dict[str, Any] = {
     ],
 }
 TEXT = "@{host} // @{lanes} @{unroll} @{chunk} @{ahead}\n"
-RECIPES = {planted.RECIPE: Source(BODY, {"references/kernel.cpp": TEXT, "notes.md": ""})}
+FILES = {"references/kernel.cpp": TEXT, "notes.md": ""}
+RECIPES = {planted.RECIPE: Source(BODY, FILES, ("poor_reuse",))}
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +251,11 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     assert (row.tier, row.state, row.recipe) == ("learned", "candidate", tuned.lifted.recipe)
     assert row.metadata["files"] == {"references/kernel.cpp": TEXT}
     assert "chunk = 32" in row.body
+    # A search begins with it: it is found by what the reference and the recipe's skill say, and
+    # the verdict of an instance of it is no condition.
+    assert row.scopes.signals == tuple(sorted(tuned.lifted.signals))
+    assert "poor_reuse" in row.scopes.signals and "signals." not in (row.predicate or "")
+    assert "verdict" not in row.description and "verdict" not in row.body
     again = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
     assert again.deltas == ()
     other = replace(tuned.trajectory, id="run_2")
@@ -298,12 +304,16 @@ def ratio(value: float, spread: float = 0.05) -> Ratio:
     return Ratio(value, value * (1 - spread), value * (1 + spread), 12)
 
 
-def trial(gain: Ratio | None, wrong: int = 0, case: str = "main") -> Trial:
+def trial(
+    gain: Ratio | None, wrong: int = 0, case: str = "main", end: Ratio | None = None
+) -> Trial:
     arm = Arm(2, 2, ratio(1.5), "ev-best")
     found = planted.subject().sha256
-    return Trial(
-        "norm", found, case, "held out", 0, arm, arm, gain, wrong, "x86-64", "cpu0", "gcc 13"
-    )
+    made = ("norm", found, case, "held out", 0, arm, arm, gain, wrong, "x86-64", "cpu0", "gcc 13")
+    return Trial(*made, end=end)
+
+
+SAME = Ratio(1.0, 1.0, 1.0, 1)  # both searches end at one kernel
 
 
 class Planted:
@@ -327,6 +337,12 @@ class Planted:
         ([trial(ratio(1.0)), trial(ratio(1.01))], False, "no certain gain"),
         ([trial(ratio(3.0)), trial(ratio(0.8), case="odd")], False, "slower on norm odd"),
         ([trial(ratio(3.0)), trial(ratio(3.0), wrong=1)], False, "1 candidates made by it"),
+        ([trial(ratio(1.5), end=SAME), trial(ratio(1.4), end=SAME)], True, "over the budget"),
+        (
+            [trial(ratio(1.5)), trial(ratio(1.4), case="odd", end=ratio(0.8))],
+            False,
+            "ends certainly slower on norm odd",
+        ),
         ([], False, "2 are needed"),
     ],
 )
@@ -457,6 +473,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     assert skill.name in [shown.name for shown in found.skills]
     (own,) = [remedy for remedy in found.remedies if remedy.id == f"{skill.name}#0"]
     assert (own.name, own.change) == ("more", change)
+    assert own.applies is True
     node = Node(1, 0, "evaluated", None, None, found.shown())
     knowledge.report(found.retrieval_id, (own.id, skill.name, "foreign"), node)
     with services.catalog.read() as connection:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from api.cli.backends.local import LocalTarget
+from api.curation.states import change_state
 from api.evaluation import choose_target
 from api.optimization.knowledge import ServiceKnowledge
+from api.services import Services
+from kb.catalog import skills as store
 from kb.hardware.detection.detect import detect_devices
 from kb.settings import Settings
 from optimizer.collectors.probe import identify
 from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
 from tests.api.conftest import BUILTIN, small_knowledge
+from tests.optimizer.curation.curated import skill_in
 
 PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
 
@@ -23,6 +29,23 @@ def asked(*signals: str, **metrics: float) -> Query:
         signals, metrics, "", "x86-64", "softmax", "cpp", "float32", "", 1, 2_000,
         {"element_bytes": 4}, ("vector", "block"),
     )  # fmt: skip
+
+
+def measured_skill(services: Services, folder: Path) -> None:
+    """An active one with a move, which a trial on this chip bears out."""
+    change = {"role": "unroll", "direction": "increase"}
+    moves = [{"id": "more", "when": "signals.memory_bound", "change": change, "why": "Why not."}]
+    files = {"references/moves.json": json.dumps(moves).encode()}
+    told = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
+    told["kb.ops"] = "softmax"
+    skill = skill_in(services.catalog, folder, "", name="unroll-rows", files=files, metadata=told)
+    figures: dict[str, Any] = {"n": 6, "speedup": 1.5, "low": 1.4, "high": 1.6}
+    signed = {"actor": "ann", "reason": "a test"}
+    with services.catalog.write() as connection:
+        store.add_evidence(
+            connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed
+        )
+    change_state(services, skill.name, "active", **signed)
 
 
 def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(tmp_path: Path) -> None:
@@ -35,6 +58,8 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(tmp_path: Pat
         far = source.consult(asked(call_us=100.0, roofline_pct=20.0, copy_bandwidth_pct=20.0))
         near = source.consult(asked(call_us=100.0, roofline_pct=90.0, copy_bandwidth_pct=90.0))
         untimed = source.consult(asked())
+        measured_skill(local.services, tmp_path)
+        ours = source.consult(asked("memory_bound", copy_bandwidth_pct=70.0))
         several = source.consult(asked("memory_bound", "poor_reuse", copy_bandwidth_pct=70.0))
         chosen = choose_target(local.services, AUTO, "cpp")
     finally:
@@ -46,6 +71,8 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(tmp_path: Pat
     free = {"fill-the-vector-register", "more-work-per-chunk"}
     assert not free & {move.name for move in near.remedies} and untimed.remedies == ()
     assert "longer-shares-of-a-stream" in {move.name for move in several.remedies}
+    # What was measured here goes before moves that hold in general.
+    assert [move.id for move in ours.remedies].index("unroll-rows#0") == 0 < len(ours.remedies) - 1
     if chosen.target.device == "cpu":
         told = facts_of(identify("cpu"))
         assert {key: chosen.target.facts[key] for key in told} == told

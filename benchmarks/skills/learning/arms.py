@@ -27,6 +27,7 @@ from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.curation.ablation import recipe_of
 from optimizer.curation.remedies import remedies_of, skill_of
 from optimizer.evaluation.records import Evaluation
+from optimizer.search.deciding import decided
 from optimizer.search.goal import Goal, PolicyName
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
 from optimizer.search.loop import Search
@@ -83,7 +84,9 @@ class Library:
             or applies(skill, query.op, query.dtype, query.language, query.signals, query.problem)
         ]
         shown = (ShownSkill(skill.name, skill.description, "", 1.0) for skill in holding)
-        moves = (remedy for skill in holding for remedy in remedies_of(skill))
+        moves = tuple(remedy for skill in holding for remedy in remedies_of(skill))
+        if self.arm.conditions:
+            moves = decided(moves, query, found.facts)
         return replace(found, skills=(*shown, *found.skills), remedies=(*moves, *found.remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:

@@ -194,12 +194,15 @@ def _write(path: Path, told: dict[str, Any]) -> None:
 
 
 def verify_all(services: Services, folder: Path, plan: Plan, ends: float, said: Said) -> bool:
-    """Trials of every candidate that has something to leave out; whether all are done.
+    """Trials of every candidate that has something to leave out, recipes first, then moves, then
+    what to avoid; whether all are done.
 
     Only problems that were learned from are tried: the others are what is measured afterwards.
     """
     verifier = Verifier(services, _problem_folder(folder, plan.taught))
-    names = sorted(waiting(services, queued=False))
+    asked = set(waiting(services, queued=False))
+    rows = sorted(learned(services), key=lambda row: (row.recipe is None, not row.moves, row.name))
+    names = [row.name for row in rows if row.name in asked]
     for name in names:
         path = folder / "trials" / f"{name}.json"
         with _claimed(path) as mine:

@@ -9,7 +9,7 @@ time with what the skill is about, so for one to avoid a figure below 1 is suppo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -78,11 +78,11 @@ def measured(connection: Connection, skill: SkillHead) -> bool:
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
     """Whether the newest trials, as many as it takes, together bear the skill out, before one comes
-    that is certainly against it or in which it made a wrong kernel."""
+    that is certainly against it, in which it made a wrong kernel or ended certainly slower."""
     sign = -1.0 if polarity == AVOID else 1.0
     taken: list[tuple[float, float]] = []
     for row in newest:
-        if polarity != AVOID and row.details.get("wrong"):
+        if polarity != AVOID and _harmful(row.details):
             return False
         if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
             continue
@@ -94,6 +94,12 @@ def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
         if _surely_above_0(taken):
             return True
     return False
+
+
+def _harmful(trial: Mapping[str, Any]) -> bool:
+    """It made a wrong kernel, or the search with it ended certainly slower."""
+    end = trial.get("end")
+    return bool(trial.get("wrong")) or (end is not None and float(end["high"]) < 1.0)
 
 
 def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:

@@ -1,6 +1,7 @@
 """Whether a skill helps where it was not distilled from: the same search with the same budget, once
-with it and once without, measured on the device at hand. Of a skill to avoid something: the best
-kernel of a search without it, once as it is and once with the change that it warns of.
+with it and once without, measured on the device at hand; finding the same sooner helps too. Of a
+skill to avoid something: the best kernel of a search without it, once as it is and once with the
+change that it warns of.
 
 Knows neither problems nor searches: an `Ablation` runs them. A trial is believed as far as its
 interval goes; a skill without a certain gain stays what it is, and its history says why.
@@ -42,9 +43,10 @@ class Arm:
 class Trial:
     """One problem and case that the skill was not distilled from. unseen: why it was not.
 
-    gain: the best with the skill over the best without it, both measured anew; None where the
-    search with it found nothing that is faster than the reference, or the machine was not quiet.
-    wrong: candidates made by the skill itself that were not correct.
+    gain: where the search with the skill stood over where the one without it stood, on average over
+    the candidates of the budget, all of it measured anew (optimizer/curation/advantage.py); end: at
+    the last candidate alone. None where the search with it found nothing correct, or the machine
+    was not quiet. wrong: candidates made by the skill itself that were not correct.
 
     Of a skill to avoid something, with_skill is the kernel that heeds it and without the same
     kernel with the avoided change, so that gain is what leaving the change out brings: the time
@@ -66,6 +68,7 @@ class Trial:
     toolchain: str
     note: str = ""
     failed: str = ""
+    end: Ratio | None = None
 
     @property
     def named(self) -> str:
@@ -154,7 +157,8 @@ def _same(present: SkillRow, measured: SkillRow) -> None:
 
 def judge(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
     """A certain gain over all trials together, in at least LEAST_TRIALS of which the skill changed
-    who wins, and no trial in which it certainly harms. polarity: of the skill."""
+    what was found, and no trial in which it certainly harms, be it over the budget or at its end.
+    polarity: of the skill."""
     if polarity == AVOID:
         return _judged_warning(trials)
     wrong = sum(trial.wrong for trial in trials)
@@ -162,22 +166,25 @@ def judge(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
     gain = together(gains) if gains else None
     if wrong:
         return Verdict("harms", gain, f"{wrong} candidates made by it were not correct")
-    harmed = [t for t in trials if t.gain is not None and t.gain.high < 1.0]
-    if harmed:
-        where = ", ".join(t.named for t in harmed)
-        return Verdict("harms", gain, f"it is certainly slower on {where}")
-    # Where both arms have the same winner the figure is 1 without any doubt, and tells nothing.
+    slower = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
+    if slower:
+        return Verdict("harms", gain, f"it is certainly slower on {', '.join(slower)}")
+    worse = [t.named for t in trials if t.end is not None and t.end.high < 1.0]
+    if worse:
+        where = ", ".join(worse)
+        return Verdict("harms", gain, f"the search with it ends certainly slower on {where}")
+    # Where both arms stand at the same kernels the figure is 1 without any doubt: it tells nothing.
     telling = [g for g in gains if g.low < g.high]
     if gain is None or len(telling) < LEAST_TRIALS:
         return Verdict(
             "open",
             gain,
-            f"it changed the winner on {len(telling)} of {len(trials)} unseen cases,"
+            f"it changed what was found on {len(telling)} of {len(trials)} unseen cases,"
             f" {LEAST_TRIALS} are needed",
         )
     if gain.low <= 1.0:
         return Verdict("open", gain, f"no certain gain over the search without it: {_told(gain)}")
-    return Verdict("helps", gain, f"{_told(gain)} over the search without it")
+    return Verdict("helps", gain, f"{_told(gain)} over the search without it, over the budget")
 
 
 def _judged_warning(trials: Sequence[Trial]) -> Verdict:
@@ -251,6 +258,7 @@ def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_sco
             "without": asdict(trial.without),
             "with": asdict(trial.with_skill),
             "wrong": trial.wrong,
+            "end": asdict(trial.end) if trial.end is not None else None,
             "note": trial.note,
             **({"validity": trial.failed} if trial.failed else {}),
         },

@@ -162,7 +162,7 @@ def compose(trajectory: Trajectory, change: Change, evidence: Sequence[EvidenceR
         dtypes=(canonical_dtype(subject.dtype),) if subject.dtype else (),
         signals=tuple(sorted(_signals(change))),
     )
-    predicate = predicate_of(scopes.ops, _signals(change), evidence)
+    predicate = predicate_of(scopes.ops, _conditions(change), evidence)
     name = slug(trajectory.hardware, change.transformation, subject.op, change.polarity)
     before, after, code = _snippet(change)
     return Draft(
@@ -201,7 +201,18 @@ def slug(hardware: str, transformation: str, op: str, polarity: str = "use") -> 
 def _signals(change: Change) -> tuple[str, ...]:
     """Of the parent's verdict, those that are known here; its first ones lead."""
     known = load_signals()
-    return tuple(s for s in dict.fromkeys(change.before) if s in known)[:MOST_SIGNALS]
+    found = tuple(s for s in dict.fromkeys(change.before) if s in known)
+    return found if _adopted(change) else found[:MOST_SIGNALS]
+
+
+def _conditions(change: Change) -> tuple[str, ...]:
+    """Signals without which the change is not offered. A recipe begins a search, whatever the
+    verdict of what was there before."""
+    return () if _adopted(change) else _signals(change)
+
+
+def _adopted(change: Change) -> bool:
+    return change.transformation.startswith(ADOPTED)
 
 
 def predicate_of(
@@ -273,7 +284,8 @@ def _words(trajectory: Trajectory, change: Change) -> Words:
     article = "an" if op[0] in "aeiou" else "a"
     place = f"{article} {op} kernel in {kernel.language} on {trajectory.hardware}"
     made = (f"It is an instance of the recipe `{kernel.recipe}`.",) if _of_recipe(change) else ()
-    titles = [load_signals().get(signal).title for signal in _signals(change)]
+    conditions = _conditions(change)
+    titles = [load_signals().get(signal).title for signal in conditions]
     verdict = " or ".join(_low(title) for title in titles)
     seen = f" whose verdict is: {verdict}" if verdict else ""
     dtype = f", {canonical_dtype(subject.dtype)}" if subject.dtype else ""
@@ -281,7 +293,7 @@ def _words(trajectory: Trajectory, change: Change) -> Words:
     far = "Sizes, element types or hardware far from those measured: measure first."
     signals = [
         f"Its verdict names `{signal}`: {_low(title)}."
-        for signal, title in zip(_signals(change), titles, strict=True)
+        for signal, title in zip(conditions, titles, strict=True)
     ]
     none = ("The verdict names none of these signals.",) if signals else ()
     steps, check, signs = _advice(change)
@@ -329,7 +341,7 @@ def _phrase(change: Change) -> str:
     """The change in words."""
     if change.parameters:
         return " and ".join(_parameter_phrase(p) for p in change.parameters)
-    if change.transformation.startswith(ADOPTED):
+    if _adopted(change):
         return f"use the recipe {change.transformation.removeprefix(ADOPTED)}"
     return change.transformation.replace("-", " ")
 
@@ -357,7 +369,7 @@ def _advice(change: Change) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str
         ]
         used = [roles()[p.role] for p in change.parameters]
         return (*steps, last), tuple(r["check"] for r in used), tuple(r["sign"] for r in used)
-    if change.transformation.startswith(ADOPTED):
+    if _adopted(change):
         name = change.transformation.removeprefix(ADOPTED)
         first = f"Instantiate the recipe `{name}` with the values under After."
         return (first, "Then tune one value at a time."), (), ()
@@ -384,7 +396,7 @@ def _snippet(change: Change) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     if change.parameters:
         before = [f"{p.name} = {p.before}" for p in change.parameters if p.before is not None]
         return tuple(before), tuple(f"{p.name} = {p.after}" for p in change.parameters), "text"
-    if change.transformation.startswith(ADOPTED):
+    if _adopted(change):
         return (), tuple(f"{k} = {v}" for k, v in sorted(kernel.values.items())), "text"
     gone = _cut([line[1:] for line in change.pattern if line.startswith("-")])
     came = _cut([line[1:] for line in change.pattern if line.startswith("+")])

@@ -94,7 +94,7 @@ def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
         assert (trial.with_skill.tried, trial.without.tried) == (1, 1)
         if trial.gain is not None:
             assert (trial.gain.low, trial.gain.value, trial.gain.high) == (1.0, 1.0, 1.0)
-            assert trial.note == "both arms have the same winner"
+            assert trial.note == "both arms stand at the same kernels"
     assert not judge(trials).helps
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from optimizer.bundle import Bundle
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.isolation.device_lock import DeviceLock
 from optimizer.isolation.runner_process import RunnerSettings
 from optimizer.local.bench import LocalBench, Place
 from optimizer.local.seats import VISIBLE, Seat, SeatPool, SeatRunner, seats_here, seats_of
@@ -53,6 +56,22 @@ def test_each_seat_has_its_own_lock_and_the_first_that_of_a_single_device() -> N
     (alone,) = seats_of("cuda", 1, None)
     assert first.lock._path == alone.lock._path
     assert second.lock._path != first.lock._path
+
+
+def test_processes_that_see_different_devices_do_not_wait_for_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each counts its own from 0; the lock is the very device's. CUDA is a stand-in here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def path_where(uuid: str, number: int = 0) -> Path:
+        told = SimpleNamespace(uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda asked: told)
+        return Seat("cuda", number).lock._path
+
+    assert path_where("a") == path_where("a", number=1)  # counted differently, the same device
+    assert path_where("a") != path_where("b")
+    assert Seat("cpu").lock._path == DeviceLock("cpu")._path
 
 
 def test_a_runner_of_a_seat_sees_only_its_device() -> None:

@@ -1,0 +1,35 @@
+"""Preconditions of remedies, decided with what a search knows when it asks."""
+
+from __future__ import annotations
+
+from optimizer.search.deciding import decided
+from optimizer.search.knowledge import Query, Remedy
+
+FACTS = {"sm_count": 132}
+
+
+def remedy(when: str) -> Remedy:
+    return Remedy(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
+
+
+def asked(**problem: float) -> Query:
+    signals, metrics = ("memory_bound",), {"roofline_pct": 40.0, "kernel": "k"}
+    return Query(signals, metrics, "", "h200", "mm", "triton", "fp32", "", 1, 100, problem)
+
+
+def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() -> None:
+    holding = (
+        "problem.op in ['matmul']",  # as the vocabulary calls it
+        "signals.memory_bound and problem.dtype == 'float32'",
+        "facts.sm_count >= 100 and problem.reduction_length <= 64",
+        "problem.language == 'triton'",
+    )
+    excluded = ("problem.op in ['softmax']", "signals.compute_bound", "facts.sm_count > 200")
+    missing = "problem.rows >= 8"
+    remedies = [remedy(when) for when in (*holding, *excluded, missing, "")]
+    found = decided(remedies, asked(reduction_length=32), FACTS)
+    assert [(one.when, one.applies) for one in found] == [
+        *((when, True) for when in holding),
+        (missing, None),
+        ("", None),
+    ]
