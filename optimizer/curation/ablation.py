@@ -26,7 +26,8 @@ from optimizer.curation.advantage import Advantage, advantage, standings
 from optimizer.curation.avoided import knobs_of
 from optimizer.curation.build import ratio_of
 from optimizer.curation.remedies import remedies_of, skill_of
-from optimizer.curation.unseen import Unseen, as_only, unseen_cases
+from optimizer.curation.scope import leaves_in
+from optimizer.curation.unseen import Unseen, as_only, every_unseen
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined, independent_ratio
 from optimizer.local.problem_view import problem_view
@@ -48,6 +49,7 @@ from skills.recipes.recipe import Recipe, parse_recipe
 
 MAX_TRIALS = 3
 MAX_PAIRS = 2 * MAX_TRIALS  # looked at for a skill to avoid, where the change cannot always be made
+MAX_LOOKED_AT = 3 * MAX_TRIALS  # of which some lie outside of what the skill is about
 ROUNDS = 2  # of fresh processes for each winner
 
 
@@ -157,6 +159,13 @@ class RecipeAblation:
             )
 
     def _targets(self, skill: SkillRow) -> Iterator[Unseen]:
+        """Where it could be offered: what it says of other operators and sizes nobody will hear."""
+        facts = self._means.hardware.facts
+        for unseen in islice(self._unseen(skill), MAX_LOOKED_AT):
+            if leaves_in(skill, unseen.problem, unseen.case, facts):
+                yield unseen
+
+    def _unseen(self, skill: SkillRow) -> Iterator[Unseen]:
         """Other problems of its families first: they are further from what it was made of."""
         device = self._means.hardware.device or "cpu"
         families = {op_family(op) for op in skill.scopes.ops}
@@ -170,7 +179,7 @@ class RecipeAblation:
             if problem.sha256 in own:
                 known = [case for sha256, case in self._means.seen if sha256 == problem.sha256]
                 seed = self._means.seed
-                yield from unseen_cases(problem, device, MAX_TRIALS, seed, known)
+                yield from every_unseen(problem, device, seed, known)
 
     def _trial(
         self, skill: SkillRow, recipe: Recipe | None, unseen: Unseen, budget: int, seed: int

@@ -6,10 +6,11 @@ kept as text and never as a figure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kb.problem_terms import op_family
 from optimizer.bundle import Bundle
+from optimizer.curation.scope import sizes_told
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.problem.spec import Case, Problem
 from optimizer.search.records import REFERENCE, Node
@@ -41,7 +42,7 @@ def trajectory_of(
     the problem does not declare one."""
     return Trajectory(
         id=run.id,
-        subject=subject_of(problem, dtype),
+        subject=subject_of(problem, dtype, measured_cases(tree)),
         hardware=run.hardware,
         lineage=tuple(lineage) or (run.hardware,),
         steps=steps_of(tree),
@@ -62,8 +63,17 @@ def main_case(problem: Problem) -> Case:
     return next((case for case in problem.searched if case.timed), problem.cases[0])
 
 
-def subject_of(problem: Problem, dtype: str | None = None) -> Subject:
-    """dtype: where the problem declares none."""
+def measured_cases(nodes: Iterable[Node]) -> frozenset[str]:
+    """Names of the cases that anything was timed on."""
+    found = (node.evaluation for node in nodes if node.evaluation is not None)
+    return frozenset(timing.case for one in found for timing in one.timings)
+
+
+def subject_of(
+    problem: Problem, dtype: str | None = None, measured: Collection[str] = ()
+) -> Subject:
+    """dtype: where the problem declares none. measured: names of the cases whose quantities are
+    told beside their dimensions, so that advice is bounded by the sizes that it was found at."""
     return Subject(
         name=problem.name,
         sha256=problem.sha256,
@@ -75,7 +85,13 @@ def subject_of(problem: Problem, dtype: str | None = None) -> Subject:
             "held_out": tuple(case.name for case in problem.held_out),
         },
         source=problem.source,
-        sizes={case.name: _sizes(case) for case in problem.cases},
+        sizes={
+            case.name: {
+                **_sizes(case),
+                **(sizes_told(problem, case) if case.name in measured else {}),
+            }
+            for case in problem.cases
+        },
     )
 
 

@@ -5,8 +5,9 @@ main case.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from kb.errors import KernloreError
@@ -28,16 +29,17 @@ class Unseen:
 
 
 def unseen_cases(
-    problem: Problem, device: str, count: int, seed: int, known: Sequence[str] = ()
+    problem: Problem, device: str, count: int, seed: int, known: Collection[str] = ()
 ) -> list[Unseen]:
     """Up to `count`: held-out cases first, then other sizes. known: names of cases to leave out."""
-    found: list[Unseen] = []
-    for unseen in _all(problem, device, seed):
-        if len(found) == count:
-            break
-        if unseen.case.name not in known:
-            found.append(unseen)
-    return found
+    return list(islice(every_unseen(problem, device, seed, known), count))
+
+
+def every_unseen(
+    problem: Problem, device: str, seed: int, known: Collection[str] = ()
+) -> Iterator[Unseen]:
+    """One after the other: whether a problem can do other sizes is found out by doing them."""
+    return (one for one in _all(problem, device, seed) if one.case.name not in known)
 
 
 def as_only(problem: Problem, case: Case, why: str) -> Unseen:

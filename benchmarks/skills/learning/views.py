@@ -15,7 +15,7 @@ import torch
 from benchmarks.search.replay.ground import Ground
 from kb.errors import Unavailable
 from optimizer.abi import Signature, TensorSpec
-from optimizer.curation.ablation import MAX_TRIALS
+from optimizer.curation.ablation import MAX_LOOKED_AT
 from optimizer.curation.unseen import unseen_cases
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Case, Problem
@@ -25,8 +25,9 @@ TRIAL_SEED = 0  # of the cases that trials of a skill take
 
 
 def unseen_case(problem: Problem, device: str, seed: int) -> Case | None:
-    """A case that neither a run nor a trial of a skill has taken; None where there is no other."""
-    taken = [one.case.name for one in unseen_cases(problem, device, MAX_TRIALS, TRIAL_SEED)]
+    """A case that neither a run took nor a trial of a skill looks at; None where there is no
+    other."""
+    taken = [one.case.name for one in unseen_cases(problem, device, MAX_LOOKED_AT, TRIAL_SEED)]
     found = unseen_cases(problem, device, 1, seed, taken)
     return found[0].case if found else None
 

@@ -8,6 +8,7 @@ sources stay from here.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -226,8 +227,8 @@ def predicate_of(
         joined = " or ".join(named)
         parts.append(f"({joined})" if len(named) > 1 else joined)
     for name, (low, high) in tested(evidence).items():
-        low, high = low / TESTED_MARGIN, high * TESTED_MARGIN
-        parts.append(f"problem.{name} >= {low:.6g} and problem.{name} <= {high:.6g}")
+        least, most = math.floor(low / TESTED_MARGIN), math.ceil(high * TESTED_MARGIN)
+        parts.append(f"problem.{name} >= {least} and problem.{name} <= {most}")
     return " and ".join(parts)
 
 
