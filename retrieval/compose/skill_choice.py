@@ -88,12 +88,15 @@ def choose_skills(
 ) -> Choice:
     """Only states that the request asks for, `active` unless it says otherwise.
 
+    Without a signal there is nothing to remedy, and a search of an operator begins: then those of
+    that operator that have a recipe.
+
     Of a request with a run_id a share of the skills is withheld, by hash of skill, run and node,
     so that what showing them is worth can be told; nothing takes their place. A request without
     one always gets the same answer.
     """
-    if not signals:
-        return Choice()  # skills are remedies: without a condition there is nothing to remedy
+    if not signals and not request.op:
+        return Choice()  # neither a condition to remedy nor an operator to begin with
     rows = store.candidate_skills(
         connection,
         signals,
@@ -103,6 +106,7 @@ def choose_skills(
         request.dtype,
         request.skill_states or DEFAULT_STATES,
         scope.access_scope,
+        begins=not signals,
     )
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
     bindings = Bindings(

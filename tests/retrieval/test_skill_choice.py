@@ -252,3 +252,25 @@ def test_nothing_is_withheld_from_who_is_no_run(catalog: Catalog) -> None:
     assert choose(catalog, replace(REQUEST, node_id="3"), share=1.0).withheld == ()
     assert choose(catalog, replace(REQUEST, run_id="run_1"), share=1.0).withheld == ("widen",)
     assert choose(catalog, replace(REQUEST, run_id="run_1"), share=0.0).withheld == ()
+
+
+# -- what a search begins with
+
+
+def test_without_a_signal_recipes_of_the_operator_are_what_to_begin_with(catalog: Catalog) -> None:
+    recipe: dict[str, Any] = {"format": 1, "template": "references/kernel.cpp"}
+    softmax = {"ops": ("softmax",)}
+    put(catalog, "general", recipe=recipe, scopes=softmax)
+    put(catalog, "measured", recipe=recipe, scopes={**softmax, "hardware": ("h100",)})
+    put(catalog, "another", recipe=recipe, scopes={"ops": ("layernorm",)})
+    put(catalog, "of-any", recipe=recipe)  # of no operator: nothing to begin this one with
+    put(catalog, "advice", scopes=softmax)  # a remedy, and nothing is known to be wrong
+    put(catalog, "elsewhere", recipe=recipe, scopes=softmax, predicate='problem.dtype == "int8"')
+
+    def begun(op: str | None) -> list[str]:
+        request = RetrieveRequest(query="faster", hardware="h100", op=op, dtype="float32")
+        with catalog.read() as connection:
+            return names(choose_skills(connection, request, [], SCOPE, {}, {}))
+
+    assert begun("log_softmax") == ["measured", "general"]  # an alias of the operator
+    assert begun(None) == []

@@ -127,10 +127,13 @@ def candidate_skills(
     dtype: str | None,
     states: Sequence[str],
     access_scope: str = ALL_ACCESS,
+    *,
+    begins: bool = False,
 ) -> list[SkillHead]:
     """Skills that may apply, by name: all that they restrict admits what is asked for.
 
-    signals empty: of any signal. hardware_scopes: the lineage; None admits every chip. What the
+    signals empty: of any signal. begins: those alone that name the operator and have a recipe,
+    which is what a search begins with. hardware_scopes: the lineage; None admits every chip. What the
     request leaves open (op, language, dtype None) excludes nothing. Predicates and ranking are the
     caller's.
     """
@@ -145,7 +148,8 @@ def candidate_skills(
     for kind, values in wanted.items():
         if values is not None:
             query = query.where(_admits(kind, values))
-    return _heads(connection, query)
+    found = _heads(connection, query.where(_has_recipe()) if begins else query)
+    return [one for one in found if canonical_op(op or "") in one.scopes.ops] if begins else found
 
 
 def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:
@@ -247,6 +251,11 @@ def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
     """Skills that name one of the values, or none of this kind at all."""
     named = _scoped(kind)
     return sa.or_(~named.exists(), named.where(t.skill_scopes.c.value.in_(list(values))).exists())
+
+
+def _has_recipe() -> sa.ColumnElement[bool]:
+    """No recipe is stored as the word null of JSON."""
+    return sa.func.coalesce(sa.cast(t.skills.c.recipe, sa.Text), "null") != "null"
 
 
 def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
