@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,7 +26,7 @@ from optimizer.curation.advantage import Advantage, advantage, standings
 from optimizer.curation.avoided import knobs_of
 from optimizer.curation.build import ratio_of
 from optimizer.curation.remedies import remedies_of, skill_of
-from optimizer.curation.scope import leaves_in
+from optimizer.curation.scope import leaves_in, sizes_told
 from optimizer.curation.unseen import Unseen, as_only, every_unseen
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined, independent_ratio
@@ -97,10 +97,12 @@ class RecipeAblation:
     def __init__(self, means: Means) -> None:
         self._means = means
 
-    def trials(self, skill: SkillRow, budget: int) -> Iterator[Trial]:
+    def trials(
+        self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]] = ()
+    ) -> Iterator[Trial]:
         """At most MAX_TRIALS. Raises Unavailable where there is nothing to try it on."""
         if skill.polarity == AVOID:
-            yield from self._forced_trials(skill, budget)
+            yield from self._forced_trials(skill, budget, apart_from)
             return
         self._admitted(skill)
         recipe = recipe_of(skill)
@@ -109,10 +111,10 @@ class RecipeAblation:
                 f"{skill.name} has neither a recipe nor moves",
                 hint="Advice in words needs a model that reads it; approve it by hand.",
             )
-        made = 0
-        for unseen in self._targets(skill):
+        made, seed = 0, self._means.seed + len(apart_from)
+        for unseen in self._targets(skill, apart_from):
             try:
-                trial = self._trial(skill, recipe, unseen, budget, self._means.seed + made)
+                trial = self._trial(skill, recipe, unseen, budget, seed + made)
             except LacksSkill:
                 continue
             made += 1
@@ -122,7 +124,9 @@ class RecipeAblation:
         if not made:
             raise _nothing_unseen(skill)
 
-    def _forced_trials(self, skill: SkillRow, budget: int) -> Iterator[Trial]:
+    def _forced_trials(
+        self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]]
+    ) -> Iterator[Trial]:
         """Pairs on which the change cannot be made are trials that say why, and are not counted."""
         knobs = knobs_of(skill)
         if not knobs:
@@ -133,7 +137,7 @@ class RecipeAblation:
             )
         self._admitted(skill)
         looked_at = changed = 0
-        for unseen in islice(self._targets(skill), MAX_PAIRS):
+        for unseen in islice(self._targets(skill, apart_from), MAX_PAIRS):
             trial = self._forced_trial(skill, knobs, unseen, budget, self._means.seed + looked_at)
             looked_at += 1
             changed += bool(trial.without.tried)
@@ -158,10 +162,14 @@ class RecipeAblation:
                 hint="Install the toolchain, or verify it on a machine that has it.",
             )
 
-    def _targets(self, skill: SkillRow) -> Iterator[Unseen]:
+    def _targets(
+        self, skill: SkillRow, apart_from: Collection[tuple[str, str]]
+    ) -> Iterator[Unseen]:
         """Where it could be offered: what it says of other operators and sizes nobody will hear."""
         facts = self._means.hardware.facts
         for unseen in islice(self._unseen(skill), MAX_LOOKED_AT):
+            if (unseen.problem.sha256, unseen.case.name) in apart_from:
+                continue
             if leaves_in(skill, unseen.problem, unseen.case, facts):
                 yield unseen
 
@@ -212,6 +220,7 @@ class RecipeAblation:
             device=told.device,
             toolchain=best.evaluation.toolchain if best and best.evaluation else told.toolchain,
             note=note or f"{time.time() - began:.0f} s",
+            sizes=sizes_told(unseen.problem, unseen.case),
         )
 
     def _languages(self, skill: SkillRow) -> list[str]:

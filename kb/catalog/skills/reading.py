@@ -133,9 +133,9 @@ def candidate_skills(
     """Skills that may apply, by name: all that they restrict admits what is asked for.
 
     signals empty: of any signal. begins: those alone that name the operator and have a recipe,
-    which is what a search begins with. hardware_scopes: the lineage; None admits every chip. What the
-    request leaves open (op, language, dtype None) excludes nothing. Predicates and ranking are the
-    caller's.
+    which is what a search begins with. hardware_scopes: the lineage; None admits every chip. What
+    the request leaves open (op, language, dtype None) excludes nothing. Predicates and ranking are
+    the caller's.
     """
     query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
     wanted: dict[str, Sequence[str] | None] = {

@@ -10,8 +10,8 @@ interval goes; a skill without a certain gain stays what it is, and its history 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from kb.catalog import skills as store
@@ -21,6 +21,8 @@ from kb.catalog.skills.support import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, Unavailable
 from kb.scope import ALL_ACCESS
+from skills.curator.believing.narrowing import losing_part, narrow
+from skills.curator.believing.observe import Part
 from skills.curator.records import Ratio
 
 ACTOR = "verification"
@@ -52,6 +54,7 @@ class Trial:
     kernel with the avoided change, so that gain is what leaving the change out brings: the time
     with the change over the time without it. without.tried is 0 where the change could not be made;
     note says why. failed: what became of the changed kernel where it cannot be used (`incorrect`).
+    sizes: of the case, in the quantities of predicates.
     """
 
     problem: str
@@ -69,17 +72,30 @@ class Trial:
     note: str = ""
     failed: str = ""
     end: Ratio | None = None
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def named(self) -> str:
         return f"{self.problem} {self.case}"
 
+    @property
+    def harms(self) -> bool:
+        """Certainly, over the budget or at its end."""
+        return any(found is not None and found.high < 1.0 for found in (self.gain, self.end))
+
+    @property
+    def helps(self) -> bool:
+        return not self.harms and self.gain is not None and self.gain.low > 1.0
+
 
 class Ablation(Protocol):
     """Runs trials of a skill. Implemented by the optimizer."""
 
-    def trials(self, skill: SkillRow, budget: int) -> Iterable[Trial]:
-        """Raises Unavailable where nothing here can be measured, with what is missing."""
+    def trials(
+        self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]] = ()
+    ) -> Iterable[Trial]:
+        """apart_from: (sha256 of a problem, case) pairs that were tried. Raises Unavailable where
+        nothing here can be measured, with what is missing."""
         ...
 
 
@@ -123,6 +139,9 @@ def verify(
 ) -> Verification:
     """Run the trials, keep each as evidence, and let the skill be active where it certainly helps.
 
+    Where it certainly helps on some sizes and certainly harms on others it is narrowed to where it
+    helps, and tried again on further cases there; these alone decide then.
+
     Raises Conflict for a skill that is out of use or that changed meanwhile, Unavailable where
     nothing can be measured here (the skill stays what it is, and its history says so).
     """
@@ -132,22 +151,70 @@ def verify(
         raise Conflict(
             f"{name} is {skill.state}", hint="Restore it first, or verify one that is in use."
         )
-    trials: list[Trial] = []
+    signed = Signed(actor, access_scope)
     try:
-        for trial in ablation.trials(skill, budget):
-            with catalog.write() as connection:  # each as it comes: it took minutes
-                _same(store.get(connection, name, access_scope), skill)
-                _keep(connection, skill, trial, actor, access_scope)
-            trials.append(trial)
+        trials = _tried(catalog, skill, ablation.trials(skill, budget), signed)
     except Unavailable as problem:
         _note(catalog, skill, f"not verified: {problem.message}", actor, access_scope)
         raise
-    verdict = judge(trials, skill.polarity)
+    verdict, part = judge(trials, skill.polarity), _losing(trials, skill.polarity)
+    if part is not None:
+        reason = f"{verdict.reason}: not offered with {part}"
+        with catalog.write() as connection:
+            _same(store.get(connection, name, access_scope), skill)
+            skill = narrow(connection, skill, part, reason=reason, **vars(signed))
+        known = {(trial.problem_sha256, trial.case) for trial in trials}
+        again = _again(catalog, skill, ablation, budget, known, signed)
+        verdict = judge(again, skill.polarity)
+        verdict = replace(verdict, reason=f"not offered with {part} any more; {verdict.reason}")
+        trials = [*trials, *again]
     with catalog.write() as connection:
         present = store.get(connection, name, access_scope)
         _same(present, skill)
         state = _moved(connection, present, verdict, budget, actor, access_scope)
     return Verification(name, state, verdict, tuple(trials))
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Whoever asked, and what they may see."""
+
+    actor: str
+    access_scope: str
+
+
+def _tried(catalog: Catalog, skill: SkillRow, made: Iterable[Trial], signed: Signed) -> list[Trial]:
+    """Each is kept as it comes: it took minutes."""
+    trials = []
+    for trial in made:
+        with catalog.write() as connection:
+            _same(store.get(connection, skill.name, signed.access_scope), skill)
+            _keep(connection, skill, trial, signed.actor, signed.access_scope)
+        trials.append(trial)
+    return trials
+
+
+def _again(
+    catalog: Catalog,
+    skill: SkillRow,
+    ablation: Ablation,
+    budget: int,
+    known: Collection[tuple[str, str]],
+    signed: Signed,
+) -> list[Trial]:
+    """Of the narrowed skill; none where no case is left that nobody tried."""
+    try:
+        return _tried(catalog, skill, ablation.trials(skill, budget, known), signed)
+    except Unavailable:
+        return []
+
+
+def _losing(trials: Sequence[Trial], polarity: str) -> Part | None:
+    """Only sizes are told apart: a wrong candidate speaks against the skill wherever it was."""
+    if polarity == AVOID or any(trial.wrong for trial in trials):
+        return None
+    harmed, helped = ([t.sizes for t in trials if getattr(t, kind)] for kind in ("harms", "helps"))
+    return losing_part(harmed, helped)
 
 
 def _same(present: SkillRow, measured: SkillRow) -> None:
@@ -253,6 +320,7 @@ def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_sco
         high=told.high if told is not None else None,
         details={
             "problem": trial.problem,
+            "sizes": dict(trial.sizes),
             "unseen": trial.unseen,
             "seed": trial.seed,
             "without": asdict(trial.without),
