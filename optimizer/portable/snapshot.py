@@ -1,4 +1,5 @@
-"""Knowledge for a machine without the knowledge base: answers fetched ahead, one for each signal.
+"""Knowledge for a machine without the knowledge base: answers fetched ahead, one for each signal,
+and one for where a search begins, which has none.
 
 Excerpts answer the signal on that hardware, whatever the operator, so they are fetched once; moves
 and skills are fetched for each operator. Moves are decided anew with what is measured there.
@@ -16,6 +17,7 @@ from optimizer.search.knowledge import Knowledge, Query, knowledge_from_json
 from optimizer.search.records import Node
 
 KEPT_EXCERPTS = 3
+BEGINNING = ""  # stands for the signal of a query that has none
 Ask = Callable[[Query], Knowledge]
 
 
@@ -43,8 +45,12 @@ def take_snapshot(
         if found:
             taken.excerpts[signal] = [asdict(excerpt) for excerpt in found]
     for op in dict.fromkeys(operators):
-        asked = ((s, remedies(replace(template, signals=(s,), op=op))) for s in signals)
-        taken.answers[op] = {signal: _kept(answer, taken.texts) for signal, answer in asked}
+        verdicts: dict[str, tuple[str, ...]] = {signal: (signal,) for signal in signals}
+        verdicts[BEGINNING] = ()
+        taken.answers[op] = {
+            key: _kept(remedies(replace(template, signals=named, op=op)), taken.texts)
+            for key, named in verdicts.items()
+        }
     return taken
 
 
@@ -75,7 +81,8 @@ class SnapshotKnowledge:
     def consult(self, query: Query) -> Knowledge:
         """The answer for the leading signal that there is one for, its moves decided with the
         verdict's metrics."""
-        leading = next((signal for signal in query.signals if signal in self._answers), None)
+        asked = query.signals or (BEGINNING,)
+        leading = next((signal for signal in asked if signal in self._answers), None)
         if leading is None:
             return Knowledge(facts=self._facts)
         found = self._answers[leading]

@@ -28,7 +28,7 @@ class Source:
 
     def __init__(self) -> None:
         self.searched: list[tuple[str, str]] = []
-        self.acted: list[tuple[str, str]] = []
+        self.acted: list[tuple[str, ...]] = []
 
     def consult(self, query: Query) -> Knowledge:
         self.searched.append((query.op, query.signals[0]))
@@ -36,7 +36,10 @@ class Source:
         return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
 
     def remedies(self, query: Query) -> Knowledge:
-        self.acted.append((query.op, query.signals[0]))
+        self.acted.append((query.op, *query.signals))
+        if not query.signals:
+            begun = ShownSkill(f"tuned-{query.op}", "values", "Begin with them.", 0.9)
+            return Knowledge("ret_begin", skills=(begun,))
         moves = (
             remedy("mv_low", "metrics.l2_hit < 0.5"),
             remedy("mv_softmax", "problem.op == 'softmax'"),
@@ -64,7 +67,8 @@ def query(*signals: str, **told: object) -> Query:
 
 def test_documents_are_searched_once_for_a_signal(source: Source, taken: Snapshot) -> None:
     assert source.searched == [("", "memory_bound"), ("", "latency_bound")]
-    assert len(source.acted) == 4  # two operators, one of them of two problems
+    # Two operators, one of them of two problems: their beginning, and each signal.
+    assert len(source.acted) == 6 and ("softmax",) in source.acted
     assert [len(rows) for rows in taken.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
 
 
@@ -86,7 +90,16 @@ def test_moves_are_decided_with_what_is_measured_there(taken: Snapshot) -> None:
     assert [move.applies for move in unmeasured.remedies] == [None, True, None]
 
 
-@pytest.mark.parametrize(("op", "signals"), [("scan", ("memory_bound",)), ("softmax", ())])
+def test_a_search_begins_there_with_what_it_would_begin_with_here(taken: Snapshot) -> None:
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(taken.as_json())), "softmax", FACTS)
+    (skill,) = knowledge.consult(query()).skills
+    assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
+
+
+@pytest.mark.parametrize(
+    ("op", "signals"),
+    [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
+)
 def test_without_an_answer_there_are_the_facts(
     taken: Snapshot, op: str, signals: tuple[str, ...]
 ) -> None:
