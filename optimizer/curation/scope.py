@@ -13,7 +13,6 @@ from optimizer.collectors.work import Work, work_of
 from optimizer.evaluation.diagnose import quantities
 from optimizer.problem.spec import Case, Problem
 from optimizer.problem.tensors import open_case
-from retrieval.diagnose.signals import load_signals
 
 # What decides how a kernel is to be tuned: what it has to move, and how long its loops are. Other
 # quantities follow from these, the operator and the element type.
@@ -27,9 +26,11 @@ def sizes_told(problem: Problem, case: Case) -> dict[str, float]:
     return {name: float(told[name]) for name in BOUNDING if name in told}
 
 
-def leaves_in(skill: SkillHead, problem: Problem, case: Case, facts: Mapping[str, object]) -> bool:
-    """Whether the skill would be offered there under some verdict: signals are taken to be there,
-    and what is not known excludes nothing."""
+def leaves_in(
+    skill: SkillHead, problem: Problem, case: Case, facts: Mapping[str, float | str]
+) -> bool:
+    """Whether the skill could be offered there: a verdict is not known yet, and what is not known
+    excludes nothing."""
     if not skill.predicate:
         return True
     work = _work(problem, case)
@@ -38,8 +39,7 @@ def leaves_in(skill: SkillHead, problem: Problem, case: Case, facts: Mapping[str
     told["op"] = canonical_op(problem.op)
     told["dtype"] = canonical_dtype(dtype) if dtype else None
     told["language"] = next(iter(skill.scopes.languages), None)
-    signals = {signal.id for signal in load_signals()}
-    known = Bindings(signals=signals, metrics={}, facts=dict(facts), problem=told)
+    known = Bindings(facts=dict(facts), problem=told)
     return compile_predicate(skill.predicate).evaluate(known).value is not False
 
 
