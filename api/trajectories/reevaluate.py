@@ -24,7 +24,7 @@ from api.trajectories.telling import problem_of
 from kb.catalog.search.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from optimizer.bundle import Bundle
-from optimizer.curation.build import measured_cases, steps_of, subject_of
+from optimizer.curation.build import measured_sizes, steps_of, subject_of
 from optimizer.curation.told import Told, told_from_json, tree_of
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 from optimizer.problem.importing import substituted
@@ -98,7 +98,7 @@ class Reevaluation:
         texts = {step.number: step.told for step in told.steps}
         return Trajectory(
             id=row.id,
-            subject=subject_of(problem, main_dtype(self.services, problem), measured_cases(tree)),
+            subject=subject_of(problem, main_dtype(self.services, problem), measured_sizes(tree)),
             hardware=told.hardware,
             lineage=tuple(self.services.registry.lineage(told.hardware)),
             steps=steps_of(tree, texts),

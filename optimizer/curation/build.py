@@ -6,11 +6,11 @@ kept as text and never as a figure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kb.problem_terms import op_family
 from optimizer.bundle import Bundle
-from optimizer.curation.scope import sizes_told
+from optimizer.curation.scope import BOUNDING
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.problem.spec import Case, Problem
 from optimizer.search.records import REFERENCE, Node
@@ -42,7 +42,7 @@ def trajectory_of(
     the problem does not declare one."""
     return Trajectory(
         id=run.id,
-        subject=subject_of(problem, dtype, measured_cases(tree)),
+        subject=subject_of(problem, dtype, measured_sizes(tree)),
         hardware=run.hardware,
         lineage=tuple(lineage) or (run.hardware,),
         steps=steps_of(tree),
@@ -63,17 +63,32 @@ def main_case(problem: Problem) -> Case:
     return next((case for case in problem.searched if case.timed), problem.cases[0])
 
 
-def measured_cases(nodes: Iterable[Node]) -> frozenset[str]:
-    """Names of the cases that anything was timed on."""
-    found = (node.evaluation for node in nodes if node.evaluation is not None)
-    return frozenset(timing.case for one in found for timing in one.timings)
+def measured_sizes(nodes: Iterable[Node]) -> dict[str, dict[str, float]]:
+    """Quantities that bound advice, by the case that led a verdict. They are read from evaluations:
+    nobody runs a problem's code to read what was found of it. An evaluation from before verdicts
+    named their case tells them where one case alone was timed."""
+    found: dict[str, dict[str, float]] = {}
+    for node in nodes:
+        evaluation = node.evaluation
+        if evaluation is None:
+            continue
+        timed = [timing.case for timing in evaluation.timings]
+        case = evaluation.verdict.get("case") or (timed[0] if len(timed) == 1 else "")
+        told = evaluation.verdict.get("problem", {})
+        sizes = {name: float(told[name]) for name in BOUNDING if name in told}
+        if case and sizes:
+            found.setdefault(case, sizes)
+    return found
 
 
 def subject_of(
-    problem: Problem, dtype: str | None = None, measured: Collection[str] = ()
+    problem: Problem,
+    dtype: str | None = None,
+    quantities: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Subject:
-    """dtype: where the problem declares none. measured: names of the cases whose quantities are
-    told beside their dimensions, so that advice is bounded by the sizes that it was found at."""
+    """dtype: where the problem declares none. quantities: of cases, told beside their dimensions,
+    so that advice is bounded by the sizes that it was found at."""
+    bounds = quantities or {}
     return Subject(
         name=problem.name,
         sha256=problem.sha256,
@@ -85,13 +100,7 @@ def subject_of(
             "held_out": tuple(case.name for case in problem.held_out),
         },
         source=problem.source,
-        sizes={
-            case.name: {
-                **_sizes(case),
-                **(sizes_told(problem, case) if case.name in measured else {}),
-            }
-            for case in problem.cases
-        },
+        sizes={case.name: {**_sizes(case), **bounds.get(case.name, {})} for case in problem.cases},
     )
 
 

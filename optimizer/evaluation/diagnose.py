@@ -68,7 +68,8 @@ def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[st
     """A verdict as JSON: retrieval's diagnosis, and `primary`, `kernels` and `not_measured`.
 
     `metrics` and `problem` are what it was derived from, for whoever asks about it: measured and
-    derived metrics by raw names (of a correct kernel), quantities of the problem's leading case.
+    derived metrics by raw names (of a correct kernel), quantities of the problem's leading case,
+    whose name is `case`.
     """
     reader = FAILURES.get(evaluation.validity)
     timing, work = leading_case(evaluation, around.works or {})
@@ -80,6 +81,7 @@ def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[st
         **asdict(found),
         "metrics": metrics,
         "problem": quantities(work) if work else {},
+        "case": timing.case if timing is not None else "",
         "primary": first,
         "kernels": _kernels(around.collected),
         "not_measured": {**(around.not_measured or {}), **refused},

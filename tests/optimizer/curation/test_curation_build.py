@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.bundle import Bundle
-from optimizer.curation.build import measured_of, roles_of, steps_of, trajectory_of
+from optimizer.curation.build import measured_of, measured_sizes, roles_of, steps_of, trajectory_of
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
 from optimizer.problem.load import load_problem
 from optimizer.search.goal import Goal
@@ -115,6 +115,21 @@ def test_the_problem_is_told_with_its_cases(told: Trajectory) -> None:
     assert (subject.name, subject.op, subject.dtype) == ("map_id", "map_id", "int64")
     assert "main" in subject.cases["searched"] and "held_out" in subject.cases["held_out"]
     assert subject.sizes["odd"] == {"count": 1013, "table_size": 129}
+
+
+def test_sizes_that_bound_advice_are_read_from_verdicts() -> None:
+    def node(number: int, case: str | None, length: int) -> Node:
+        verdict = {"problem": {"reduction_length": length, "precision_policy": "strict"}}
+        named = verdict if case is None else {**verdict, "case": case}
+        return Node(number, None, "evaluated", None, replace(found(None, None), verdict=named))
+
+    led = measured_sizes([node(0, "main", 64), node(1, "odd", 32), node(2, "main", 8)])
+    assert led == {"main": {"reduction_length": 64.0}, "odd": {"reduction_length": 32.0}}
+    (timing,) = {timing.case for timing in found(bundle(8), 1.5).timings}
+    old = replace(found(bundle(8), 1.5), verdict={"problem": {"reduction_length": 16}})
+    assert measured_sizes([Node(0, None, "evaluated", None, old)]) == {
+        timing: {"reduction_length": 16.0}
+    }
 
 
 def test_it_survives_storing(told: Trajectory) -> None:
