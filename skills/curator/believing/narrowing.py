@@ -16,9 +16,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.scope import ALL_ACCESS
-from skills.curator.believing.observe import Part, outside, record_of, trials_of, without
-from skills.schema import advice
-from skills.skillfile import content_sha256
+from skills.curator.believing.observe import Part, outside, store_narrowed, trials_of, without
 
 Sizes = Mapping[str, float]
 
@@ -55,17 +53,8 @@ def narrow(
     """The skill without the part. Its text and evidence stay, and the uses in what is kept."""
     kept = outside(trials_of(connection, skill, access_scope), part)
     scopes, predicate = without(skill.scopes, skill.predicate, part, kept)
-    narrowed, record = replace(skill, scopes=scopes, predicate=predicate), record_of(kept)
-    store.narrow(
-        connection,
-        skill.name,
-        scopes=scopes,
-        predicate=predicate,
-        content_sha256=content_sha256(advice(narrowed)),
-        counted=(record.trials, record.wins),
-        actor=actor,
-        reason=reason,
-        details={"parts": [asdict(part)]},
-        access_scope=access_scope,
-    )
+    narrowed = replace(skill, scopes=scopes, predicate=predicate)
+    details = {"parts": [asdict(part)]}
+    signed = {"actor": actor, "reason": reason, "access_scope": access_scope}
+    store_narrowed(connection, narrowed, kept, details, **signed)
     return store.get(connection, skill.name, access_scope)

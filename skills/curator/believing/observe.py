@@ -31,7 +31,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import SkillEvent, SkillHead, SkillScopes
+from kb.catalog.skills import SkillEvent, SkillHead, SkillRow, SkillScopes
 from kb.problem_terms import op_family, problem_terms
 from kb.scope import ALL_ACCESS
 from skills.schema import advice
@@ -356,20 +356,42 @@ def _apply(
         for part in lost:
             kept = outside(kept, part)
         scopes, predicate = without(skill.scopes, skill.predicate, finding.part, kept)
-        narrowed = replace(skill, scopes=scopes, predicate=predicate)
-        record = record_of(kept)
-        store.narrow(
+        store_narrowed(
             connection,
-            skill.name,
-            scopes=scopes,
-            predicate=predicate,
-            content_sha256=content_sha256(advice(narrowed)),
-            counted=(record.trials, record.wins),
+            replace(skill, scopes=scopes, predicate=predicate),
+            kept,
+            {**details, "parts": [asdict(part) for part in lost]},
             actor=actor,
             reason=finding.reason,
-            details={**details, "parts": [asdict(part) for part in lost]},
             access_scope=access_scope,
         )
+
+
+def store_narrowed(
+    connection: Connection,
+    skill: SkillRow,
+    kept: Sequence[Trial],
+    details: Mapping[str, Any],
+    *,
+    actor: str,
+    reason: str,
+    access_scope: str,
+) -> None:
+    """skill: with the scopes and the precondition that are left. kept: its uses there; details has
+    the `parts` that are lost. Its text and evidence stay."""
+    record = record_of(kept)
+    store.narrow(
+        connection,
+        skill.name,
+        scopes=skill.scopes,
+        predicate=skill.predicate,
+        content_sha256=content_sha256(advice(skill)),
+        counted=(record.trials, record.wins),
+        actor=actor,
+        reason=reason,
+        details=details,
+        access_scope=access_scope,
+    )
 
 
 def retire_unused(
