@@ -23,9 +23,9 @@ from api.trajectories.telling import problem_of
 from kb.catalog.knowledge import passages
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.curation.ablation import ConfirmingBench
 from optimizer.curation.lifting import KernelLifter
 from optimizer.curation.told import told_from_json
+from optimizer.curation.trials.means import ConfirmingBench
 from optimizer.curation.tuned import Lifting, tuned_instance
 from optimizer.local.simulated_bench import SimulatedBench
 from optimizer.problem.spec import Problem

@@ -17,7 +17,8 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS
-from optimizer.curation.ablation import ConfirmingBench, Means, RecipeAblation
+from optimizer.curation.trials.ablation import RecipeAblation
+from optimizer.curation.trials.means import ConfirmingBench, Means
 from optimizer.evaluation.targets import AUTO
 from optimizer.local.bench import Place
 from optimizer.local.simulated_bench import SimulatedBench

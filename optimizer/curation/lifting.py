@@ -16,7 +16,7 @@ from typing import Any
 from kb.errors import KernloreError
 from kb.hardware.checks import Problems
 from optimizer.abi import TensorSpec
-from optimizer.curation.ablation import ConfirmingBench
+from optimizer.curation.trials.means import ConfirmingBench
 from optimizer.curation.unseen import unseen_cases
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Problem

@@ -1,11 +1,13 @@
-"""The moves of a skill as a proposer sees them. Imports nothing that runs kernels."""
+"""The moves and the recipe of a skill as a proposer has them. Imports nothing that runs kernels."""
 
 from __future__ import annotations
 
 from kb.catalog.skills import SkillRow
 from kb.catalog.skills.support import AVOID
+from kb.hardware.checks import Problems
 from optimizer.curation.avoided import warning_of
 from optimizer.search.knowledge import Remedy
+from skills.recipes.recipe import Recipe, parse_recipe
 
 MARK = "#"  # between a skill's name and the number of its move
 
@@ -34,3 +36,13 @@ def remedies_of(skill: SkillRow) -> tuple[Remedy, ...]:
 def skill_of(identity: str) -> str:
     """The skill that a remedy's id names; any other id as it is."""
     return identity.partition(MARK)[0]
+
+
+def recipe_of(skill: SkillRow) -> Recipe | None:
+    """Raises InvalidKnowledge for one that cannot be read."""
+    if skill.recipe is None:
+        return None
+    problems = Problems(f"skill {skill.name}")
+    found = parse_recipe(skill.name, skill.recipe, skill.metadata.get("files", {}), problems)
+    problems.raise_if_any()
+    return found

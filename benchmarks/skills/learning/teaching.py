@@ -28,7 +28,7 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.curation.ablation import recipe_of
+from optimizer.curation.remedies import recipe_of
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import SHIPPED, load_problem
 from optimizer.problem.spec import Problem

@@ -15,7 +15,7 @@ import torch
 from benchmarks.search.replay.ground import Ground
 from kb.errors import Unavailable
 from optimizer.abi import Signature, TensorSpec
-from optimizer.curation.ablation import MAX_LOOKED_AT
+from optimizer.curation.trials.targets import MAX_LOOKED_AT
 from optimizer.curation.unseen import unseen_cases
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.spec import Case, Problem

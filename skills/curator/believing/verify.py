@@ -46,9 +46,9 @@ class Trial:
     """One problem and case that the skill was not distilled from. unseen: why it was not.
 
     gain: where the search with the skill stood over where the one without it stood, on average over
-    the candidates of the budget, all of it measured anew (optimizer/curation/advantage.py); end: at
-    the last candidate alone. None where the search with it found nothing correct, or the machine
-    was not quiet. wrong: candidates made by the skill itself that were not correct.
+    the candidates of the budget, all of it measured anew (optimizer/curation/trials/advantage.py);
+    end: at the last candidate alone. None where the search with it found nothing correct, or the
+    machine was not quiet. wrong: candidates made by the skill itself that were not correct.
 
     Of a skill to avoid something, with_skill is the kernel that heeds it and without the same
     kernel with the avoided change, so that gain is what leaving the change out brings: the time
@@ -166,7 +166,8 @@ def verify(
         known = {(trial.problem_sha256, trial.case) for trial in trials}
         again = _again(catalog, skill, ablation, budget, known, signed)
         verdict = judge(again, skill.polarity)
-        verdict = replace(verdict, reason=f"not offered with {part} any more; {verdict.reason}")
+        told = verdict.reason if again else "nothing is left there that nobody tried"
+        verdict = replace(verdict, reason=f"not offered with {part} any more; {told}")
         trials = [*trials, *again]
     with catalog.write() as connection:
         present = store.get(connection, name, access_scope)

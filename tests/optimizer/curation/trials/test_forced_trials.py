@@ -14,8 +14,12 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import EvidenceRow, SkillEvent, SkillRow
 from kb.errors import Unavailable
-from optimizer.curation.ablation import MAX_PAIRS, MAX_TRIALS, Means, RecipeAblation, recipe_of
 from optimizer.curation.avoided import knobs_of, warning_of
+from optimizer.curation.remedies import recipe_of
+from optimizer.curation.trials.ablation import RecipeAblation
+from optimizer.curation.trials.forced import MAX_PAIRS
+from optimizer.curation.trials.means import Means
+from optimizer.curation.trials.targets import MAX_TRIALS
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.problem.spec import Problem
 from optimizer.search.context import HardwareView

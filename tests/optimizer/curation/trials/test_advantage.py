@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from optimizer.curation.advantage import advantage, standings
+from optimizer.curation.trials.advantage import advantage, standings
 from optimizer.evaluation.records import Interval
 from optimizer.search.records import REFERENCE, Node
 from tests.optimizer.search.landscape import evaluation, proposal

@@ -12,8 +12,11 @@ import pytest
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.skills import SkillRow
 from kb.errors import Unavailable
-from optimizer.curation.ablation import Means, RecipeAblation, WithSkill, recipe_of
-from optimizer.curation.remedies import remedies_of, skill_of
+from optimizer.curation.remedies import recipe_of, remedies_of, skill_of
+from optimizer.curation.trials.ablation import RecipeAblation
+from optimizer.curation.trials.means import Means
+from optimizer.curation.trials.searching import WithSkill
+from optimizer.curation.trials.targets import MAX_TRIALS
 from optimizer.problem.spec import Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
@@ -63,7 +66,7 @@ def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
     if trial.gain is not None:  # the machine was quiet enough to measure the winner again
         assert trial.gain.low <= trial.gain.value <= trial.gain.high
     # What these small kernels take here and now is the machine's to say; not even a gain is enough.
-    verdict = judge([replace(trial, gain=Ratio(1.5, 1.4, 1.6, 1))])
+    verdict = judge([replace(trial, gain=Ratio(1.5, 1.4, 1.6, 1), end=None)])
     assert not verdict.helps and "2 are needed" in verdict.reason
 
 
@@ -124,10 +127,21 @@ def test_what_cannot_be_left_out_is_said(
         (avoid, "what to avoid"),
         (words, "neither a recipe nor moves"),
         (other, "no unseen problem or case"),
-        (moving(catalog, tmp_path), "has a part in"),  # no recipe here that it could move
+        # No recipe here that it could move.
+        (moving(catalog, tmp_path), "made no candidate in searches of 1 on row_total main$"),
     ):
         with pytest.raises(Unavailable, match=said):
             list(ablation(problem).trials(skill, 1))
+
+
+def test_a_skill_that_takes_no_part_is_given_up_after_as_many_searches_as_trials(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    seen = frozenset((problem.sha256, case.name) for case in problem.searched)
+    with pytest.raises(Unavailable) as caught:
+        list(ablation(problem, seen=seen).trials(moving(catalog, tmp_path), 1))
+    looked_at = caught.value.message.partition(" on ")[2].split(", ")
+    assert len(looked_at) == MAX_TRIALS and looked_at[0] == "row_total held_out"
 
 
 class Remembered(NoKnowledge):
