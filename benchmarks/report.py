@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kb.errors import KernloreError
+from optimizer.toolchains.processor import processor
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -25,7 +26,7 @@ def machine() -> str:
         text = info.read_text(encoding="utf-8")
         model = next((x for x in text.splitlines() if x.startswith("model name")), "")
         fast = " with AMX bf16" if "amx_bf16" in text else ""
-        cpu = f"{model.partition(':')[2].strip() or cpu}{fast}"
+        cpu = f"{model.partition(':')[2].strip() or cpu} ({processor()}){fast}"
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     return (
         f"{when}, {cpu}, {os.cpu_count()} cores, {platform.system()},"

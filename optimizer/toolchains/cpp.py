@@ -20,6 +20,7 @@ from optimizer.abi import HEADER, HEADER_NAME, Signature
 from optimizer.bundle import Bundle
 from optimizer.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.toolchains.processes import Finished, Limits, clean_env, run
+from optimizer.toolchains.processor import processor
 from optimizer.toolchains.reports.cpu import Loops, count_instructions, parse_loops
 
 LIBRARY = "candidate.so"
@@ -210,7 +211,7 @@ def _read(path: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _version(compiler: str) -> str:
-    """The compiler's first line without its name, and the processor that -march=native sees."""
+    """The compiler's first line without its name, what -march=native means to it, and on what."""
     if shutil.which(compiler) is None:
         return f"{compiler} is not installed"
     told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
@@ -222,4 +223,4 @@ def _version(compiler: str) -> str:
     )
     arch = re.search(r"^\s*-march=\s+(\S+)", native.stdout, re.MULTILINE)
     said = told.stdout.splitlines()[0].removeprefix(f"{Path(compiler).name} ")
-    return f"{said}; native={arch[1] if arch else platform.machine()}"
+    return f"{said}; native={arch[1] if arch else platform.machine()} on {processor()}"

@@ -13,6 +13,7 @@ import pytest
 from optimizer.bundle import Bundle
 from optimizer.toolchains.base import Compiled, Target
 from optimizer.toolchains.cpp import LIMITS, CppToolchain, RefusedFlag, flags_of
+from optimizer.toolchains.processor import processor, signature
 
 HERE = {"x86_64": "x86-64", "aarch64": "arm"}.get(platform.machine(), platform.machine())
 TARGET = Target(HERE, (HERE,), "native", "cpu")
@@ -149,4 +150,22 @@ def test_other_processors_are_not_available() -> None:
 
 
 def test_the_version_names_compiler_and_processor() -> None:
-    assert "native=" in CppToolchain().version()
+    version = CppToolchain().version()
+    assert "native=" in version and version.endswith(f" on {processor()}")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "told"),
+    [
+        (
+            "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n"
+            "model name\t: AMD EPYC\n\nprocessor\t: 1\nmodel\t\t: 2\n",
+            "AuthenticAMD 25 17",
+        ),
+        ("processor : 0\nCPU implementer : 0x41\nCPU variant : 0x0\nCPU part : 0xd4f\n",
+         "0x41 0xd4f 0x0"),
+        ("processor : 0\nhart : 2\n", ""),
+    ],
+)  # fmt: skip
+def test_generations_of_one_name_are_told_apart(cpuinfo: str, told: str) -> None:
+    assert signature(cpuinfo) == told
