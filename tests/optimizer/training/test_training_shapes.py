@@ -12,7 +12,6 @@ import pytest
 
 from kb.errors import Conflict
 from optimizer.bundle import Bundle
-from optimizer.evaluation.records import Interval
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import load_problem
 from optimizer.search.context import Context, HardwareView
@@ -20,10 +19,11 @@ from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
 from optimizer.synthesizers.llm.answers.candidate import answer_from
 from optimizer.training.answers import answer_text
-from optimizer.training.samples import Licences, Prompt, Reward, Sample
+from optimizer.training.samples import Licences, Prompt
 from optimizer.training.shapes import SHAPES, Shape, preferred, shaped
 from optimizer.training.trainable import stated_licence, trainable
 from optimizer.training.write import FORMATS, Format, write_manifest, write_rows
+from tests.optimizer.training.judged import SAMPLES, TYPE, WRONG, reward, sample
 
 # What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.
 RESERVED = {
@@ -41,69 +41,6 @@ RESERVED = {
     "environments",
     "input_ids",
 }
-TYPE = {
-    "sft": ("prompt", "completion"),
-    "dpo": ("prompt", "chosen", "rejected"),
-    "grpo": ("prompt",),
-}
-
-
-def reward(value: float | None, /, **changes: Any) -> Reward:
-    ratio = None if value is None else Interval(value, value * 0.95, value * 1.05, 20)
-    given = Reward(
-        value=None if ratio is None else ratio.low,
-        validity="correct",
-        timing="measured" if ratio else "repeat",
-        checks=(4, 4),
-        speedup=ratio,
-        over_parent=ratio,
-        cases=("main",),
-        flags=(),
-        harness="3",
-        toolchain="g++ 13",
-        device="cpu",
-        evaluation="key",
-    )
-    return replace(given, **changes)
-
-
-WRONG = reward(None, value=0.0, validity="incorrect", checks=(1, 4), timing="none")
-
-
-def sample(node: int, found: Reward, **changes: Any) -> Sample:
-    given = Sample(
-        trajectory="run_1",
-        node=node,
-        parent=0,
-        told=False,
-        origin="recipe",
-        synthesizer="recipe",
-        model=None,
-        problem="map_id",
-        problem_sha256="abc",
-        problem_source="class Model: ...",
-        problem_toml=None,
-        hardware="x86-64",
-        language="cpp",
-        bundle_sha256=f"sha-{node}",
-        prompt=Prompt("system", f"user {node}", "rendered"),
-        state={"shown": {}, "parent": {"files": {}, "node": 0}},
-        completion=f"answer {node}",
-        reward=found,
-        licences=Licences("Apache-2.0", "Apache-2.0"),
-    )
-    return replace(given, **changes)
-
-
-SAMPLES = (
-    sample(1, reward(1.5)),
-    sample(2, reward(3.0)),
-    sample(3, reward(0.7)),
-    sample(4, WRONG),
-    sample(5, reward(None)),
-    sample(6, reward(3.1)),
-    sample(7, reward(2.0, over_parent=Interval(0.5, 0.4, 0.6, 20)), parent=2),
-)
 
 
 def test_only_what_is_faster_for_certain_is_imitated() -> None:
@@ -185,24 +122,6 @@ def test_what_is_written_is_read_back(shape: Shape, format: Format, tmp_path: Pa
     assert told["bytes"] == path.stat().st_size
     with pytest.raises(Conflict):
         write_rows(rows, shape, format, tmp_path / "out")
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_trl_takes_the_files(shape: Shape, format: Format, tmp_path: Path) -> None:
-    """Where datasets and trl are installed, which this product does not need."""
-    datasets = pytest.importorskip("datasets")
-    data_utils = pytest.importorskip("trl.data_utils")
-    rows = shaped(SAMPLES, shape).rows
-    path = write_rows(rows, shape, format, tmp_path / "out")
-    kind = "json" if format == "jsonl" else "parquet"
-    loaded = datasets.load_dataset(
-        kind, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
-    )
-    assert len(loaded) == len(rows)
-    for row, told in zip(loaded, rows, strict=True):
-        assert data_utils.is_conversational(row)
-        assert {name: row[name] for name in TYPE[shape]} == {n: told[n] for n in TYPE[shape]}
 
 
 def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
