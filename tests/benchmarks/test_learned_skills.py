@@ -58,7 +58,7 @@ from benchmarks.skills.planted_skills import (
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
 from kb.errors import InvalidRequest, KernloreError, Unavailable
-from optimizer.curation.ablation import MAX_TRIALS
+from optimizer.curation.trials.targets import MAX_TRIALS
 from optimizer.curation.unseen import unseen_cases
 from optimizer.local.problem_view import problem_view
 from optimizer.problem.load import load_problem
@@ -126,6 +126,14 @@ def learned(folder: Path, predicate: str, tile: int | None = None) -> SkillRow:
         row = store.get(connection, draft.name)
     catalog.close()
     return row
+
+
+def test_the_standings_of_a_replay_end_at_its_share(space: Space, table: Table) -> None:
+    answers = answers_of(space, table, PLAIN)
+    found = replay(space, table, CURATED, 0, answers, TARGET, frozenset())
+    assert found.reached and len(found.standings) == found.candidates + 1
+    assert found.standings[0] == 1 / table.best(space.problem.name)
+    assert list(found.standings) == sorted(found.standings) and found.standings[-1] >= TARGET.share
 
 
 def took(space: Space, table: Table, arm: Knows, knowledge: Knowledge = PLAIN) -> set[int]:

@@ -81,7 +81,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One run. candidates: until the share was reached, or the cut-off where it was not."""
+    """One run. candidates: until the share was reached, or the cut-off where it was not. standings:
+    where noted, the best so far over the best in the table, at the beginning and after each."""
 
     problem: str
     arm: str
@@ -90,6 +91,7 @@ class Replayed:
     candidates: int
     reached: bool
     ended: str
+    standings: tuple[float, ...] = ()
 
 
 def assuming(query: Query, signal: str) -> Query:

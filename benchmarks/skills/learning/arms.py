@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from benchmarks.search.replay.answers import Answers
@@ -24,8 +25,7 @@ from benchmarks.search.replay.table import Table
 from kb.catalog.skills import SkillRow
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.curation.ablation import recipe_of
-from optimizer.curation.remedies import remedies_of, skill_of
+from optimizer.curation.remedies import recipe_of, remedies_of, skill_of
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.deciding import decided
 from optimizer.search.goal import Goal, PolicyName
@@ -33,6 +33,7 @@ from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownS
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
 from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from skills.recipes.recipe import Recipe
 
@@ -192,4 +193,11 @@ def replay(
     best = search.tree.best
     reached = best is not None and best.merit >= wanted
     candidates = len(search.tree) - 1 if reached else most
-    return Replayed(name, arm.name, POLICY, seed, candidates, reached, ended.ended)
+    stood = standings(search.tree, table.best(name))
+    return Replayed(name, arm.name, POLICY, seed, candidates, reached, ended.ended, stood)
+
+
+def standings(tree: Tree, best: float) -> tuple[float, ...]:
+    """Before the first candidate and after each, as a share of `best`; the reference counts."""
+    merits = (node.merit if node.correct else 0.0 for node in tree.nodes[1:])
+    return tuple(merit / best for merit in accumulate(merits, max, initial=1.0))

@@ -17,7 +17,7 @@ from benchmarks.search.replay.reporting import (
     problems_table,
 )
 from benchmarks.search.replay.spaces import Space
-from benchmarks.search.replay.statistics import Ratio
+from benchmarks.search.replay.statistics import Ratio, ratio
 from benchmarks.search.replay.table import Table
 from benchmarks.skills.learning.arms import (
     CURATED,
@@ -29,6 +29,7 @@ from benchmarks.skills.learning.arms import (
 )
 from benchmarks.skills.learning.method import method
 from benchmarks.skills.learning.plan import Plan
+from benchmarks.skills.learning.standing import standing_table, told_start
 from benchmarks.skills.learning.teaching import Lesson
 from kb.catalog.skills import SkillRow
 from optimizer.curation.remedies import remedies_of
@@ -113,6 +114,8 @@ def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
     return [
         arms_table(compared, found.base),
         contrasts_table(compared, contrasts),
+        "Where a search stands after so many candidates, as a share of the best in the table:",
+        standing_table(compared),
         "Candidates are geometric means over seeds.",
         problems_table(compared, part.whole, part.table, columns, part.share),
     ]
@@ -157,7 +160,7 @@ def _compared(found: Findings, kind: str, part: Part, compared: Comparison) -> l
     curated = compared.ratio((CURATED.name, POLICY), found.base)
     lines = [
         f"- {KINDS[kind]} ({len(part.whole)}): curated knowledge takes {curated} times the"
-        f" candidates of none: {_aim(curated)}. {_at_once(compared)}"
+        f" candidates of none: {_aim(curated)}. {_at_once(compared)} {_least(found, compared)}"
     ]
     for arm in found.arms[2:]:
         over_none = compared.ratio((arm.name, POLICY), found.base)
@@ -166,7 +169,7 @@ def _compared(found: Findings, kind: str, part: Part, compared: Comparison) -> l
         lines.append(
             f"- There, {arm.name} ({len(arm.skills)} skills) takes {over_none} times those of none"
             f" and {over_curated} times those of curated knowledge; {same} of {pairs} runs take as"
-            " many as with it."
+            f" many as with it. {told_start(compared, arm.name)}"
         )
     return lines
 
@@ -176,6 +179,14 @@ def _at_once(compared: Comparison) -> str:
     runs = compared.of(CURATED.name, POLICY)
     first = sum(run.reached and run.candidates == 1 for run in runs)
     return f"It is there with the first candidate in {first} of {len(runs)} runs."
+
+
+def _least(found: Findings, compared: Comparison) -> str:
+    """What no arm can be better than."""
+    base = compared.counts(found.base)
+    once = {problem: [1.0] * len(values) for problem, values in base.items()}
+    told = ratio(once, base, compared.seed)
+    return f"An arm that is always there with the first candidate would take {told.value:.2f}."
 
 
 def _aim(found: Ratio) -> str:
