@@ -110,9 +110,14 @@ def unseen_problems(views: Views, plan: Plan) -> list[Problem]:
 
 
 def go_on(
-    services: Services, folder: Path, plan: Plan, stages: Sequence[str], seconds: float
+    services: Services,
+    folder: Path,
+    plan: Plan,
+    stages: Sequence[str],
+    seconds: float,
+    rounds: int = 1,
 ) -> bool:
-    """Whether the stages are done; they stop after so many seconds."""
+    """Whether the stages are done; they stop after so many seconds. rounds: of the tables."""
     ends = time.monotonic() + seconds
     if {"unseen", "others"} & set(stages):
         look_at(folder, plan)
@@ -121,21 +126,23 @@ def go_on(
     if "distil" in stages:
         distil_all(services, folder, plan.taught, say)
     if "unseen" in stages and not _measured(
-        services, unseen_spaces(services, folder, plan), folder / "unseen.jsonl", ends
+        services, unseen_spaces(services, folder, plan), folder / "unseen.jsonl", ends, rounds
     ):
         return False
     if "trials" in stages and not verify_all(services, folder, plan, ends, say):
         return False
     return "others" not in stages or _measured(
-        services, other_spaces(services, folder, plan), folder / "others.jsonl", ends
+        services, other_spaces(services, folder, plan), folder / "others.jsonl", ends, rounds
     )
 
 
-def _measured(services: Services, spaces: Sequence[Space], path: Path, ends: float) -> bool:
+def _measured(
+    services: Services, spaces: Sequence[Space], path: Path, ends: float, rounds: int
+) -> bool:
     """Again while there is time: a pass leaves out what the machine was too busy to time."""
     while True:
         left = ends - time.monotonic()
-        if measure(services, spaces, load(path), path, left, say):
+        if measure(services, spaces, load(path), path, left, say, rounds):
             return True
         if left <= 0:
             return False
@@ -296,6 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--folder", type=Path, required=True, help="what it works in")
     add("--seconds", type=float, default=200, help="of this call")
     add("--stage", choices=STAGES, action="append", help="default: all of them")
+    add("--rounds", type=_positive, default=1, help="of measuring each point of the tables")
     add("--only", nargs="+", metavar="NAME", help="runs and tables of these problems")
     add("--prepare", action="store_true", help="only what needs no device")
     add("--report", action="store_true", help="report what there is")
@@ -362,7 +370,8 @@ def main() -> None:
                 return
             if not given.report:
                 part = part_of(plan, given.only) if given.only else plan
-                done = go_on(services, given.folder, part, given.stage or STAGES, given.seconds)
+                stages, seconds = given.stage or STAGES, given.seconds
+                done = go_on(services, given.folder, part, stages, seconds, given.rounds)
                 say("done; report it with --report" if done else "call it again to go on")
                 return
             parts = report(findings(services, given.folder, plan, given.seeds))

@@ -307,6 +307,8 @@ def test_the_method_tells_the_plan() -> None:
     gpu = "\n".join(method(default_plan(TRITON), ["a card (triton 3.6)"]))
     assert gpu.startswith("Eight shipped problems were searched on a GPU with the Triton recipes")
     assert "made on a card (triton 3.6)" in gpu and "CPU" not in gpu
+    assert "small spaces were measured once:" in told
+    assert "measured in two rounds, apart in time:" in "\n".join(method(default_plan(CPP), [], 2))
 
 
 # -- the whole

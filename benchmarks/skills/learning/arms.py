@@ -1,4 +1,4 @@
-"""Arms that differ in what they know of a library, replayed over a table measured once.
+"""Arms that differ in what they know of a library, replayed over a measured table.
 
 A learned recipe is the template of a curated one with other defaults, so its instances are points
 of the curated one's space: the table has them under that name.

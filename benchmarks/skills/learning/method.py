@@ -22,9 +22,10 @@ def title(plan: Plan) -> str:
     return f"What a library learns from {count(len(plan.taught))} runs"
 
 
-def method(plan: Plan, measured_on: Sequence[str]) -> list[str]:
-    """measured_on: devices and toolchains of the evaluations, as they told it."""
-    told = [_runs(plan), _spaces(plan), _arms(plan)]
+def method(plan: Plan, measured_on: Sequence[str], rounds: int = 1) -> list[str]:
+    """measured_on: devices and toolchains of the evaluations, as they told it. rounds: of every
+    point."""
+    told = [_runs(plan), _spaces(plan, rounds), _arms(plan)]
     if not plan.documents:
         told.append(
             "The machine that measured had no embedding model: answers held moves, facts and skills"
@@ -60,12 +61,13 @@ def _candidates(number: int) -> str:
     return f"{count(number)} candidate{'' if number == 1 else 's'}"
 
 
-def _spaces(plan: Plan) -> str:
+def _spaces(plan: Plan, rounds: int) -> str:
+    often = "once" if rounds == 1 else f"in {count(rounds)} rounds, apart in time"
     return (
-        "Then small spaces were measured once: for `unseen`, one case of a problem that neither its"
-        f" run nor a trial had, at most {plan.unseen_points} points with the recipe's defaults and"
-        " the values of the run's best candidate among them (more where these alone span more); for"
-        f" `others`, at most {plan.other_points} points of a problem that nobody learned from."
+        f"Then small spaces were measured {often}: for `unseen`, one case of a problem that neither"
+        f" its run nor a trial had, at most {plan.unseen_points} points with the recipe's defaults"
+        " and the values of the run's best candidate among them (more where these alone span more);"
+        f" for `others`, at most {plan.other_points} points of a problem that nobody learned from."
         " Points are the curated recipes'. A run of an arm goes through the real loop and recipe"
         " synthesizer over that table (best-first) and counts candidates until the lower bound of a"
         " speed-up is at least 95 % of the highest in the table, which is what the arm without"

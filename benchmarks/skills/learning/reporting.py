@@ -85,7 +85,11 @@ class Findings:
 
 def report(found: Findings) -> list[str]:
     """The parts of the result."""
-    parts = [*method(found.plan, measured_on(found)), "## What it shows", *conclusions(found)]
+    parts = [
+        *method(found.plan, measured_on(found), rounds(found)),
+        "## What it shows",
+        *conclusions(found),
+    ]
     parts += ["## What the runs taught", lessons_table(found.lessons)]
     parts += ["Why changes were refused:", refusals_table(found.lessons)]
     parts += ["## The learned skills", skills_table(found)]
@@ -102,6 +106,13 @@ def measured_on(found: Findings) -> list[str]:
     rows = [row.evaluation for kind, part in found.parts.items() if kind != "seen"
             for row in part.table.rows]  # fmt: skip
     return sorted({f"{one.device} ({one.toolchain})" for one in rows if one.language != "torch"})
+
+
+def rounds(found: Findings) -> int:
+    """Of the point of this folder that was measured least often; 1 where there is none."""
+    parts = [part for kind, part in found.parts.items() if kind != "seen"]
+    return min((n for part in parts for n in Counter(r.key for r in part.table.rows).values()),
+               default=1)  # fmt: skip
 
 
 def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
@@ -307,6 +318,10 @@ def skills_table(found: Findings) -> str:
     return markdown(["skill", "kind", "state", "trials with a figure", "gain", "why"], rows)
 
 
+def _often(number: int) -> str:
+    return "once" if number == 1 else f"{number} times, and its figure is their geometric mean"
+
+
 def left_out(found: Findings) -> list[str]:
     lines = []
     for kind, part in found.parts.items():
@@ -320,8 +335,9 @@ def left_out(found: Findings) -> list[str]:
         lines.append(f"- Not tried: {', '.join(untried)}.")
     return [
         *lines,
-        "- Every point was measured once: two measurements of one point differ more than its"
-        " interval says (see the result of knowledge_value), which blurs what is within 95 %.",
+        f"- Every point was measured {_often(rounds(found))}: two measurements of one point differ"
+        " more than its interval says (see the result of knowledge_value), which blurs what is"
+        " within 95 %.",
         "- Thinned spaces are easier than whole ones, so the candidates that knowledge can save"
         " here are fewer.",
         "- A point that the machine was too busy to time is measured again up to twice; a space is"
