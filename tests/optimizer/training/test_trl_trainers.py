@@ -106,29 +106,22 @@ def copied(net: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in net.state_dict().items()}
 
 
-def test_supervised_fine_tuning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "config", "shape", "format"),
+    [(SFTTrainer, SFTConfig, "sft", "jsonl"), (DPOTrainer, DPOConfig, "dpo", "parquet")],
+)
+def test_a_step_is_made_over_the_files(
+    trainer: Any, config: Any, shape: Shape, format: Format, tmp_path: Path
+) -> None:
     net = model(tmp_path)
     before = copied(net)
-    trainer = SFTTrainer(
+    made = trainer(
         model=net,
-        args=SFTConfig(**settings(tmp_path)),
-        train_dataset=exported("sft", "jsonl", tmp_path),
+        args=config(**settings(tmp_path)),
+        train_dataset=exported(shape, format, tmp_path),
         processing_class=tokenizer(),
-    )
-    assert trainer.train().training_loss > 0
-    assert changed(net, before)
-
-
-def test_preferences(tmp_path: Path) -> None:
-    net = model(tmp_path)
-    before = copied(net)
-    trainer = DPOTrainer(
-        model=net,
-        args=DPOConfig(**settings(tmp_path)),
-        train_dataset=exported("dpo", "parquet", tmp_path),
-        processing_class=tokenizer(),
-    )
-    assert trainer.train().training_loss > 0
+    ).train()
+    assert made.training_loss > 0
     assert changed(net, before)
 
 
