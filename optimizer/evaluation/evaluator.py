@@ -42,6 +42,7 @@ from optimizer.isolation.pool import RunnerPool
 from optimizer.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.problem.spec import Case, Problem
 from optimizer.toolchains.base import Target, Toolchain
+from optimizer.toolchains.processor import processor
 
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
@@ -230,6 +231,7 @@ class Evaluator:
             toolchain.name,
             toolchain.version(),
             self.settings.fingerprint,
+            *([processor()] if self.device == "cpu" else []),  # x86-64 says little of its speed
         )
         return hashlib.sha256("\0".join(told).encode()).hexdigest()
 

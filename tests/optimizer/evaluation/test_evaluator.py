@@ -173,3 +173,18 @@ def test_a_bundle_is_read_from_a_file(tmp_path: Path) -> None:
     bundle = read_bundle(path)
     assert (bundle.language, bundle.entry, bundle.main) == ("cpp", "kernlore_run", "kernel.cpp")
     assert bundle.sha256 == cpp(KERNEL).sha256
+
+
+def test_a_result_of_one_processor_is_none_of_another(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle({"model.py": MODEL_NEW}, "model.py", "torch", "ModelNew")
+    asked = (bundle, TorchPython(), evaluator.problem.cases)
+    here = evaluator.key(*asked)
+    assert evaluator.key(*asked) == here
+    monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 26 2")
+    assert evaluator.key(*asked) != here
+    monkeypatch.setattr(evaluator, "device", "cuda")
+    elsewhere = evaluator.key(*asked)
+    monkeypatch.setattr("optimizer.evaluation.evaluator.processor", lambda: "AuthenticAMD 25 17")
+    assert evaluator.key(*asked) == elsewhere  # the host of a GPU is not what is timed
