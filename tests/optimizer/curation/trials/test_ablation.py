@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from kb.catalog.skills import SkillRow
 from kb.errors import Unavailable
 from optimizer.curation.remedies import recipe_of, remedies_of, skill_of
@@ -23,7 +22,7 @@ from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
 from skills.curator.believing.verify import judge
 from skills.curator.records import Ratio
 from skills.recipes.recipe import Recipe
-from tests.optimizer.curation.curated import TEMPLATE, WRONG, bench_of, problem_in, skill_in
+from tests.optimizer.curation.curated import TEMPLATE, WRONG, bench_of, skill_in
 
 HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
 MOVES = [
@@ -34,18 +33,6 @@ MOVES = [
         "why": "More lanes.",
     }
 ]
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(tmp_path / "data")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> Problem:
-    return problem_in(tmp_path / "problem")
 
 
 def ablation(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import EvidenceRow, SkillEvent, SkillRow
 from kb.errors import Unavailable
@@ -29,25 +29,13 @@ from optimizer.synthesizers.recipe.knobs import Knob
 from skills.curator.believing.verify import Arm, Trial, judge, verify
 from skills.curator.records import Ratio
 from skills.recipes.recipe import Recipe
-from tests.optimizer.curation.curated import TEMPLATE, bench_of, problem_in, skill_in
+from tests.optimizer.curation.curated import TEMPLATE, bench_of, skill_in
 
 HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
 SPREAD = 0.02
 # With four lanes it is wrong, with more it is right.
 NARROW_IS_WRONG = TEMPLATE.replace("(float)sum", "(float)sum + (LANES < 8 ? 1 : 0)")
 Speed = Callable[[Mapping[str, Value]], float | str]
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(tmp_path / "data")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> Problem:
-    return problem_in(tmp_path / "problem")
 
 
 @dataclass
