@@ -15,20 +15,20 @@ from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detection.detect import probe
 from kb.hardware.detection.device import DetectedDevice, Resolver
 from kb.hardware.spec import SignatureSpec
-from optimizer.bundle import MANIFEST, Bundle, read_bundle
-from optimizer.collectors.ceilings import Ceilings, DeviceStore
-from optimizer.collectors.device_rows import store_device
-from optimizer.collectors.probe import identify
+from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
+from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
+from optimizer.evaluation.collectors.device_rows import store_device
+from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.journal.catalog import CatalogJournal
+from optimizer.evaluation.isolation.levels import WANTED
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, target_for
-from optimizer.isolation.levels import WANTED
-from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
-from optimizer.problem.spec import Case, Problem
-from optimizer.toolchains.base import Target, Toolchain
-from optimizer.toolchains.registry import usable_toolchain
+from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.registry import usable_toolchain
 from retrieval.answer import RetrieveRequest
 
 READ = 5  # excerpts and moves of an answer

@@ -30,7 +30,7 @@ from kb.errors import KernloreError, NotFound, Unavailable
 from kb.ids import new_id
 
 if TYPE_CHECKING:
-    from optimizer.bundle import Bundle
+    from optimizer.evaluation.bundle import Bundle
 
 KEPT = 200
 WAITING = 32  # more would wait for many minutes
@@ -53,7 +53,7 @@ class Sent:
 
     def write(self, folder: Path) -> list[str]:
         """Lay it out as files; the arguments of `kernlore evaluate`."""
-        from optimizer.bundle import MANIFEST
+        from optimizer.evaluation.bundle import MANIFEST
 
         problem = self.problem
         if isinstance(problem, str):

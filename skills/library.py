@@ -31,8 +31,8 @@ from kb.catalog.skills import (
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
 from kb.scope import ALL_ACCESS
 from retrieval.diagnose.signals import load_signals
-from skills.curator.believing.observe import Finding, observe
-from skills.intake import draft_of
+from skills.import_skills import draft_of
+from skills.observation import Finding, observe
 from skills.schema import MOVES_JSON, RECIPE_JSON, SkillFile, skill_file
 from skills.skillfile import read_skill, skill_folders, write_skill
 

@@ -14,8 +14,8 @@ ALLOWED = {
     "kb": {"kb"},
     "ingestion": {"kb", "ingestion"},
     "retrieval": {"kb", "retrieval"},
-    "skills": {"kb", "ingestion", "retrieval", "skills"},
-    "optimizer": {"kb", "ingestion", "retrieval", "skills", "optimizer"},
+    "optimizer": {"kb", "ingestion", "retrieval", "optimizer"},
+    "skills": {"kb", "ingestion", "retrieval", "optimizer", "skills"},
     "api": set(PACKAGES),
 }
 MAX_MODULE = 500

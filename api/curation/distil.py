@@ -23,17 +23,17 @@ from api.trajectories.telling import problem_of
 from kb.catalog.knowledge import passages
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.curation.lifting import KernelLifter
-from optimizer.curation.told import told_from_json
-from optimizer.curation.trials.means import ConfirmingBench
-from optimizer.curation.tuned import Lifting, tuned_instance
-from optimizer.local.simulated_bench import SimulatedBench
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.bench.simulated import SimulatedBench
 from skills.curator.distillation import Distillation, Library, Lifted, Lifter, Means
 from skills.curator.drafting.delta import Drafter
+from skills.curator.lifting import KernelLifter
 from skills.curator.pipeline import judge, replay
 from skills.curator.records import Change, Kernel, Trajectory
 from skills.curator.storing import means_of, snapshot, store_deltas
+from skills.curator.tuned import Lifting, tuned_instance
+from skills.trajectories.external_trajectory import told_from_json
+from skills.trials.trial_context import ConfirmingBench
 
 FORMAT = 1
 

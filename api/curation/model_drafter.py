@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 
 from kb.errors import Unavailable
-from optimizer.synthesizers.llm.answers.replies import CallFailed, ContextOverflow
-from optimizer.synthesizers.llm.litellm_asker import LitellmAsker, load
-from optimizer.synthesizers.llm.pace import RateLimit
-from optimizer.synthesizers.llm.redact import Redaction
-from optimizer.synthesizers.llm.settings import LlmSettings, models_from
+from optimizer.search.synthesizers.llm.answers.replies import CallFailed, ContextOverflow
+from optimizer.search.synthesizers.llm.litellm_asker import LitellmAsker, load
+from optimizer.search.synthesizers.llm.pace import RateLimit
+from optimizer.search.synthesizers.llm.redact import Redaction
+from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from skills.curator.drafting.delta import Task
 
 OUTPUT_TOKENS = 4_000

@@ -8,7 +8,7 @@ from api.services import Services
 from kb.catalog.skills import SkillEvent
 from kb.errors import Conflict, InvalidRequest
 from kb.scope import ALL_ACCESS
-from skills.curator.believing import lifecycle
+from skills import lifecycle
 
 Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
 

@@ -17,15 +17,15 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS
-from optimizer.curation.trials.ablation import RecipeAblation
-from optimizer.curation.trials.means import ConfirmingBench, Means
+from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.targets import AUTO
-from optimizer.local.bench import Place
-from optimizer.local.simulated_bench import SimulatedBench
-from optimizer.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
-from optimizer.problem.spec import Problem
-from skills.curator.believing.lifecycle import queue
-from skills.curator.believing.verify import judge, verify
+from optimizer.search.bench.local import Place
+from optimizer.search.bench.simulated import SimulatedBench
+from skills.lifecycle import queue
+from skills.trials.ablation import RecipeAblation
+from skills.trials.trial_context import ConfirmingBench, Means
+from skills.trials.verification import judge, verify
 
 
 def waiting(services: Services, *, queued: bool) -> list[str]:

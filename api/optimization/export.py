@@ -8,10 +8,10 @@ from typing import Any
 from api.optimization.stored import run_store
 from api.services import Services
 from kb.errors import Conflict
-from optimizer.output.module import write_module
-from optimizer.output.report import write_report
-from optimizer.problem.load import load_problem
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.confirm import outcome_from_json
+from optimizer.search.output.module import write_module
+from optimizer.search.output.report import write_report
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
 

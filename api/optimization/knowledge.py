@@ -7,13 +7,13 @@ from typing import Any
 from kb.catalog import skills as rows
 from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
-from optimizer.curation.remedies import remedies_of, skill_of
-from optimizer.curation.tuned import Source
-from optimizer.search.deciding import decided
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.preconditions import decided
 from optimizer.search.records import Node
+from optimizer.search.runs.skill_moves import remedies_of, skill_of
+from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
-from skills.recipes.recipe import Recipe, parse_recipe
+from skills.curator.tuned import Source
 
 EXCERPTS = 8
 USABLE = ("active",)

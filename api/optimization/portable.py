@@ -18,18 +18,18 @@ from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.ids import new_id
-from optimizer.evaluation.journal.catalog import CatalogJournal
-from optimizer.portable.pack import write_session
-from optimizer.portable.snapshot import Snapshot, take_snapshot
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
-from optimizer.problem.tensors import open_case
+from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
+from optimizer.search.portable.pack import write_session
+from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.diagnose.signals import load_signals
-from skills.recipes.recipe import Recipe
 
 CUDA_VENDORS = ("nvidia", "amd")
 
@@ -180,7 +180,7 @@ def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
 
 def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle: Any) -> None:
     if bundle is None:
-        from optimizer.bundle import Bundle
+        from optimizer.evaluation.bundle import Bundle
 
         bundle = Bundle({"reference.py": problem.source}, "reference.py", "torch", "Model")
     if journal.finished(evaluation.key) is not None:

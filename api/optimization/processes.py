@@ -21,7 +21,7 @@ from api.optimization.stored import run_store
 from api.services import Services
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id
-from optimizer.synthesizers.external import Mailbox
+from optimizer.search.synthesizers.external import Mailbox
 
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 MAX_RUNNING = 2

@@ -17,8 +17,8 @@ from kb.catalog.search.reviews import Review, Reviews
 from kb.catalog.search.trajectories import Trajectories
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.curation.reviewed import flagged, words
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
+from skills.trajectories.reviewed import flagged, words
 
 
 @dataclass(frozen=True)

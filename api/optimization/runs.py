@@ -17,16 +17,18 @@ from kb.catalog.search.runs import Runs
 from kb.errors import Conflict, InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.problem_terms import op_family
-from optimizer.evaluation.journal.catalog import CatalogJournal
+from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
-from optimizer.local.bench import LocalBench, Place
-from optimizer.local.catalog_store import CatalogStore
-from optimizer.local.problem_view import problem_view
-from optimizer.local.simulated_bench import SimulatedBench, simulated
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.attribution import Attribution, attribution
+from optimizer.search.bench.catalog_store import CatalogStore
+from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.simulated import SimulatedBench, simulated
 from optimizer.search.confirm import Outcome, confirm
 from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
@@ -34,15 +36,13 @@ from optimizer.search.loop import Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.recipe.inherit import fitted
+from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import Synthesizer
-from optimizer.synthesizers.recipe.inherit import fitted
-from optimizer.synthesizers.recipe.samples import SampleSynthesizer
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.registry import usable_toolchain
-from skills.curator.believing.lifecycle import note_toolchain
-from skills.curator.believing.observe import retire_unused
+from skills.lifecycle import note_toolchain
+from skills.observation import retire_unused
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
 BUILTIN = ("recipe", "sample", "compiler")
@@ -227,7 +227,7 @@ def _builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[S
     if samples:
         proposers.append(SampleSynthesizer(samples))
     if "torch" in wanted:
-        from optimizer.synthesizers.compiler.synthesizer import CompilerSynthesizer
+        from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 
         proposers.append(CompilerSynthesizer())
     return proposers
@@ -235,10 +235,10 @@ def _builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[S
 
 def language_models(services: Services, models: str, goal: Goal, listener: Listener) -> Synthesizer:
     """Raises Unavailable where litellm is not installed."""
-    from optimizer.synthesizers.llm.litellm_asker import price_known
-    from optimizer.synthesizers.llm.settings import LlmSettings, models_from
-    from optimizer.synthesizers.llm.synthesizer import LlmSynthesizer
-    from optimizer.synthesizers.llm.transcripts import FolderTranscripts
+    from optimizer.search.synthesizers.llm.litellm_asker import price_known
+    from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
+    from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+    from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 
     settings = LlmSettings(models_from(models))
     for model in settings.models:

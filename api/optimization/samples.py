@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from api.services import Services
 from kb.catalog.knowledge import proposed_recipes
 from kb.catalog.knowledge.proposed_recipes import StoredRecipe
-from optimizer.local.bench import Place
-from optimizer.local.simulated_bench import SimulatedBench, simulated
+from optimizer.search.bench.local import Place
+from optimizer.search.bench.simulated import SimulatedBench, simulated
 from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.store import RunStore
-from optimizer.synthesizers.base import Synthesizer
-from optimizer.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
 
 FIRST_RIGHT = "the first right candidate"
 AS_IT_STANDS = "the manual's sample as it stands"

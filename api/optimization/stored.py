@@ -5,7 +5,7 @@ from __future__ import annotations
 from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
-from optimizer.local.catalog_store import CatalogStore
+from optimizer.search.bench.catalog_store import CatalogStore
 
 
 def run_store(services: Services) -> CatalogStore:

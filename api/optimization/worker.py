@@ -15,8 +15,8 @@ from api.optimization.runs import builtin, optimize, places_for
 from api.optimization.stored import run_store
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
-from optimizer.synthesizers.base import Synthesizer
-from optimizer.synthesizers.external import ExternalSynthesizer, Mailbox
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.external import ExternalSynthesizer, Mailbox
 
 
 def main(text: str) -> int:

@@ -10,9 +10,9 @@ from api.trajectories.bodies import TrajectoryBody
 from api.trajectories.telling import problem_of, told_from
 from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
 from kb.errors import InvalidRequest, Unavailable
-from optimizer.curation.told import Told, ToldStep, about_step, told_from_json
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.targets import AUTO
-from optimizer.problem.spec import Problem
+from skills.trajectories.external_trajectory import Told, ToldStep, about_step, told_from_json
 
 AGAIN: tuple[State, ...] = ("failed", "unverified")
 

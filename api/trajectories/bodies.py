@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt
 
 from api.http.models import MAX_SOURCE, Body, Name, ProblemBody
-from optimizer.curation.told import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
+from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 
 def _one_or_many(value: object) -> object:

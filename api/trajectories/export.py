@@ -27,25 +27,25 @@ from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest, KernloreError
-from optimizer.curation.reviewed import flagged_in, reviewed_tree
-from optimizer.curation.told import Told, told_from_json, tree_of
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
-from optimizer.local.problem_view import problem_view
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
+from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.llm.redact import Redaction
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.llm.redact import Redaction
-from optimizer.training.answers import answer_text
-from optimizer.training.samples import Reward, Sample, reward_of, state_of
-from optimizer.training.shapes import SHAPES, shaped
-from optimizer.training.trainable import trainable
-from optimizer.training.write import FORMATS, write_manifest, write_rows
+from skills.training.answers import answer_text
+from skills.training.samples import Reward, Sample, reward_of, state_of
+from skills.training.shapes import SHAPES, shaped
+from skills.training.trainable import trainable
+from skills.training.write import FORMATS, write_manifest, write_rows
+from skills.trajectories.external_trajectory import Told, told_from_json, tree_of
+from skills.trajectories.reviewed import flagged_in, reviewed_tree
 
 FORMAT = 1
 ALL = 100_000

@@ -19,9 +19,9 @@ from kb.catalog.knowledge import passages
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.curation.remedies import MARK, remedies_of, skill_of
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import Shown
+from optimizer.search.runs.skill_moves import MARK, remedies_of, skill_of
 
 BUILTIN = "builtin"  # origin of a document
 SHIPPED = "shipped"  # origin of a skill

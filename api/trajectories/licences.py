@@ -5,11 +5,11 @@ from __future__ import annotations
 from api.services import Services
 from api.trajectories.knowledge_again import SHIPPED as SHIPPED_SKILL
 from kb.errors import NotFound
-from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.records import Proposal
-from optimizer.training.samples import Licences
-from optimizer.training.trainable import stated_licence
+from skills.training.samples import Licences
+from skills.training.trainable import stated_licence
 
 OWN = "Apache-2.0"  # of this repository: shipped problems, built-in recipes
 

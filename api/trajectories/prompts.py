@@ -14,12 +14,12 @@ from api.trajectories.knowledge_again import LEFT_OUT, KnowledgeAgain
 from optimizer.search.context import Context
 from optimizer.search.propose import Task, as_it_was, composed
 from optimizer.search.records import Node
+from optimizer.search.synthesizers.llm.prompting.fence import WORD, Fence
+from optimizer.search.synthesizers.llm.prompting.prompt import compose
+from optimizer.search.synthesizers.llm.redact import Redaction
+from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.llm.prompting.fence import WORD, Fence
-from optimizer.synthesizers.llm.prompting.prompt import compose
-from optimizer.synthesizers.llm.redact import Redaction
-from optimizer.synthesizers.llm.transcripts import FolderTranscripts, Transcript
-from optimizer.training.samples import Prompt
+from skills.training.samples import Prompt
 
 _BLOCK = re.compile(
     rf"(?P<begin>--- {WORD} (?P<boundary>\w+) BEGIN (?P<kind>excerpt|move|skill) ---\n)"

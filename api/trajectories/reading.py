@@ -15,13 +15,13 @@ from api.trajectories.accept import trajectory_store
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest
-from optimizer.curation.build import main_case, roles_of, trajectory_of
-from optimizer.curation.reviewed import flagged_keys, reviewed_trajectory
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 from skills.curator.records import Trajectory, trajectory_from_json
+from skills.trajectories.build import main_case, roles_of, trajectory_of
+from skills.trajectories.reviewed import flagged_keys, reviewed_trajectory
 
 
 def trajectory(services: Services, identity: str) -> Trajectory:

@@ -23,14 +23,14 @@ from api.trajectories.reading import main_dtype
 from api.trajectories.telling import problem_of
 from kb.catalog.search.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
-from optimizer.bundle import Bundle
-from optimizer.curation.build import measured_sizes, steps_of, subject_of
-from optimizer.curation.told import Told, told_from_json, tree_of
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.importing import substituted
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
-from optimizer.problem.importing import substituted
-from optimizer.problem.spec import Problem
 from optimizer.search.tree import Tree
 from skills.curator.records import Trajectory
+from skills.trajectories.build import measured_sizes, steps_of, subject_of
+from skills.trajectories.external_trajectory import Told, told_from_json, tree_of
 
 POLL_SECONDS = 0.2
 FULL_SECONDS = 600.0  # how long to wait for a place in the queue

@@ -8,11 +8,17 @@ from api.evaluation import problem_named, problem_sent
 from api.http.models import ProblemBody
 from api.trajectories.bodies import ToldStepBody, TrajectoryBody
 from kb.errors import InvalidRequest
-from optimizer.bundle import Bundle, default_entry
-from optimizer.curation.lines import ToldRun, read_lines
-from optimizer.curation.told import Told, ToldProblem, ToldStep, about_step, file_name
-from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
+from skills.trajectories.external_trajectory import (
+    Told,
+    ToldProblem,
+    ToldStep,
+    about_step,
+    file_name,
+)
+from skills.trajectories.jsonl_reader import ToldRun, read_lines
 
 
 def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told, Problem]:

@@ -17,19 +17,19 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import ended, say, table, write_result
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.runner.subjects import module_subject
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.isolation.levels import level_for
-from optimizer.isolation.pool import RunnerPool
-from optimizer.isolation.runner_process import RunnerSettings
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Case, Problem
-from optimizer.problem.tensors import open_case
-from optimizer.runner.subjects import module_subject
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.torch_python import TorchPython
 
 TITLE = "Evaluation: the harness against itself"
 LOOPS = 60

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
-from optimizer.collectors.ceilings import Ceilings, from_json, measure_ceilings
-from optimizer.toolchains.base import Target
+from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
+from optimizer.evaluation.toolchains.base import Target
 
 HARDWARE = Path(__file__).resolve().parents[2] / "hw_manuals" / "hardware"
 # Which source of a number counts, as in the catalog.

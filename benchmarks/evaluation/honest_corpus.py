@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.report import machine
-from optimizer.bundle import read_bundle
+from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.isolation.levels import level_for
-from optimizer.isolation.pool import RunnerPool
-from optimizer.isolation.runner_process import RunnerSettings
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Case, Problem
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.registry import toolchain_for
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.registry import toolchain_for
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "exploits" / "honest"

@@ -28,11 +28,11 @@ from benchmarks.knowledge.builtin_coverage import builtin_services
 from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from kb.hardware.schema import parse_hardware
-from optimizer.bundle import read_bundle
+from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation, Stage, TimingState, Validity
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.problem.load import load_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "outcomes.md"

@@ -25,19 +25,19 @@ from benchmarks.evaluation.gpu_machine import (
     write_report,
 )
 from benchmarks.report import ended, say, table
-from optimizer.bundle import Bundle, read_bundle
-from optimizer.collectors.ceilings import Ceilings
-from optimizer.collectors.job import Collected
 from optimizer.evaluation.attempt import Attempt
+from optimizer.evaluation.bundle import Bundle, read_bundle
+from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.job import Collected
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Case, Problem
-from optimizer.problem.tensors import open_case
-from optimizer.toolchains.base import Target, Toolchain
-from optimizer.toolchains.cuda import Nvcc
-from optimizer.toolchains.triton.nvidia import TritonNvidia
+from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.cuda import Nvcc
+from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
 
 TITLE = "Planted defects and the verdict"
 FOLDER = Path(__file__).parent / "planted"

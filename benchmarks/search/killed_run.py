@@ -31,8 +31,8 @@ from api.cli.backends.local import LocalTarget
 from api.optimization.runs import builtin, places_for, run_store
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
-from optimizer.local.problem_view import problem_view
-from optimizer.problem.load import SHIPPED, load_problem
+from optimizer.evaluation.problem.load import SHIPPED, load_problem
+from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge

@@ -54,13 +54,13 @@ from benchmarks.search.replay.reporting import (
 from benchmarks.search.replay.spaces import Space, space_of
 from benchmarks.search.replay.table import Table, load, save
 from kb.errors import InvalidRequest
-from optimizer.collectors.probe import identify
+from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, facts_of
-from optimizer.problem.load import load_problem
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import POLICIES
-from optimizer.synthesizers.recipe.match import allowed
+from optimizer.search.synthesizers.recipe.match import allowed
 
 TITLE = "What knowledge saves the search, in candidates"
 PROBLEMS = (

@@ -27,9 +27,9 @@ from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import Synthesizer
-from optimizer.synthesizers.recipe.samples import SampleSynthesizer
 
 TITLE = "A chip that nobody has seen: what its manual alone is worth"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "new_chip"

@@ -21,7 +21,7 @@ from benchmarks.search.gains.module_check import checked
 from benchmarks.search.gains.report import NOT_UNSEEN, means, origins, told
 from benchmarks.search.gains.rows import Row, row_of
 from kb.errors import KernloreError
-from optimizer.problem.load import load_problem, shipped_problems
+from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree

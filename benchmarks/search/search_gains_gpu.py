@@ -31,11 +31,11 @@ from benchmarks.search.gains.sessions import (
 )
 from kb.errors import InvalidRequest
 from kb.problem_terms import op_family
-from optimizer.collectors.ceilings import Ceilings, from_json
+from optimizer.evaluation.collectors.ceilings import Ceilings, from_json
+from optimizer.evaluation.problem.load import shipped_problems
 from optimizer.evaluation.records import Interval
-from optimizer.output.cases import wins
-from optimizer.problem.load import shipped_problems
 from optimizer.search.confirm import Figure
+from optimizer.search.output.cases import wins
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 

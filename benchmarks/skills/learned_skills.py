@@ -48,12 +48,12 @@ from benchmarks.skills.learning.teaching import (
 from benchmarks.skills.learning.views import Views
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.store import FileStore
+from optimizer.search.synthesizers.recipe.recipe import Value
 from optimizer.search.tree import Tree
-from skills.recipes.recipe import Value
 
 SEEDS = 20
 PROBLEMS = ("taught", "others")  # of a plan

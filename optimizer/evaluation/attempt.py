@@ -13,10 +13,19 @@ from typing import Any, Protocol
 import torch
 
 from kb.errors import Unavailable
-from optimizer.bundle import Bundle
-from optimizer.evaluation.correct.correctness import check_case
-from optimizer.evaluation.correct.prepared import PreparedCase
-from optimizer.evaluation.journal.base import Journal
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.correctness.comparison import check_case
+from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.runner_process import (
+    RunnerDied,
+    RunnerForged,
+    RunnerHung,
+    RunnerProcess,
+)
+from optimizer.evaluation.journal import Journal
+from optimizer.evaluation.loaded_kernel import LoadedSubject, SubjectFailed
+from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.processes import Host, Processes
 from optimizer.evaluation.records import (
     CaseCheck,
@@ -29,7 +38,6 @@ from optimizer.evaluation.records import (
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
-from optimizer.evaluation.subject import LoadedSubject, SubjectFailed
 from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     BLOCK_MS,
@@ -40,17 +48,9 @@ from optimizer.evaluation.timing.blocks import (
     TimingPolicy,
     measure,
 )
-from optimizer.isolation.device_lock import DeviceLock
-from optimizer.isolation.runner_process import (
-    RunnerDied,
-    RunnerForged,
-    RunnerHung,
-    RunnerProcess,
-)
-from optimizer.problem.spec import Case
-from optimizer.toolchains.base import Compiled, Loader, Target, Toolchain
-from optimizer.toolchains.command import CommandToolchain
-from optimizer.toolchains.triton.cases import CaseSetup, write_setups
+from optimizer.evaluation.toolchains.base import Compiled, Loader, Target, Toolchain
+from optimizer.evaluation.toolchains.command import CommandToolchain
+from optimizer.evaluation.toolchains.triton.cases import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15

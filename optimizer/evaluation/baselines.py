@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.evaluation.correct.prepared import PreparedCase
+from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerProcess
+from optimizer.evaluation.loaded_kernel import LoadedSubject
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.shared import SharedStore
-from optimizer.evaluation.subject import LoadedSubject
+from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
-from optimizer.isolation.pool import RunnerPool
-from optimizer.isolation.runner_process import RunnerProcess
-from optimizer.toolchains.base import Loader
+from optimizer.evaluation.toolchains.base import Loader
 
 KEPT_USES = 50  # candidates: a process that stays for ever meets its limit of processor time
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
-from optimizer.collectors.ceilings import Ceilings
-from optimizer.collectors.job import Collected, Metric
-from optimizer.collectors.work import Work, metrics_of
+from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.job import Collected, Metric
+from optimizer.evaluation.collectors.work import Work, metrics_of
 from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError
 from retrieval.answer import Diagnosis, RetrieveRequest, SignalFinding
 from retrieval.diagnose.signals import load_signals

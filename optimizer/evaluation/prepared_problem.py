@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from optimizer.collectors.work import Work, work_of
-from optimizer.evaluation.correct.prepared import Leniency, PreparedCase
+from optimizer.evaluation.collectors.work import Work, work_of
+from optimizer.evaluation.correctness.prepared import Leniency, PreparedCase
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.problem.spec import Case, Problem
-from optimizer.problem.tensors import open_case
 
 # What harnesses commonly allow in float32; only without defence 16.
 USUAL_TOLERANCE = 1e-2

@@ -12,14 +12,14 @@ from typing import Protocol
 import torch
 
 from kb.errors import Unavailable
-from optimizer.evaluation.correct.prepared import PreparedCase
+from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.isolation.runner_process import RunnerProcess
+from optimizer.evaluation.loaded_kernel import LoadedSubject
+from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.settings import GIB, EvaluationSettings
-from optimizer.evaluation.shared import SharedStore
-from optimizer.evaluation.subject import LoadedSubject
+from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
-from optimizer.isolation.runner_process import RunnerProcess
-from optimizer.problem.spec import Case
-from optimizer.toolchains.base import CACHE, Loader
+from optimizer.evaluation.toolchains.base import CACHE, Loader
 
 ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and what they make
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from optimizer.evaluation.isolation.levels import Wanted
 from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.isolation.levels import Wanted
 
 HARNESS = "5"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30

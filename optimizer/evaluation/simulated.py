@@ -2,7 +2,7 @@
 its time is what the chip or simulator reports.
 
 There is no reference on such a chip, so there is no speed-up either: a search compares candidates
-with one another (`optimizer.local.simulated_bench`). Time from a simulator is marked so and never
+with one another (`optimizer.search.bench.simulated`). Time from a simulator is marked so and never
 mixed with wall time.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.evaluation.correct.prepared import PreparedCase
+from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.records import CaseCheck, CaseTiming, TimingState, Validity
-from optimizer.toolchains.base import Compiled, Metric
-from optimizer.toolchains.command import CommandRun, CommandToolchain
+from optimizer.evaluation.toolchains.base import Compiled, Metric
+from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 
 _VALIDITY: dict[str, Validity] = {
     "crashed": "crashed",

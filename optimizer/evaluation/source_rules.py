@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Flag
 
 _FRAMES = {"_getframe", "currentframe", "get_objects", "get_referrers", "settrace", "setprofile"}

@@ -10,8 +10,8 @@ from typing import Literal
 from kb.errors import Unavailable
 from kb.hardware.detection.device import DetectedDevice
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
-from optimizer.collectors.probe import DeviceIdentity
-from optimizer.toolchains.base import Target
+from optimizer.evaluation.collectors.probe import DeviceIdentity
+from optimizer.evaluation.toolchains.base import Target
 
 AUTO = "auto"
 # As the operating system names a core's caches, and the fact of each.

@@ -22,8 +22,8 @@ from optimizer.search.context import Context
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
 from optimizer.search.propose import Task, as_it_was, composed, query, roles_of
 from optimizer.search.records import Node
+from optimizer.search.synthesizers.base import ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import ProposalFailed, Synthesizer
 
 CHANGED = "the knowledge has changed since"
 NOT_MADE_AGAIN = (

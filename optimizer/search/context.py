@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optimizer.abi import Signature
+from optimizer.evaluation.abi import Signature
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
 

@@ -21,8 +21,8 @@ from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
 from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, in_flight
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.store import RunRow, RunStore
+from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import Synthesizer
 
 FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up
 CANCELLED = "it was cancelled"

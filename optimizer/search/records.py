@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from optimizer.bundle import Bundle, Origin
+from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 
 REFERENCE = 0  # number of the node that stands for the problem's own reference

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes
 from kb.embedding.base import Embedder
 from kb.errors import InvalidKnowledge
-from skills.curator.believing.observe import Part
 from skills.curator.matching.match import Known
 from skills.curator.reading.contrast import Roles
 from skills.curator.records import Change, Decision, Operation, Trajectory, trajectory_from_json
+from skills.observation import Part
 
 FORMAT = 1
 
@@ -58,7 +58,7 @@ class StoredDelta:
 
 @dataclass(frozen=True)
 class Lifted:
-    """A kernel as a recipe: its JSON (skills/recipes/recipe.py) and the template beside it.
+    """A kernel as a recipe: its JSON and the template beside it.
     signals: of verdicts under which a search would begin with it; none for those of the change."""
 
     name: str

@@ -9,11 +9,11 @@ from kb.hardware.names import NameIndex
 from skills.curator.distillation import Delta, Lifter, Means
 from skills.curator.drafting.delta import Drafter
 from skills.curator.drafting.draft import Draft, slug
-from skills.curator.lint import Allowed, lint, unsafe
 from skills.curator.matching.match import Known, Texts
 from skills.curator.reading.contrast import ADOPTED
 from skills.curator.reading.evidence import dangling, render
 from skills.curator.records import Change, Decision, Trajectory
+from skills.lint import Allowed, lint, unsafe
 
 
 @dataclass

@@ -22,13 +22,13 @@ from kb.errors import Conflict
 from kb.hardware.checks import Problems
 from kb.hardware.lineage import lineage
 from kb.scope import ALL_ACCESS
-from skills.curator.believing.observe import outside, record_of, trials_of
+from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from skills.curator.distillation import Delta, Distillation, Library, Means, StoredDelta
 from skills.curator.matching.match import Known
 from skills.curator.matching.vectors import KeptVectors
 from skills.curator.reading.contrast import Roles
 from skills.curator.records import Trajectory
-from skills.recipes.recipe import Recipe, parse_recipe
+from skills.observation import outside, record_of, trials_of
 from skills.schema import advice
 from skills.skillfile import content_sha256
 

@@ -25,8 +25,8 @@ from optimizer.search.store import FileStore
 from retrieval.answer import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
 from tests.api.conftest import DOCUMENTS
-from tests.optimizer.portable.bare_machine import bare_python
-from tests.optimizer.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
+from tests.optimizer.search.portable.bare_machine import bare_python
+from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
 
 PROBLEM = "map_id"
 OPTIONS = ("--language", "cpp", "--candidates", "2", "--knowledge", "off")

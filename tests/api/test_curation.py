@@ -24,17 +24,17 @@ from kb.catalog.skills import Lift, SkillEvent, SkillRow
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
 from kb.settings import Settings
-from optimizer.curation.tuned import COMPOSED, Lifting, Source, Tuned, tuned_instance
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from skills.curator.pipeline import distil
 from skills.curator.records import Change, Side, Step, Trajectory
-from skills.recipes.recipe import parse_recipe
-from tests.optimizer.curation.curated import TEMPLATE, problem_in, skill_in
+from skills.curator.tuned import COMPOSED, Lifting, Source, Tuned, tuned_instance
 from tests.skills.curator import planted
+from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 BODY: dict[str, Any] = {
     "format": 1,

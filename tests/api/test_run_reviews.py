@@ -27,10 +27,10 @@ from kb.catalog.search.evaluations import (
     ProblemRow,
 )
 from kb.settings import Settings
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow

@@ -15,11 +15,11 @@ from api.services import Services
 from kb.catalog import skills as store
 from kb.hardware.detection.detect import detect_devices
 from kb.settings import Settings
-from optimizer.collectors.probe import identify
+from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
 from tests.api.conftest import BUILTIN, small_knowledge
-from tests.optimizer.curation.curated import skill_in
+from tests.skills.trials.curated import skill_in
 
 PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
 

@@ -25,18 +25,18 @@ from api.trajectories.prompts import Prompts, without_uploads
 from api.trajectories.reading import parameter_roles, trajectory
 from kb.errors import Conflict, InvalidRequest
 from kb.settings import Settings
-from optimizer.bundle import Bundle, Origin
+from optimizer.evaluation.bundle import Bundle, Origin
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.problem.load import load_problem
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
+from optimizer.search.synthesizers.llm.answers.replies import Reply
+from optimizer.search.synthesizers.llm.prompting.fence import Fence
+from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.llm.answers.replies import Reply
-from optimizer.synthesizers.llm.prompting.fence import Fence
-from optimizer.synthesizers.llm.transcripts import FolderTranscripts, Transcript
-from optimizer.training.samples import Licences
-from optimizer.training.shapes import SHAPES
-from optimizer.training.write import FORMATS
+from skills.training.samples import Licences
+from skills.training.shapes import SHAPES
+from skills.training.write import FORMATS
 from tests.api.cli_process import kernlore
 
 CANDIDATES = 3

@@ -31,15 +31,15 @@ from benchmarks.search.replay.spaces import Space, space_of
 from benchmarks.search.replay.table import REFERENCE, Row, Table, append, load, save
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
-from optimizer.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
-from optimizer.problem.load import load_problem
 from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import POLICIES
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.records import Proposal
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from skills.recipes.recipe import Recipe, Value, parse_recipe
+from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 
 KERNEL = """
 #include "kernlore_abi.h"

@@ -58,13 +58,13 @@ from benchmarks.skills.planted_skills import (
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
 from kb.errors import InvalidRequest, KernloreError, Unavailable
-from optimizer.curation.trials.targets import MAX_TRIALS
-from optimizer.curation.unseen import unseen_cases
-from optimizer.local.problem_view import problem_view
-from optimizer.problem.load import load_problem
-from optimizer.problem.tensors import open_case
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
+from skills.trials.held_out import unseen_cases
+from skills.trials.targets import MAX_TRIALS
 from tests.benchmarks.test_knowledge_value import (
     FACTS,
     HARDWARE,

@@ -23,20 +23,20 @@ from benchmarks.search.gains.rows import Row, compiled_default
 from benchmarks.search.gains.sessions import MODULES, is_finished, opened, runs_in, searched
 from benchmarks.search.search_gains_gpu import TITLE, latest, read_lane
 from kb.errors import InvalidRequest, NotFound
-from optimizer.bundle import Bundle
-from optimizer.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Interval
-from optimizer.portable.pack import write_session
-from optimizer.portable.session import RESULTS
-from optimizer.portable.snapshot import Snapshot
-from optimizer.problem.load import load_problem
 from optimizer.search import confirm
 from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.goal import Goal
+from optimizer.search.portable.pack import write_session
+from optimizer.search.portable.session import RESULTS
+from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
-from tests.optimizer.portable.bare_machine import bare_python
+from tests.optimizer.search.portable.bare_machine import bare_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEM, RECIPE = "map_id", "cpp-address-by-value-map-id"

@@ -18,10 +18,10 @@ import torch
 from ingestion.findings.facts import propose_facts
 from ingestion.formats import parse
 from kb.hardware.schema import HardwareSpec, parse_hardware
-from optimizer.abi import Signature, TensorSpec
-from optimizer.bundle import Bundle, read_bundle
-from optimizer.toolchains.base import Compiled, Target
-from optimizer.toolchains.command import CommandRun, CommandToolchain
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.bundle import Bundle, read_bundle
+from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 from retrieval.diagnose.linear_patterns import compile_linear
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signatures import SignatureIndex, signature_from_mapping

@@ -18,13 +18,13 @@ from api.optimization.samples import manual_samples
 from api.optimization.stored import run_store
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import proposed_recipes
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.local.problem_view import problem_view
-from optimizer.local.simulated_bench import SimulatedBench
-from optimizer.problem.load import load_problem
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
-from optimizer.synthesizers.recipe.samples import SampleSynthesizer, bind
+from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import Told

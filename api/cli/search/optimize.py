@@ -137,7 +137,7 @@ def _distilled(local: LocalTarget, run: str) -> dict[str, Any]:
 def _search(
     local: LocalTarget, problem: str, goal: Any, hardware: str, models: str, quiet: bool
 ) -> Finished:
-    from optimizer.problem.load import load_problem
+    from optimizer.evaluation.problem.load import load_problem
 
     load_problem(Path(problem))  # what is misspelled is said before anything is read or imported
     if hardware != "auto":
@@ -158,9 +158,9 @@ def _written(finished: Finished, output: Path | None) -> dict[str, Any]:
     of what the module calls, the winner or the reference. models: what they were paid.
     """
     outcome, tree = finished.outcome, finished.tree
-    from optimizer.output.account import model_costs
-    from optimizer.output.module import write_module
-    from optimizer.output.report import write_report
+    from optimizer.search.output.account import model_costs
+    from optimizer.search.output.module import write_module
+    from optimizer.search.output.report import write_report
     from optimizer.search.records import REFERENCE
 
     simulated = outcome.clock == "simulator"  # then the gain is no speed-up over the reference

@@ -14,7 +14,7 @@ from kb.errors import NotFound, nearest
 from kb.problem_terms import canonical_op
 
 if TYPE_CHECKING:
-    from optimizer.problem.spec import Case, Problem
+    from optimizer.evaluation.problem.spec import Case, Problem
 
 app = typer.Typer(help="What is to be optimized.")
 Which = Annotated[
@@ -37,7 +37,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a problem to start from, with comments."""
-    from optimizer.problem.template import known_ops, write_problem
+    from optimizer.evaluation.problem.template import known_ops, write_problem
 
     where = write_problem(name, folder, op)
     if canonical_op(op) not in known_ops():
@@ -50,7 +50,7 @@ def new(
 @app.command("list")
 def list_problems(as_json: AsJson = False) -> None:
     """The built-in problems."""
-    from optimizer.problem.load import load_problem, shipped_problems
+    from optimizer.evaluation.problem.load import load_problem, shipped_problems
 
     rows = [_summary(load_problem(Path(name))) for name in shipped_problems()]
     headers = ("name", "op", "cases", "timed", "summary")
@@ -70,7 +70,7 @@ def _summary(problem: Problem) -> dict[str, Any]:
 @app.command("show")
 def show_problem(problem: Which, as_json: AsJson = False) -> None:
     """One problem with its cases. Runs nothing of it."""
-    from optimizer.problem.load import load_problem
+    from optimizer.evaluation.problem.load import load_problem
 
     found = load_problem(Path(problem))
     told = {
@@ -115,8 +115,8 @@ def check(
     Runs the problem file. Trivial outputs must fail the error bound, the result must depend on
     every input and weight, and timed cases must be large enough to time.
     """
-    from optimizer.problem.check import check_problem
-    from optimizer.problem.load import load_problem
+    from optimizer.evaluation.problem.check import check_problem
+    from optimizer.evaluation.problem.load import load_problem
 
     found = load_problem(Path(problem))
     chosen = _chosen(found, case or [], device)

@@ -56,7 +56,7 @@ def show_run(
         return
     with opened(data_dir) as local:
         from api.optimization.stored import run_store
-        from optimizer.output.account import model_costs
+        from optimizer.search.output.account import model_costs
 
         store = run_store(local.services)
         row, tree = _loaded(store, run)
@@ -200,7 +200,7 @@ def pack(
 
     goal = Goal(candidates=candidates, minutes=minutes, seed=seed, knowledge=switched_on(knowledge))
     with opened(data_dir) as local:
-        from optimizer.problem.load import load_problem
+        from optimizer.evaluation.problem.load import load_problem
 
         for name in problems:  # what is misspelled is said before anything is read
             load_problem(Path(name))

@@ -161,7 +161,7 @@ def _body(file: Path, problem: Path | None) -> Any:
 def _problem(given: Path) -> Any:
     """A shipped name as it is; else the texts that make the same problem."""
     from api.evaluation import declaration_of
-    from optimizer.problem.load import load_problem, shipped_problems
+    from optimizer.evaluation.problem.load import load_problem, shipped_problems
 
     if str(given) in shipped_problems():
         return str(given)

@@ -91,7 +91,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Queued; GET /evaluations/{id} has the result. One at a time is carried out."""
     from api.evaluation import ask_for, problem_named, problem_sent
-    from optimizer.bundle import Bundle, default_entry
+    from optimizer.evaluation.bundle import Bundle, default_entry
 
     sent, given = body.problem, body.candidate
     bundle = Bundle(

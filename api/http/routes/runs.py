@@ -98,7 +98,7 @@ def show(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
 @router.get("/runs/{run_id}/tree", summary="Every candidate of a run")
 def tree(run_id: str, parts: Parts) -> dict[str, Any]:
     from api.optimization.stored import run_store
-    from optimizer.synthesizers.external import shown_node
+    from optimizer.search.synthesizers.external import shown_node
 
     store = run_store(parts)
     store.run(run_id)
@@ -157,7 +157,7 @@ def propose(
     given: CandidateBody = body.candidate
     told = {**given.model_dump(exclude_none=True), "plan": body.plan, "used": body.used}
     if "entry" not in told:
-        from optimizer.bundle import default_entry
+        from optimizer.evaluation.bundle import default_entry
 
         told["entry"] = default_entry(given.main)
     processes.mailbox(run_id).answer(body.step, told)

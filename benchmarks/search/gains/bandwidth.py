@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kb.problem_terms import op_family
-from optimizer.collectors.ceilings import Ceilings
-from optimizer.collectors.work import READS_A_PART, achieved, work_of
-from optimizer.problem.spec import Problem
-from optimizer.problem.tensors import open_case
+from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.work import READS_A_PART, achieved, work_of
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.confirm import Outcome
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from optimizer.evaluation.correct.prepared import PreparedCase
-from optimizer.local.seats import VISIBLE
-from optimizer.output.module import write_module
-from optimizer.problem.spec import Problem
-from optimizer.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.toolchains.processes import clean_env
+from optimizer.search.bench.devices import VISIBLE
 from optimizer.search.confirm import Outcome
+from optimizer.search.output.module import write_module
 from optimizer.search.tree import Tree
-from optimizer.toolchains.processes import clean_env
 
 SEED = 7
 CALL_SECONDS = 300.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
-from optimizer.problem.spec import Problem
 from optimizer.search.confirm import Outcome
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow

@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.evaluation.gpu_machine import kept
 from kb.errors import InvalidRequest, NotFound
-from optimizer.portable.session import RESULTS
-from optimizer.problem.load import load_problem
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.confirm import Outcome, outcome_from_json
+from optimizer.search.portable.session import RESULTS
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 

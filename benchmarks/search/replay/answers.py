@@ -20,7 +20,7 @@ from benchmarks.search.replay.table import REFERENCE, Row
 from kb.errors import NotFound
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, knowledge_from_json
 from optimizer.search.propose import roles_of
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 
 TOKENS = 6_000
 

@@ -21,11 +21,11 @@ from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.recipe.match import space as space_of_values
+from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
+from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, RecipeSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import Synthesizer
-from optimizer.synthesizers.recipe.match import space as space_of_values
-from optimizer.synthesizers.recipe.synthesizer import NAME, Fitting, RecipeSynthesizer
-from skills.recipes.recipe import Recipe, Value
 
 Facts = Mapping[str, float | str]
 

@@ -17,7 +17,7 @@ from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
-from optimizer.local.bench import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.records import Proposal
 
 ATTEMPTS = 3  # measurements of one point

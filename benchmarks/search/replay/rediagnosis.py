@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from kb.errors import InvalidRequest
-from optimizer.collectors.ceilings import Ceilings, from_json
-from optimizer.collectors.work import Work, work_of
+from optimizer.evaluation.collectors.ceilings import Ceilings, from_json
+from optimizer.evaluation.collectors.work import Work, work_of
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
-from optimizer.problem.tensors import open_case
+from optimizer.evaluation.problem.tensors import open_case
 
 
 @dataclass(frozen=True)

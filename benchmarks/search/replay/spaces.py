@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.search.replay.ground import CPP, Ground
-from optimizer.local.problem_view import problem_view
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import ProblemView
 from optimizer.search.records import Proposal
-from optimizer.synthesizers.recipe.instantiate import instantiate
-from optimizer.synthesizers.recipe.match import Binding, space
-from optimizer.synthesizers.recipe.synthesizer import NAME, Fitting, fit
-from skills.recipes.recipe import Recipe, Value
+from optimizer.search.synthesizers.recipe.instantiate import instantiate
+from optimizer.search.synthesizers.recipe.match import Binding, space
+from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
+from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, fit
 
 FEWEST = 2  # values that a thinned parameter keeps
 

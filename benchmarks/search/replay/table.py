@@ -19,7 +19,7 @@ from typing import Any
 
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
-from skills.recipes.recipe import Value
+from optimizer.search.synthesizers.recipe.recipe import Value
 
 REFERENCE = "reference"  # stands for a recipe's name in the row of the problem's own reference
 Values = Mapping[str, Value]

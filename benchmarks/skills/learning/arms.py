@@ -25,17 +25,17 @@ from benchmarks.search.replay.table import Table
 from kb.catalog.skills import SkillRow
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.curation.remedies import recipe_of, remedies_of, skill_of
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.deciding import decided
 from optimizer.search.goal import Goal, PolicyName
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
 from optimizer.search.loop import Search
+from optimizer.search.preconditions import decided
 from optimizer.search.records import Proposal
+from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from skills.recipes.recipe import Recipe
 
 POLICY: PolicyName = "best-first"
 

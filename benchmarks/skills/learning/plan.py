@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.search import knowledge_value
 from benchmarks.search.replay.ground import CPP, GROUNDS, TRITON, Ground, Kind
 from kb.errors import InvalidRequest
-from optimizer.problem.load import load_problem, shipped_problems
+from optimizer.evaluation.problem.load import load_problem, shipped_problems
 
 FILE = "plan.json"
 # The sixteen for which a recipe certainly beats eager on an H200 (results/search_gains_h200.md):

@@ -32,7 +32,7 @@ from benchmarks.skills.learning.plan import Plan
 from benchmarks.skills.learning.standing import standing_table, told_start
 from benchmarks.skills.learning.teaching import Lesson
 from kb.catalog.skills import SkillRow
-from optimizer.curation.remedies import remedies_of
+from optimizer.search.runs.skill_moves import remedies_of
 
 AIM = 0.5  # times the candidates
 # What names of learned skills begin with.

@@ -10,10 +10,10 @@ from dataclasses import replace
 from benchmarks.search.replay.ground import CPP, Ground
 from benchmarks.search.replay.spaces import Space, space_of
 from benchmarks.skills.learning.views import Views
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.context import ProblemView
-from optimizer.synthesizers.recipe.match import Binding, space
-from skills.recipes.recipe import Parameter, Recipe, Value
+from optimizer.search.synthesizers.recipe.match import Binding, space
+from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
 
 MANY = 10_000  # points: more than any recipe here spans
 

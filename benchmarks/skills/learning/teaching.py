@@ -28,17 +28,17 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.curation.remedies import recipe_of
-from optimizer.local.problem_view import problem_view
-from optimizer.problem.load import SHIPPED, load_problem
-from optimizer.problem.spec import Problem
+from optimizer.evaluation.problem.load import SHIPPED, load_problem
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
+from optimizer.search.runs.skill_moves import recipe_of
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from skills.recipes.recipe import Recipe
 
 SEED = 7
 ACTOR = "benchmark"

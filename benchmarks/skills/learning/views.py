@@ -14,12 +14,12 @@ import torch
 
 from benchmarks.search.replay.ground import Ground
 from kb.errors import Unavailable
-from optimizer.abi import Signature, TensorSpec
-from optimizer.curation.trials.targets import MAX_LOOKED_AT
-from optimizer.curation.unseen import unseen_cases
-from optimizer.local.problem_view import problem_view
-from optimizer.problem.spec import Case, Problem
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import CaseView, ProblemView
+from skills.trials.held_out import unseen_cases
+from skills.trials.targets import MAX_LOOKED_AT
 
 TRIAL_SEED = 0  # of the cases that trials of a skill take
 

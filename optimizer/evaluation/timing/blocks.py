@@ -16,16 +16,16 @@ from typing import TypeVar
 
 import torch
 
-from optimizer.evaluation.records import CaseTiming, Flag, Interval
-from optimizer.evaluation.subject import Block, LoadedSubject, SubjectFailed
-from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
-from optimizer.isolation.processors import account, left_between
-from optimizer.isolation.runner_process import (
+from optimizer.evaluation.isolation.processors import account, left_between
+from optimizer.evaluation.isolation.runner_process import (
     RunnerDied,
     RunnerForged,
     RunnerHung,
     RunnerProcess,
 )
+from optimizer.evaluation.loaded_kernel import Block, LoadedSubject, SubjectFailed
+from optimizer.evaluation.records import CaseTiming, Flag, Interval
+from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 
 # How much of a block may be missing from the candidate's clocks before it is no delay of the
 # machine: shares of a block and of a call, and what waking a process and copying outputs take.

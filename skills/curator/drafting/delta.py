@@ -15,10 +15,10 @@ from typing import Any, Protocol, cast
 
 from kb.catalog.skills import EvidenceRow, SkillRow
 from skills.curator.drafting.draft import Draft, Words
-from skills.curator.lint import sentences
 from skills.curator.reading.contrast import UNNAMED
 from skills.curator.reading.evidence import FIELDS
 from skills.curator.records import OPERATIONS, Change, Operation
+from skills.lint import sentences
 
 MOST_ITEMS, MOST_CHARS = 8, 600
 MOST_ANSWER = 20_000  # characters

@@ -18,9 +18,9 @@ from kb.embedding.base import Embedder
 from kb.moves_vocabulary import changes_named
 from kb.problem_terms import op_family
 from kb.tokens import tokenize
-from skills.curator.believing.observe import Part
 from skills.curator.drafting.draft import Draft, tested
 from skills.curator.reading.normalise import body_key, prose
+from skills.observation import Part
 
 # Chosen with the default embedding model on planted paraphrases (least 0.73 and 0.62) and near
 # misses (none above both; most 0.75 with 0.39, and 0.55 with 0.56): tests/skills/curator.

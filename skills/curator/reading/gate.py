@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
 from kb.catalog.skills import FAILURES
-from skills.curator.lint import is_name
 from skills.curator.reading.normalise import kernel_key
 from skills.curator.records import Decision, Measured, Ratio, Side, Step, Trajectory
+from skills.lint import is_name
 
 # By how much the lower bound must be off 1, as a ratio. The standard deviation, in log units, of
 # two processes that run the same code, as the harness measured it (`BETWEEN` of its block timing,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from optimizer.evaluation.loaded_kernel import Block
 from optimizer.evaluation.records import Flag
-from optimizer.evaluation.subject import Block
 from optimizer.evaluation.timing.blocks import _integrity
 
 CALLS = 20

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.bundle import Bundle, read_bundle
+from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.problem.load import load_problem
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.cpp import CppToolchain
-from optimizer.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.cpp import CppToolchain
+from optimizer.evaluation.toolchains.torch_python import TorchPython
 
 PROBLEM = """
 import torch

@@ -18,15 +18,15 @@ from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.tables import search as t
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.journal.catalog import CatalogJournal
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.problem.load import load_problem
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.torch_python import TorchPython
 
 PROBLEM = """
 import torch

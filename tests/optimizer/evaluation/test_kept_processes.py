@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.shared import SharedStore
+from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing import blocks
 from optimizer.evaluation.timing.blocks import Measured, TimingPolicy
-from optimizer.problem.load import load_problem
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.cpp import CppToolchain
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.cpp import CppToolchain
 
 PROBLEM = """
 import torch

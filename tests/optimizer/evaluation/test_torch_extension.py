@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.problem.load import load_problem
-from optimizer.toolchains.base import Target
-from optimizer.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.torch_python import TorchPython
 
 PROBLEM = """
 import torch

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from optimizer.abi import Signature, TensorSpec
-from optimizer.bundle import Bundle
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
@@ -17,8 +17,8 @@ from optimizer.search.knowledge import Knowledge, Query, Remedy
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import ProposalFailed, Synthesizer
 
 VIEW = ProblemView(
     "hill",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kb.hardware.checks import Problems
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
 from optimizer.search.attribution import (
     ABSENT,
     ASKED_A_MODEL,
@@ -24,10 +24,10 @@ from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.synthesizers.base import Synthesizer
-from optimizer.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from skills.recipes.recipe import Recipe, parse_recipe
 from tests.optimizer.search.landscape import HARDWARE, VIEW, TableBench, Told
 
 LIBRARY = Path(__file__).parents[3] / "skills" / "library"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from optimizer.search.deciding import decided
 from optimizer.search.knowledge import Query, Remedy
+from optimizer.search.preconditions import decided
 
 FACTS = {"sm_count": 132}
 

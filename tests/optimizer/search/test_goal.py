@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kb.errors import InvalidRequest
-from optimizer.bundle import Bundle
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.goal import (
     UNKNOWN_ROOFLINE,

@@ -11,7 +11,7 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillScopes, Tier
 from kb.errors import Conflict, InvalidRequest
-from skills.curator.believing import lifecycle
+from skills import lifecycle
 from skills.curator.pipeline import distil
 from tests.skills.curator import planted
 

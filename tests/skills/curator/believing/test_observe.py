@@ -18,7 +18,7 @@ from kb.ids import new_id
 from kb.predicates import Bindings, compile_predicate
 from retrieval.answer import RetrieveRequest
 from retrieval.journal import Journal
-from skills.curator.believing.observe import (
+from skills.observation import (
     Part,
     Record,
     Trial,

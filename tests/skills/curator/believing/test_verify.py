@@ -11,12 +11,12 @@ import pytest
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import Conflict, Unavailable
-from skills.curator.believing.narrowing import losing_part
-from skills.curator.believing.observe import Part
-from skills.curator.believing.verify import Arm, Trial, judge, together, verify
 from skills.curator.records import Ratio
-from tests.optimizer.curation.curated import TEMPLATE, skill_in
+from skills.observation import Part
+from skills.trials.narrowing import losing_part
+from skills.trials.verification import Arm, Trial, judge, together, verify
 from tests.skills.curator import planted
+from tests.skills.trials.curated import TEMPLATE, skill_in
 
 
 def ratio(value: float, spread: float = 0.05) -> Ratio:

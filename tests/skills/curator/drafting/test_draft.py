@@ -18,13 +18,13 @@ from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
 from skills.curator.drafting.delta import Task
 from skills.curator.drafting.draft import Draft, compose, slug
-from skills.curator.lint import Allowed, lint
 from skills.curator.pipeline import distil
 from skills.curator.reading.contrast import contrast
 from skills.curator.reading.evidence import dangling, render, rows_of
 from skills.curator.reading.gate import gate
 from skills.curator.records import Trajectory
 from skills.library import SkillLibrary
+from skills.lint import Allowed, lint
 from skills.schema import advice, check
 from tests.skills.curator.planted import ROLES, SEEDS, VALUES, at_random, catalog_in, tuned
 from tests.skills.curator.planted import trajectory as told

@@ -7,7 +7,7 @@ import pytest
 from kb.hardware.names import NameIndex
 from kb.moves_vocabulary import ROLES
 from skills.curator.drafting.draft import roles
-from skills.curator.lint import Allowed, is_name, lint, sentences, unsafe
+from skills.lint import Allowed, is_name, lint, sentences, unsafe
 
 ALLOWED = Allowed(
     frozenset({"4", "128"}),

@@ -1,0 +1,118 @@
+"""Evaluations as rows of the catalog, sources as blobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kb.blobs import Blobs
+from kb.catalog.search.evaluations import (
+    CandidateRow,
+    CaseFigures,
+    CaseRow,
+    Evaluations,
+    ProblemRow,
+)
+from kb.problem_terms import op_family
+from optimizer.evaluation.abi import Signature
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.journal import main_dtype, shape_bucket, shapes
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.settings import HARNESS
+
+
+class CatalogJournal:
+    """A `Journal` over the catalog."""
+
+    def __init__(self, evaluations: Evaluations, blobs: Blobs) -> None:
+        self._rows = evaluations
+        self._blobs = blobs
+
+    def finished(self, key: str) -> Evaluation | None:
+        found = self._rows.find(key)
+        record = found.record if found else None
+        return evaluation_from_json(record) if record else None
+
+    def left(self, key: str) -> Mapping[str, Any]:
+        found = self._rows.find(key)
+        return found.stages if found and found.state == "running" else {}
+
+    def begin(
+        self,
+        key: str,
+        problem: Problem,
+        signatures: Mapping[str, Signature],
+        bundle: Bundle,
+        device: str,
+    ) -> None:
+        self._rows.begin(
+            key,
+            ProblemRow(
+                problem.name,
+                problem.sha256,
+                "file",
+                op_family(problem.op),
+                self._blobs.put(problem.source.encode()),
+                asdict(problem.policy),
+            ),
+            [_case(c, signatures[c.name]) for c in problem.cases if c.name in signatures],
+            CandidateRow(
+                bundle.sha256,
+                bundle.language,
+                bundle.entry,
+                bundle.origin,
+                bundle.parameters,
+                self._blobs.put(_packed(bundle)),
+            ),
+            HARNESS,
+            device,
+        )
+
+    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        self._rows.stage(key, stage, left)
+
+    def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        timings = {timing.case: timing for timing in evaluation.timings}
+        checked: dict[str, bool] = {}
+        for check in evaluation.checks:
+            checked[check.case] = checked.get(check.case, True) and check.ok
+        figures = []
+        for case, right in checked.items():
+            timing = timings.get(case)
+            ratio = timing.speedup if timing else None
+            figures.append(
+                CaseFigures(
+                    case,
+                    right and evaluation.correct,
+                    timing.baseline_us if timing else None,
+                    timing.candidate_us if timing else None,
+                    ratio.value if ratio else None,
+                    ratio.low if ratio else None,
+                )
+            )
+        self._rows.finish(
+            evaluation.key,
+            evaluation.as_json(),
+            figures,
+            op_family=op_family(problem.op),
+            hardware_id=evaluation.hardware,
+        )
+
+
+def _packed(bundle: Bundle) -> bytes:
+    return json.dumps({"main": bundle.main, "files": dict(bundle.files)}).encode()
+
+
+def _case(case: Case, signature: Signature) -> CaseRow:
+    return CaseRow(
+        case.name,
+        case.dtype or main_dtype(signature),
+        shapes(signature),
+        shape_bucket(signature),
+        case.distribution,
+        case.weight,
+        case.held_out,
+    )

@@ -1,0 +1,308 @@
+"""What a device can really do: measured here, not taken from a data sheet.
+
+* copy: bytes read plus bytes written, over the time of torch's `copy_` between two buffers; read:
+  `sum` of one buffer; write: `fill_`. Each at several footprints, the largest beyond the last-level
+  cache where memory allows. A CPU that reads a line before it overwrites it is slower at copying
+  than at reading, so a share of a ceiling is taken of the mix that the case has.
+* clone: a copy into memory that is allocated for it, as the outputs of every call are. On a CPU the
+  operating system hands large arrays out page by page where the allocator does not keep them;
+  here, as in the runners, it keeps them.
+* matmul: flops of one large product by torch's library, for each dtype; on a CPU those of
+  independent multiply-adds where they are more, because a library need not use its widest vectors.
+* launch: on a GPU one empty kernel in a queue of a hundred, on a CPU one empty OpenMP region.
+* dispatch: one torch operator on one element, called from Python.
+
+Every figure is the best of its repeats; `spread` is how far the median stayed behind. Measured in a
+child process, so that the supervisor stays cold. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kb.errors import Unavailable
+from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
+from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.runner.environment import threads_and_memory
+from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
+
+CHILD = Path(__file__).with_name("ceilings_child.py")
+SECONDS = 120.0
+MIB = 1 << 20
+BUSY = 0.05
+FORM = 4  # of the stored JSON; raised when a figure changes its meaning
+
+
+@dataclass(frozen=True)
+class Figure:
+    """value: bytes/s, flop/s or s. spread: median over best, less one. n: repeats."""
+
+    value: float
+    spread: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """Bandwidth at one footprint (all bytes that are touched)."""
+
+    bytes: int
+    value: float
+    spread: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """All of one device with one number of threads. cache_bytes: of its last level.
+
+    waited: share of the time in which its threads had no processor; above `BUSY` the figures are of
+    a machine that did something else too, and no time is impossible by them.
+    """
+
+    device: str
+    kind: DeviceKind
+    threads: int
+    cache_bytes: int
+    copy: tuple[Point, ...]
+    read: tuple[Point, ...] = ()
+    write: tuple[Point, ...] = ()
+    clone: tuple[Point, ...] = ()
+    matmul: Mapping[str, Figure] = field(default_factory=dict)
+    launch: Figure | None = None
+    dispatch: Figure | None = None
+    measured_at: float = 0.0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        return self.waited <= BUSY
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """At the largest footprint, in bytes/s."""
+        return self.copy[-1].value
+
+    @property
+    def kept_bytes(self) -> float:
+        """The most that can have stayed in a cache from one call to the next: below the footprint
+        from which on bandwidth no longer falls, and no more than the last level is said to hold."""
+        slowest = 1.25 * self.fastest_bandwidth(self.copy[-1].bytes)
+        flat = [p.bytes for p in self.copy if self.fastest_bandwidth(p.bytes) <= slowest]
+        beyond = min(flat, default=self.copy[-1].bytes)
+        return min(beyond, self.cache_bytes) if self.cache_bytes else beyond
+
+    def stream_seconds(self, read_bytes: float, written_bytes: float) -> float:
+        """What moving these bytes once takes at the measured rates: as much as can be paired is a
+        copy, the rest is plain reading or writing; and what new memory for the outputs costs."""
+        footprint = read_bytes + written_bytes
+        paired = min(read_bytes, written_bytes)
+        copy = interpolated(self.copy, footprint)
+        rest = read_bytes - paired
+        points = self.read if rest > 0 else self.write
+        single = max(copy, interpolated(points, footprint)) if points else copy
+        return (
+            2 * paired / copy + (footprint - 2 * paired) / single + self._new_memory(written_bytes)
+        )
+
+    def _new_memory(self, size: float) -> float:
+        """Seconds that allocating and first touching an output adds: a step where the allocator
+        stops to keep arrays, so nothing is interpolated."""
+        known = {point.bytes: point.value for point in self.copy}
+        below = [point for point in self.clone if point.bytes <= 2 * size and point.bytes in known]
+        if not below:
+            return 0.0
+        point = max(below, key=lambda point: point.bytes)
+        return max(0.0, 2 * size / point.value - 2 * size / known[point.bytes])
+
+    def fastest_bandwidth(self, footprint: float) -> float:
+        """Nothing of this footprint was ever moved faster: over all kinds of access, at the largest
+        measured footprint that is no larger."""
+        rates = [_at_most(points, footprint) for points in (self.copy, self.read, self.write)]
+        return max(rates)
+
+    def peak(self, dtype: str, *, relaxed: bool = False) -> float | None:
+        """Flop/s of matrix products in this dtype; the fastest dtype where lower precision inside
+        is allowed."""
+        if relaxed and self.matmul:
+            return self.fastest_peak
+        found = self.matmul.get(dtype)
+        return found.value if found else None
+
+    @property
+    def fastest_peak(self) -> float | None:
+        return max((figure.value for figure in self.matmul.values()), default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"form": FORM, **asdict(self)}
+
+
+def from_json(told: Mapping[str, Any]) -> Ceilings:
+    """The inverse of `Ceilings.as_json`. Raises KeyError or TypeError on another form."""
+    if told["form"] != FORM:
+        raise KeyError("form")
+    fields = {name: told[name] for name in Ceilings.__dataclass_fields__}
+    for name in ("copy", "read", "write", "clone"):
+        fields[name] = tuple(Point(**row) for row in told[name])
+    fields["matmul"] = {dtype: Figure(**row) for dtype, row in told["matmul"].items()}
+    for name in ("launch", "dispatch"):
+        fields[name] = Figure(**told[name]) if told[name] else None
+    return Ceilings(**fields)
+
+
+def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
+    """Takes about ten seconds, twice that on a busy machine, and the device for itself; the caller
+    must not hold its lock."""
+    found = _measured(kind, threads)
+    return found if found.trusted else joined(found, _measured(kind, threads))
+
+
+def _measured(kind: DeviceKind, threads: int) -> Ceilings:
+    identity = identify(kind)
+    command = [sys.executable, "-I", str(CHILD), kind, str(threads), str(_largest(identity))]
+    env = clean_env(Path.cwd(), **threads_and_memory(threads))
+    env.pop("HOME")
+    env.pop("TMPDIR")
+    limits = Limits(seconds=SECONDS, memory_bytes=None)
+    with DeviceLock(kind):
+        done = run(command, cwd=Path.cwd(), limits=limits, env=env)
+    if not done.ok:
+        raise Unavailable(
+            f"the ceilings of {identity.name} could not be measured: {done.log[-300:]}",
+            hint="Free its memory, check that torch works on it, and try again.",
+        )
+    told = json.loads(done.stdout.splitlines()[-1])
+    return _ceilings(identity, threads, told)
+
+
+def _ceilings(identity: DeviceIdentity, threads: int, told: Mapping[str, Any]) -> Ceilings:
+    own = {
+        "form": FORM,
+        "device": identity.id,
+        "kind": identity.kind,
+        "threads": threads,
+        "cache_bytes": identity.cache_bytes,
+        "measured_at": time.time(),
+    }
+    return from_json({**told, **own})
+
+
+def _largest(identity: DeviceIdentity) -> int:
+    """Twice the last-level cache and at least 256 MiB, but an eighth of memory at most."""
+    wanted = max(256 * MIB, 2 * identity.cache_bytes)
+    if identity.kind == "cuda":
+        wanted = max(wanted, 2048 * MIB)
+    most = (identity.memory_bytes or 2048 * MIB) // 8
+    return max(16 * MIB, min(wanted, most))
+
+
+def interpolated(points: Sequence[Point], footprint: float) -> float:
+    """Bandwidth at a footprint, between measured ones on logarithmic axes."""
+    ordered = sorted(points, key=lambda point: point.bytes)
+    after = next((n for n, point in enumerate(ordered) if point.bytes >= footprint), len(ordered))
+    if after in (0, len(ordered)):
+        return ordered[min(after, len(ordered) - 1)].value
+    low, high = ordered[after - 1], ordered[after]
+    share = math.log(footprint / low.bytes) / math.log(high.bytes / low.bytes)
+    return float(low.value ** (1 - share) * high.value**share)
+
+
+def _at_most(points: Sequence[Point], footprint: float) -> float:
+    """The fastest of the points at this footprint's side: the nearest below and all above it."""
+    if not points:
+        return 0.0
+    below = max((p.bytes for p in points if p.bytes <= footprint), default=min(map(_size, points)))
+    return max(point.value for point in points if point.bytes >= below)
+
+
+def _size(point: Point) -> int:
+    return point.bytes
+
+
+def joined(before: Ceilings, after: Ceilings) -> Ceilings:
+    """The better figure of each; as trusted as the quieter measurement."""
+    quiet = min(before.waited, after.waited)
+    matmul = {
+        dtype: max((f for f in (before.matmul.get(dtype), found) if f), key=lambda f: f.value)
+        for dtype, found in after.matmul.items()
+    }
+    return replace(
+        after,
+        copy=_better(before.copy, after.copy),
+        read=_better(before.read, after.read),
+        write=_better(before.write, after.write),
+        clone=_better(before.clone, after.clone),
+        matmul=matmul,
+        launch=_shorter(before.launch, after.launch),
+        dispatch=_shorter(before.dispatch, after.dispatch),
+        waited=quiet,
+    )
+
+
+def _better(before: Sequence[Point], after: Sequence[Point]) -> tuple[Point, ...]:
+    known = {point.bytes: point for point in before}
+    return tuple(max(known.get(p.bytes, p), p, key=lambda q: q.value) for p in after)
+
+
+def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
+    found = [figure for figure in (before, after) if figure is not None]
+    return min(found, key=lambda figure: figure.value) if found else None
+
+
+class DeviceStore:
+    """Ceilings kept as one JSON file a device: `DATA_DIR/devices/<id>.json`."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "devices"
+
+    def load(self, identity: DeviceIdentity, threads: int) -> Ceilings | None:
+        """What was stored; None when nothing was, or in another form."""
+        told = self._read(identity)
+        try:
+            return from_json(told["ceilings"][str(threads)])
+        except (KeyError, TypeError):
+            return None
+
+    def save(self, identity: DeviceIdentity, ceilings: Ceilings) -> Path:
+        """Joins them with stored ones of the same number of threads: a ceiling is the best that was
+        ever seen. The file is replaced as a whole."""
+        kept = self._read(identity).get("ceilings", {})
+        before = self.load(identity, ceilings.threads)
+        best = ceilings if before is None else joined(before, ceilings)
+        kept[str(ceilings.threads)] = best.as_json()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(identity)
+        draft = path.with_suffix(".part")
+        told = {"identity": identity.as_json(), "ceilings": kept}
+        draft.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        draft.replace(path)
+        return path
+
+    def ensure(self, kind: DeviceKind, threads: int) -> Ceilings:
+        """Those of this machine's device; measured if none are stored, or if only ones are that a
+        busy machine gave."""
+        identity = identify(kind)
+        found = self.load(identity, threads)
+        if found is None or not found.trusted:
+            self.save(identity, measure_ceilings(kind, threads))
+            found = self.load(identity, threads)
+            assert found is not None
+        return found
+
+    def _path(self, identity: DeviceIdentity) -> Path:
+        return self._folder / f"{identity.id}.json"
+
+    def _read(self, identity: DeviceIdentity) -> dict[str, Any]:
+        try:
+            told = json.loads(self._path(identity).read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return told if isinstance(told, dict) else {}

@@ -1,0 +1,148 @@
+"""`python -I THIS_FILE JOB`: calls a candidate a few times under a profiler. See `job`.
+
+Modes: `plain` calls; `counted` tells `perf` over a pipe when the calls begin and end;
+`torch_profiler` and `proton` write what those saw as JSON. On a GPU the calls stand between
+cudaProfilerStart and Stop, so that a profiler can leave everything else out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WARM_CALLS = 2
+Call = Callable[[], Any]
+
+
+def subject_call(job: dict[str, Any]) -> Call:
+    """The candidate, set up by the runner's own code."""
+    from optimizer.evaluation.runner.subjects import library_subject, module_subject
+
+    device = job["device"]
+    tensors = [t.to(device) for t in torch.load(job["tensors"], weights_only=True)]
+    count = len(job["scalars"])
+    given = [
+        t.item() if scalar else t for t, scalar in zip(tensors[:count], job["scalars"], strict=True)
+    ]
+    state = dict(zip(job["state"], tensors[count:], strict=True))
+    path, entry = Path(job["path"]), job["entry"]
+    if job["kind"] == "c_abi":
+        outputs = [(dtype, shape) for dtype, shape in job["expected"]]
+        found = library_subject(
+            path, entry, inputs=given, state=state, outputs=outputs, device=device
+        )
+    else:
+        found = module_subject(
+            path,
+            entry,
+            init_args=job["init_args"],
+            inputs=given,
+            state=state,
+            seed=0,
+            dtype=job["dtype"],
+            device=device,
+        )
+    return found.call
+
+
+def synchronize(job: dict[str, Any]) -> None:
+    if job["device"] == "cuda":
+        torch.cuda.synchronize()
+
+
+def repeat(job: dict[str, Any], call: Call) -> None:
+    for _ in range(job["calls"]):
+        call()
+    synchronize(job)
+
+
+def plain(job: dict[str, Any], call: Call) -> None:
+    if job["device"] != "cuda":
+        repeat(job, call)
+        return
+    cuda: Any = torch.cuda
+    runtime = cuda.cudart()
+    runtime.cudaProfilerStart()
+    repeat(job, call)
+    runtime.cudaProfilerStop()
+
+
+def counted(job: dict[str, Any], call: Call) -> None:
+    """perf starts with its counters off; see `perf stat --control`."""
+    with (
+        Path(job["control"]).open("w", encoding="ascii") as control,
+        Path(job["control"] + ".ack").open(encoding="ascii") as answers,
+    ):
+        for command in ("enable", "disable"):
+            control.write(f"{command}\n")
+            control.flush()
+            answers.readline()
+            if command == "enable":
+                repeat(job, call)
+
+
+def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
+    import torch.profiler
+
+    profiler: Any = torch.profiler
+    kinds = [profiler.ProfilerActivity.CPU]
+    if job["device"] == "cuda":
+        kinds.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=kinds) as profiled:
+        repeat(job, call)
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in profiled.events():
+        device = "cuda" if "CUDA" in str(event.device_type) else "cpu"
+        if device == "cpu" and event.cpu_parent is not None:
+            continue  # a part of another operator
+        fresh = {"name": event.name, "device": device, "calls": 0, "cpu_us": 0.0, "device_us": 0.0}
+        row = rows.setdefault((device, event.name), fresh)
+        row["calls"] += 1
+        row["cpu_us"] += event.cpu_time_total
+        row["device_us"] += event.self_device_time_total
+    return {
+        "calls": job["calls"],
+        "events": list(rows.values()),
+        "operators": job["trace"](call),
+    }
+
+
+def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:
+    profiler: Any = importlib.import_module("triton.profiler")
+    path = Path(job["scratch"], "proton")
+    profiler.start(str(path), hook="triton")
+    repeat(job, call)
+    profiler.finalize()
+    told = json.loads(path.with_suffix(".hatchet").read_text(encoding="utf-8"))
+    return {"calls": job["calls"], "tree": told}
+
+
+def main(arguments: list[str]) -> None:
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    root = str(Path(__file__).resolve().parents[3])
+    sys.path.insert(0, root)
+    call = subject_call(job)
+    job["trace"] = importlib.import_module("optimizer.evaluation.runner.trace").traced
+    sys.path.remove(root)
+    torch.set_num_threads(job["threads"])
+    for _ in range(WARM_CALLS):
+        call()
+    synchronize(job)
+    modes: dict[str, Callable[[dict[str, Any], Call], Any]] = {
+        "plain": plain,
+        "counted": counted,
+        "torch_profiler": torch_profiler,
+        "proton": proton,
+    }
+    told = modes[job["mode"]](job, call)
+    Path(job["result"]).write_text(json.dumps(told), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,286 @@
+"""How far an output may be from the truth, and how far it is.
+
+Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
+of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
+for K terms in a sum (eps of float32 at most, see `_rounding`), whichever is more; that must hold
+for the largest error and for the 99.9 % quantile. Everything else is exact, indices by the values
+they point to. The constants are the same for every problem. Knows tensors, not problems or
+candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from optimizer.evaluation.problem.spec import OutputKind
+from optimizer.evaluation.records import OutputError
+
+C_REF = 4.0
+C_EPS = 2.0
+QUANTILE = 0.999
+# A slice shorter than this takes the dimensions before it in: the RMS of a few elements says
+# nothing about the size of the terms that they were summed from.
+MIN_SLICE = 32
+SAMPLED_ROWS = 64
+CACHED_ELEMENTS = 1 << 19
+KEPT_UNITS = 1 << 24  # elements
+# Inputs rounded to 8 bits of significand, once each: what `relaxed` allows beside the sum's error.
+RELAXED_EPS = 2.0**-7
+
+
+@dataclass(frozen=True)
+class Pointed:
+    """What an index output points into, and along which dimension."""
+
+    source: torch.Tensor
+    dim: int
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What `compare` needs: `allowed` and `quantile_allowed` are in units of `scale`, which has one
+    value for each of `rows` slices. For exact kinds both are 0 and count the share of elements that
+    differ. unit: of every element's error, float64. finite: whether golden and reference are,
+    everywhere."""
+
+    name: str
+    kind: OutputKind
+    reference: torch.Tensor
+    allowed: float = 0.0
+    quantile_allowed: float = 0.0
+    scale: torch.Tensor | None = None
+    rows: int = 1
+    unit: torch.Tensor | None = None
+    finite: bool = True
+    pointed: Pointed | None = None
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors in units of the scale, by element, in the output's order."""
+
+    values: torch.Tensor
+
+    @property
+    def worst(self) -> float:
+        return float(self.values.max()) if self.values.numel() else 0.0
+
+    @property
+    def quantile(self) -> float:
+        count = self.values.numel()
+        if not count:
+            return 0.0
+        above = count - math.ceil(QUANTILE * count) + 1
+        return float(torch.topk(self.values, above, sorted=True).values[-1])
+
+
+def allowed(
+    golden64: torch.Tensor,
+    reference: torch.Tensor,
+    kind: OutputKind,
+    dtype: str,
+    reduction_length: int,
+    *,
+    relaxed: bool = False,
+    pointed: Pointed | None = None,
+    name: str = "output0",
+    sensitivity: float = 0.0,
+) -> Bound:
+    """The bound for one output. dtype: of the output; pointed: for an index output; sensitivity: of
+    the golden to rounding its inputs (see there)."""
+    if kind == "exact":
+        return Bound(name, kind, reference)
+    if kind == "index":
+        if pointed is None:
+            raise ValueError("an index output needs what it points into")
+        return Bound(name, kind, reference, pointed=pointed)
+    rows = _row_count(golden64)
+    scale = _scale(golden64, rows)
+    unit = _unit(golden64, scale, rows)
+    own = _errors(reference, golden64, unit)
+    rounding = _rounding(dtype, reduction_length, relaxed)
+    floor = C_EPS * max(rounding, sensitivity * math.sqrt(reduction_length))
+    return Bound(
+        name,
+        kind,
+        reference,
+        allowed=max(C_REF * own.worst, floor),
+        quantile_allowed=max(C_REF * own.quantile, floor),
+        scale=scale,
+        rows=rows,
+        unit=unit if unit.numel() <= KEPT_UNITS else None,
+        finite=_all_finite(golden64) and _all_finite(reference),
+    )
+
+
+def _rounding(dtype: str, terms: int, relaxed: bool) -> float:
+    """What an honest kernel may lose, relative to the result.
+
+    16-bit results are rounded once and summed in float32, as every matrix unit and the reference
+    do: with bfloat16's own eps, sqrt(4096) terms would allow an error as large as the result, and
+    a norm without its bias would pass.
+    """
+    eps = float(torch.finfo(getattr(torch, dtype)).eps)
+    summed = min(eps, float(torch.finfo(torch.float32).eps)) * math.sqrt(terms)
+    return max(eps, summed, RELAXED_EPS if relaxed else 0.0)
+
+
+def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
+    """How far a golden typically moves when its inputs do, by less than their last place.
+
+    Where terms cancel (a norm of values far from zero), summing in another order costs that much a
+    term, whatever the reference's own order costs: its vector lanes keep partial sums short. The
+    median, because single elements that jump (over a border, to another bucket) say nothing.
+    """
+    if not golden64.is_floating_point() or not golden64.numel():
+        return 0.0
+    rows = _row_count(golden64)
+    unit = _unit(golden64, _scale(golden64, rows), rows)
+    return float(_errors(moved64, golden64, unit).values.median())
+
+
+def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:
+    """How far an output is from the golden, beside what is allowed."""
+    output = output.detach().to(golden64.device)
+    if output.shape != bound.reference.shape or output.dtype != bound.reference.dtype:
+        return _told(bound, math.inf, math.inf, ())
+    if bound.kind == "index":
+        return _compare_index(output, bound)
+    if bound.kind == "exact":
+        return _shares(bound, _differ(output, bound.reference))
+    if not (bound.finite and _all_finite(output)):
+        wrong = _not_finite_where_it_should_be(output, golden64, bound.reference)
+        if bool(wrong.any()):
+            return _told(bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape))
+    assert bound.scale is not None
+    unit = _unit(golden64, bound.scale, bound.rows) if bound.unit is None else bound.unit
+    found = _errors(output, golden64, unit)
+    worst = found.worst
+    # Sorting is the costliest part, and no quantile is above the maximum.
+    quantile = worst if worst <= bound.quantile_allowed else found.quantile
+    return _told(bound, worst, quantile, _place(found.values, output.shape) if worst else ())
+
+
+def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
+    """Whether `compare` finds the output right; sooner where a few slices already say no."""
+    step = bound.rows // SAMPLED_ROWS
+    fitting = output.shape == golden64.shape and bound.kind == "float"
+    if fitting and bound.scale is not None and step > 1:
+        rows = bound.rows
+        some = [t.reshape(rows, -1)[::step] for t in (output.to(golden64.device), golden64)]
+        scale = bound.scale[::step]
+        unit = _unit(some[1], scale, len(scale))
+        if _errors(some[0], some[1], unit).worst > bound.allowed:
+            return False
+    return compare(output, golden64, bound).ok
+
+
+def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:
+    assert bound.pointed is not None
+    extent = bound.pointed.source.shape[bound.pointed.dim]
+    outside = (output < 0) | (output >= extent)
+    if bool(outside.any()):
+        return _told(bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape))
+    ours = _pointed_values(output, bound.pointed)
+    return _shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
+
+
+def _pointed_values(index: torch.Tensor, into: Pointed) -> torch.Tensor:
+    """The values at the indices, in the shape of the indices."""
+    source, dim = into.source.to(index.device), into.dim
+    if index.dim() == source.dim() - 1:
+        return source.gather(dim, index.long().unsqueeze(dim)).squeeze(dim)
+    return source.gather(dim, index.long())
+
+
+# -- errors in units of the golden's size
+
+
+def _row_count(golden: torch.Tensor) -> int:
+    width = 1
+    for extent in reversed(golden.shape):
+        width *= extent
+        if width >= MIN_SLICE:
+            break
+    return golden.numel() // width if width else 1
+
+
+def _scale(golden: torch.Tensor, rows: int) -> torch.Tensor:
+    """RMS of each slice; a slice of zeros counts as very small, not as nothing."""
+    finite = torch.nan_to_num(golden, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, -1)
+    squares = finite.square().mean(dim=1)
+    whole = float(squares.mean().sqrt()) if squares.numel() else 0.0
+    return squares.sqrt().clamp_(min=max(1e-6 * whole, 1e-300))
+
+
+def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """What an error of each element is held against, in the golden's shape.
+
+    Rounding an element costs in proportion to that element, however small its neighbours are: the
+    peak of a softmax is many times the RMS of its row, and no float32 holds it any better.
+    """
+    size = golden.abs().nan_to_num_(nan=0.0, posinf=0.0).reshape(rows, -1)
+    return torch.maximum(size, scale.unsqueeze(1)).reshape(golden.shape)
+
+
+def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
+    """Where either is not finite there is no distance: `compare` has looked at those before."""
+    pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
+    # On a CPU in pieces that stay in its caches: the arrays are passed over once, not five times.
+    piece = CACHED_ELEMENTS if golden.device.type == "cpu" else max(1, golden.numel())
+    values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
+    for to, ours, wanted, size in zip(
+        *(torch.split(t, piece) for t in (values, *pairs)), strict=True
+    ):
+        distance = ours.to(torch.float64, copy=True).sub_(wanted).abs_().div_(size)
+        to.copy_(distance.nan_to_num_(nan=0.0, posinf=0.0))
+    return _Errors(values)
+
+
+def _all_finite(values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+def _not_finite_where_it_should_be(
+    output: torch.Tensor, golden: torch.Tensor, reference: torch.Tensor
+) -> torch.Tensor:
+    """NaN only where the reference is NaN, an infinity only where it is the same one. A finite
+    value where only the reference overflowed is better than it."""
+    finite = torch.isfinite(output)
+    same = (torch.isnan(output) & torch.isnan(reference)) | (output == reference)
+    better = torch.isfinite(golden) | torch.isfinite(reference)
+    return torch.where(finite, ~better & ~same, ~same)
+
+
+# -- exact
+
+
+def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Elements that are not the same; the two zeros are, and NaN is like NaN."""
+    differ = output != reference
+    if output.is_floating_point():
+        differ &= ~(torch.isnan(output) & torch.isnan(reference))
+    return differ
+
+
+def _shares(bound: Bound, differ: torch.Tensor) -> OutputError:
+    share = float(differ.double().mean()) if differ.numel() else 0.0
+    where = _place(differ.flatten().float(), differ.shape) if share else ()
+    return _told(bound, share, share, where)
+
+
+def _told(bound: Bound, worst: float, quantile: float, where: tuple[int, ...]) -> OutputError:
+    return OutputError(
+        bound.name, bound.kind, worst, bound.allowed, quantile, bound.quantile_allowed, where
+    )
+
+
+def _place(errors: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
+    """Index of the largest error."""
+    if not errors.numel():
+        return ()
+    at = int(errors.argmax())
+    return tuple(int(part) for part in torch.unravel_index(torch.tensor(at), shape))

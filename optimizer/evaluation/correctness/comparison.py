@@ -1,0 +1,118 @@
+"""Whether a candidate's outputs are right on one case: several seeds, each against its float64
+golden, and twice on the same values.
+
+The candidate runs before any expected value is needed, in another process than the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.loaded_kernel import LoadedSubject, same_bits
+from optimizer.evaluation.records import CaseCheck, Flag
+from optimizer.evaluation.settings import EvaluationSettings
+
+# Operators that move, allocate or look at data; anything else is work that a library does.
+MOVEMENT = (
+    "aten.empty",
+    "aten.empty_like",
+    "aten.empty_strided",
+    "aten.new_empty",
+    "aten.zeros",
+    "aten.zeros_like",
+    "aten.view",
+    "aten._unsafe_view",
+    "aten.reshape",
+    "aten._reshape_alias",
+    "aten.t",
+    "aten.transpose",
+    "aten.permute",
+    "aten.expand",
+    "aten.squeeze",
+    "aten.unsqueeze",
+    "aten.select",
+    "aten.slice",
+    "aten.as_strided",
+    "aten.detach",
+    "aten.alias",
+    "aten.clone",
+    "aten.copy_",
+    "aten.fill_",
+    "aten.zero_",
+    "aten._to_copy",
+    "aten.contiguous",
+    "aten.lift_fresh",
+    "aten._local_scalar_dense",
+)
+
+
+@dataclass(frozen=True)
+class CaseFound:
+    """`message` is empty when the case is right."""
+
+    checks: tuple[CaseCheck, ...]
+    flags: tuple[Flag, ...] = ()
+    message: str = ""
+
+
+def check_case(
+    prepared: PreparedCase,
+    subject: LoadedSubject,
+    seeds: Sequence[int],
+    settings: EvaluationSettings,
+) -> CaseFound:
+    """seeds: the subject holds the values of the first. Raises what the subject raises."""
+    checks: list[CaseCheck] = []
+    for number, seed in enumerate(seeds):
+        if number:
+            subject.renew(prepared.sample(seed), settings.call_seconds)
+        check = _check_seed(prepared, subject, seed, settings)
+        checks.append(check)
+        if not check.ok:
+            return CaseFound(tuple(checks), (), f"case {prepared.name}: {check.message}")
+    flags = _library_flags(prepared, subject, settings)
+    told = flags[0].message if flags else ""
+    return CaseFound(tuple(checks), tuple(flags), told)
+
+
+def _check_seed(
+    prepared: PreparedCase, subject: LoadedSubject, seed: int, settings: EvaluationSettings
+) -> CaseCheck:
+    if not settings.on(5, 11, 22):
+        subject.leave(prepared.expected(seed).reference)
+    first = [output.clone() for output in subject.call(settings.call_seconds)]
+    changed = subject.inputs_changed(settings.call_seconds)
+    if changed and settings.on(6):
+        return CaseCheck(prepared.name, seed, False, (), f"it changed {', '.join(changed)}")
+    # Without defence 6 the reference gets what the candidate made of the inputs.
+    given = [value.clone() for value in subject.current] if changed else None
+    errors = tuple(prepared.errors(first, seed, given))
+    wrong = [error for error in errors if not error.ok]
+    if wrong:
+        return CaseCheck(prepared.name, seed, False, errors, wrong[0].told())
+    if settings.on(30):
+        again = subject.call(settings.call_seconds)
+        apart = []
+        if not all(map(same_bits, first, again)):
+            apart = [e for e in prepared.errors(again, seed, given) if not e.ok]
+        if apart:
+            return CaseCheck(
+                prepared.name, seed, False, errors, f"a second call differs: {apart[0].told()}"
+            )
+    return CaseCheck(prepared.name, seed, True, errors)
+
+
+def _library_flags(
+    prepared: PreparedCase, subject: LoadedSubject, settings: EvaluationSettings
+) -> list[Flag]:
+    """Where the problem forbids libraries: which operators did the work, as the dispatcher saw."""
+    if prepared.open.problem.policy.library == "allowed" or not settings.on(15):
+        return []
+    seen = subject.operators(settings.call_seconds)
+    working = [name for name in seen if name not in MOVEMENT]
+    if not working:
+        return []
+    names = ", ".join(working[:4])
+    return [Flag(15, "reject", f"the work is done by torch operators ({names}), not by its kernel")]

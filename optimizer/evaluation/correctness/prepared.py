@@ -1,0 +1,217 @@
+"""A case made ready once for many candidates: values, float64 goldens, error bounds.
+
+Runs only the reference, in the supervisor; nothing of it is ever seen by a candidate's process.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from optimizer.evaluation.correctness.bounds import Bound, Pointed, allowed, compare
+from optimizer.evaluation.loaded_kernel import Sample
+from optimizer.evaluation.problem.tensors import Banks, OpenCase
+from optimizer.evaluation.records import OutputError
+
+T = TypeVar("T")
+KEPT_SAMPLES = 4
+# Elements of a second draw that values are replaced from: many times what one call replaces, and
+# little beside the inputs.
+BANK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Expected:
+    """golden: float64 (or exact) outputs; reference: the reference's own, in the case's dtype;
+    bounds: what is allowed to differ, per output."""
+
+    golden: tuple[torch.Tensor, ...]
+    reference: tuple[torch.Tensor, ...]
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
+class Leniency:
+    """What the comparison lets through beside the bounds: nothing, but where a defence is off.
+
+    tolerance: of everything, relative to the output's size. nan_is_equal: to any value.
+    """
+
+    tolerance: float = 0.0
+    nan_is_equal: bool = False
+
+
+class PreparedCase:
+    """An open case and what was computed for the seeds that were asked for lately."""
+
+    def __init__(self, case: OpenCase, device: str, leniency: Leniency | None = None) -> None:
+        self.open = case
+        self._device = device
+        self._lenient = leniency or Leniency()
+        self._sensitivities: list[float] | None = None
+        self._banks: tuple[torch.Tensor | None, ...] | None = None
+        self._samples: OrderedDict[int, Sample] = OrderedDict()
+        self._expected: OrderedDict[int, Expected] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return self.open.case.name
+
+    def sample(self, seed: int) -> Sample:
+        """The values of a seed."""
+        found = self._samples.get(seed)
+        if found is None:
+            drawn = Banks(self.open.inputs(seed), self.open.state(seed))
+            if self._banks is None:  # for all seeds: drawing takes long where arrays are large
+                self._banks = self._drawn_banks(seed, drawn)
+            found = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
+            _keep(self._samples, seed, found)
+        return found
+
+    def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
+        other = self.open.banks(seed)
+        fresh = self.open.fresh_of(drawn, other)
+        pairs = zip(fresh, (*other.inputs, *other.state.values()), strict=True)
+        return tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
+
+    def expected(self, seed: int) -> Expected:
+        """Goldens and bounds of a seed."""
+        found = self._expected.get(seed)
+        if found is None:
+            found = self._compute(self.sample(seed).tensors)
+            _keep(self._expected, seed, found)
+            if self._device == "cuda":
+                # What computing them took, in float64, is many times what they take: it is for the
+                # candidate to use.
+                torch.cuda.empty_cache()
+        return found
+
+    def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
+        case = self.open
+        count = len(case.scalars)
+        names = [t.name for t in case.signature.of("parameter", "buffer")]
+        inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
+        golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
+        reference = case.reference(inputs, state, device=self._device)
+        if self._sensitivities is None:  # of the case, hardly of the seed
+            self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
+        pointed = self._pointed(tensors)
+        relaxed = case.problem.policy.precision == "relaxed"
+        length = case.reduction_length()
+        bounds = tuple(
+            allowed(
+                g,
+                r,
+                kind,
+                spec.dtype,
+                length,
+                relaxed=relaxed,
+                pointed=pointed if kind == "index" else None,
+                name=spec.name,
+                sensitivity=moved,
+            )
+            for g, r, kind, spec, moved in zip(
+                golden, reference, case.kinds, case.outputs, self._sensitivities, strict=True
+            )
+        )
+        bounds = tuple(self._lenient_bound(bound) for bound in bounds)
+        return Expected(tuple(golden), tuple(reference), bounds)
+
+    def _lenient_bound(self, bound: Bound) -> Bound:
+        least = self._lenient.tolerance
+        if not least or bound.kind != "float":
+            return bound
+        return replace(
+            bound,
+            allowed=max(bound.allowed, least),
+            quantile_allowed=max(bound.quantile_allowed, least),
+        )
+
+    def _pointed(self, tensors: Sequence[torch.Tensor]) -> Pointed | None:
+        """The input that index outputs point into."""
+        case = self.open
+        for name, dim in case.problem.policy.index_into.items():
+            source = tensors[case.input_names.index(name)]
+            return Pointed(source.to(self._device), dim)
+        return None
+
+    def errors(
+        self,
+        outputs: Sequence[torch.Tensor],
+        seed: int,
+        tensors: Sequence[torch.Tensor] | None = None,
+    ) -> list[OutputError]:
+        """Each output's error beside its bound. tensors: values to expect the results of, where
+        they are not the seed's."""
+        expected = self.expected(seed) if tensors is None else self._compute(tensors)
+        return [
+            compare(self._seen(output, golden), golden, bound)
+            for output, golden, bound in zip(outputs, expected.golden, expected.bounds, strict=True)
+        ]
+
+    def _seen(self, output: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+        here = output.to(self._device)
+        if self._lenient.nan_is_equal and here.is_floating_point():
+            return torch.where(here.isnan(), golden.to(here.dtype), here)
+        return here
+
+    def disagreement(
+        self,
+        candidate: Sequence[torch.Tensor],
+        baseline: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        seed: int,
+    ) -> str | None:
+        """Why two sides' outputs of the same timed call cannot both be right, or None.
+
+        tensors: what the inputs held in that call. Both may be off the golden by the bound of the
+        case, so they may differ by twice that.
+        """
+        for ours, theirs, bound in zip(
+            candidate, baseline, self.expected(seed).bounds, strict=True
+        ):
+            output, reference = ours.to(self._device), theirs.to(self._device)
+            if _plainly_equal(output, reference, bound):
+                continue
+            golden = reference.double() if bound.kind == "float" else reference
+            found = compare(
+                output,
+                golden,
+                replace(
+                    bound,
+                    reference=reference,
+                    allowed=2 * bound.allowed,
+                    quantile_allowed=2 * bound.quantile_allowed,
+                    unit=None,
+                    finite=False,
+                    pointed=self._pointed(tensors) if bound.pointed else None,
+                ),
+            )
+            if not found.ok:
+                return (
+                    f"{found.output} of a timed call is off by {found.worst:.3g}"
+                    f" where {found.allowed:.3g} is allowed"
+                )
+        return None
+
+
+def _plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
+    """Whether two outputs are so near each other that no closer look is needed: this runs after
+    every block, the exact comparison takes ten times as long."""
+    if not ours.is_floating_point():
+        return torch.equal(ours, theirs)
+    if bound.kind != "float" or bound.scale is None or ours.dtype != torch.float32:
+        return False
+    apart = (ours - theirs).abs_().reshape(bound.rows, -1).amax(dim=1)
+    # A NaN anywhere makes this false.
+    return bool((apart / bound.scale).max() <= 2 * min(bound.allowed, bound.quantile_allowed))
+
+
+def _keep(store: OrderedDict[int, T], seed: int, value: T) -> None:
+    store[seed] = value
+    while len(store) > KEPT_SAMPLES:
+        store.popitem(last=False)

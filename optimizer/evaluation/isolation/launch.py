@@ -1,0 +1,178 @@
+"""Two ways to start a runner's process: a fresh interpreter, or a fork of one that has torch
+imported. Both give a `Launched`: its process number, how it ended.
+
+A fork takes milliseconds where an interpreter with torch takes seconds. CUDA cannot be used in a
+fork of a process that has used it: the process that is forked from only imports.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from optimizer.evaluation.isolation.levels import Level, command
+from optimizer.evaluation.runner.environment import threads_and_memory
+from optimizer.evaluation.runner.wire import Wire
+
+RUNNER = Path(__file__).resolve().parents[1] / "runner"
+START_SECONDS = 120.0
+_STATUS = struct.Struct("=ii")
+
+
+class Launched(Protocol):
+    """pid: of the runner itself, as this process sees it."""
+
+    pid: int
+
+    def wait(self, seconds: float) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        ...
+
+
+class Spawned:
+    """A fresh interpreter."""
+
+    def __init__(
+        self,
+        level: Level,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        scratch: Path,
+        log: int,
+        fds: tuple[int, ...],
+    ) -> None:
+        argv = [sys.executable, "-I", str(RUNNER / "__main__.py"), *arguments]
+        self._level = level
+        self._process = subprocess.Popen(
+            command(level, argv),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=fds,
+            env=dict(environment),
+            cwd=scratch,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def settle(self) -> None:
+        """Behind `unshare` the runner is that command's only child."""
+        if self._level == "namespaces":
+            children = _children(self._process.pid)
+            self.pid = children[0] if children else self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class Forked:
+    """A fork of a `Zygote`."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self._code: int | None = None
+        try:
+            self.pid, problem = self._read(START_SECONDS)
+        except (TimeoutError, EOFError):
+            os.close(status)
+            raise
+        if self.pid < 0:
+            os.close(status)
+            raise OSError(problem, os.strerror(problem))
+
+    def _read(self, seconds: float) -> tuple[int, int]:
+        ready, _, _ = select.select([self._status], [], [], seconds)
+        if not ready:
+            raise TimeoutError
+        data = os.read(self._status, _STATUS.size)
+        if len(data) < _STATUS.size:
+            raise EOFError
+        pid, value = _STATUS.unpack(data)
+        return pid, value
+
+    def wait(self, seconds: float) -> int | None:
+        if self._code is None and self._status >= 0:
+            try:
+                self._code = self._read(seconds)[1]
+            except TimeoutError:
+                return None
+            except EOFError:  # what it was forked from was ended, and it with that
+                self._code = -signal.SIGKILL
+            os.close(self._status)
+            self._status = -1
+        return self._code
+
+
+class Zygote:
+    """An interpreter that has imported what its forks need. Not for threads."""
+
+    def __init__(
+        self,
+        program: Path,
+        arguments: Sequence[str],
+        level: Level,
+        environment: Mapping[str, str],
+    ) -> None:
+        """program: a file that serves forks (`runner.forking`); it is given the number of its
+        socket, whether its forks get process namespaces, and the arguments."""
+        ours, theirs = socket.socketpair()
+        own = "1" if level == "namespaces" else "0"
+        argv = [sys.executable, "-I", str(program), str(theirs.fileno()), own, *arguments]
+        # Forks get process namespaces of their own; network and user are shared from here.
+        shell = ["unshare", "--user", "--map-root-user", "--net", "--"] if own == "1" else []
+        kept = {n: os.environ[n] for n in ("PATH", "LD_LIBRARY_PATH") if n in os.environ}
+        self._process = subprocess.Popen(
+            [*shell, *argv],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env={**kept, **environment},
+            start_new_session=True,
+        )
+        theirs.close()
+        ours.settimeout(START_SECONDS)
+        self._wire = Wire(ours, "")
+        self._ready = False
+
+    @classmethod
+    def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
+        """One for all runners of the same settings; a request is what a runner is told at its
+        start, with socket, tokens and log."""
+        arguments = [str(threads), device]
+        return cls(RUNNER / "forking" / "zygote.py", arguments, level, threads_and_memory(threads))
+
+    def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
+        """Raises WireClosed or EOFError where it has ended, TimeoutError if it is silent."""
+        if not self._ready:
+            self._wire.receive()
+            self._ready = True
+        readable, status = os.pipe()
+        try:
+            self._wire.send(message, (*fds, status))
+        finally:
+            os.close(status)
+        return Forked(readable)
+
+    def close(self) -> None:
+        """End it; runners that are still alive end with it."""
+        self._wire.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]

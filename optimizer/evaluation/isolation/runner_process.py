@@ -1,0 +1,319 @@
+"""One runner as the supervisor sees it: start, ask with a deadline, stop, wake, end for certain.
+
+Everything it started ends with it: at level `namespaces` because the process namespace dies with
+its first process, at level `process` by its process group and by looking through /proc for what
+carries the runner's mark in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from optimizer.evaluation.isolation.launch import START_SECONDS, Launched, Spawned, Zygote
+from optimizer.evaluation.isolation.levels import Level
+from optimizer.evaluation.runner.environment import threads_and_memory
+from optimizer.evaluation.runner.wire import Wire, WireClosed, WireForged
+
+MARK = "KERNLORE_RUNNER"
+END_SECONDS = 5.0
+MAX_BLANKS = 4_000
+PASSED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "VIRTUAL_ENV",
+    "LANG",
+)
+MAX_LOG = 64 * 1024
+# Inductor starts processes ahead that compile for GPUs; on the processors they disturb the timing.
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+Device = Literal["cpu", "cuda"]
+
+
+class RunnerDied(Exception):
+    """The process ended while it was asked; `log` is what it had printed."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class RunnerHung(Exception):
+    """No answer within the deadline; the group was ended. `log` is what it had printed."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class RunnerForged(Exception):
+    """Something that is not the runner wrote into its channel; `told` is what it wrote."""
+
+    def __init__(self, message: str, told: Any = None, log: str = "") -> None:
+        super().__init__(message)
+        self.told = told
+        self.log = log
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """threads: of torch and OpenMP."""
+
+    device: Device = "cpu"
+    threads: int = 1
+    level: Level = "process"
+
+
+class RunnerProcess:
+    """A process that evaluates one subject."""
+
+    def __init__(self, settings: RunnerSettings, zygote: Zygote | None = None) -> None:
+        """zygote: what to fork it from; without one a fresh interpreter starts."""
+        self.settings = settings
+        self.scratch = Path(tempfile.mkdtemp(prefix="kernlore-run-"))
+        self._mark = secrets.token_hex(8)
+        nonce = secrets.token_hex(16)
+        ours, theirs = socket.socketpair()
+        tokens, self._tokens = os.pipe()
+        self._log = (self.scratch / "log").open("wb")
+        self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens)
+        theirs.close()
+        os.close(tokens)
+        self._socket = ours
+        self.wire = Wire(ours, nonce)
+        self._ready = False
+        self._stopped = False
+
+    def _launch(self, zygote: Zygote | None, nonce: str, talk: int, tokens: int) -> Launched:
+        log = self._log.fileno()
+        if zygote is not None:
+            start = {
+                "secret": nonce,
+                "environment": self._environment(),
+                "scratch": str(self.scratch),
+            }
+            return zygote.fork(start, (talk, tokens, log))
+        settings = self.settings
+        arguments = [str(talk), str(tokens), nonce, settings.device, str(settings.threads)]
+        return Spawned(
+            settings.level, arguments, self._environment(), self.scratch, log, (talk, tokens)
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """Only what a compiler and torch need; caches lie in the scratch folder."""
+        scratch = str(self.scratch)
+        return {
+            **{name: os.environ[name] for name in PASSED if name in os.environ},
+            "HOME": scratch,
+            "TMPDIR": scratch,
+            "TRITON_CACHE_DIR": f"{scratch}/triton",
+            "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+            **(ONE_COMPILER if self.settings.device == "cpu" else {}),
+            **threads_and_memory(self.settings.threads),
+            MARK: self._mark,
+        }
+
+    # -- conversation
+
+    def wait_ready(self) -> None:
+        """Until it has imported what it needs. Raises RunnerDied or RunnerHung."""
+        if self._ready:
+            return
+        self.await_answer(START_SECONDS)
+        if isinstance(self._launched, Spawned):
+            self._launched.settle()
+        self._ready = True
+
+    def ask(
+        self, message: Mapping[str, Any], fds: Sequence[int] = (), *, seconds: float
+    ) -> dict[str, Any]:
+        """The answer to one request. Raises RunnerDied, RunnerHung or RunnerForged."""
+        self.wait_ready()
+        self.send(message, fds)
+        return self.await_answer(seconds)
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            self.wire.send(message, fds)
+        except WireClosed:
+            raise self._died() from None
+
+    def await_answer(self, seconds: float) -> dict[str, Any]:
+        """The answer to what was sent. Raises RunnerDied, RunnerHung or RunnerForged."""
+        self._socket.settimeout(seconds)
+        try:
+            return self.wire.receive()[0]
+        except TimeoutError:
+            self.end()
+            raise RunnerHung(f"no answer within {seconds:.0f} s", self.log) from None
+        except WireClosed:
+            raise self._died() from None
+        except (WireForged, ValueError) as forged:
+            self.end()
+            raise RunnerForged(str(forged), getattr(forged, "told", None), self.log) from forged
+
+    def feed(self, calls: int) -> None:
+        """Let a block run so many calls: one token each, then the end.
+
+        What waits in a pipe can be counted, and a candidate that knows the last call works in that
+        one only: so a random number of blanks lies behind the end.
+        """
+        blanks = secrets.randbelow(MAX_BLANKS)
+        os.write(self._tokens, b"c" * calls + b"e" + b" " * blanks + b"z")
+
+    def _died(self) -> RunnerDied:
+        code = self._launched.wait(END_SECONDS)
+        self.end()
+        return RunnerDied(_ending(code), self.log)
+
+    @property
+    def log(self) -> str:
+        """The end of what it printed."""
+        path = self.scratch / "log"
+        if not path.exists():
+            return self._last_log
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - MAX_LOG))
+            return stream.read().decode("utf-8", "replace")
+
+    _last_log = ""
+
+    # -- the process
+
+    def pause(self) -> None:
+        """Stop it where it is: an idle runner's threads may spin. Raises RunnerDied."""
+        if not self._stopped:
+            self._signal(signal.SIGSTOP)
+            self._stopped = True
+
+    def wake(self) -> None:
+        """Raises RunnerDied."""
+        if self._stopped:
+            self._signal(signal.SIGCONT)
+            self._stopped = False
+
+    def _signal(self, which: signal.Signals) -> None:
+        try:
+            os.kill(self._launched.pid, which)
+        except ProcessLookupError:
+            raise self._died() from None
+
+    @property
+    def pid(self) -> int:
+        """Of the runner itself, as this process sees it."""
+        return self._launched.pid
+
+    def waited_ns(self) -> int:
+        """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
+        tasks = f"/proc/{self._launched.pid}/task"
+        try:
+            with os.scandir(tasks) as threads:  # four times a pair of blocks; pathlib takes 5 x
+                return sum(_schedstat(f"{thread.path}/schedstat", 1) for thread in threads)
+        except OSError:
+            return 0
+
+    def busy_ns(self) -> int:
+        """Processor time of its main thread so far, by the kernel's account."""
+        pid = self._launched.pid
+        return _schedstat(f"/proc/{pid}/task/{pid}/schedstat", 0)
+
+    def processes(self) -> list[int]:
+        """Every process that carries this runner's mark or belongs to its session."""
+        return marked(self._mark, self._launched.pid)
+
+    def end(self) -> bool:
+        """Kill everything it started; True when nothing of it is left."""
+        if self.scratch.exists():
+            self._last_log = self.log
+        for pid in {self._launched.pid, *self.processes()}:
+            _kill(pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # empty already
+            os.killpg(self._launched.pid, signal.SIGKILL)
+        if self._launched.wait(END_SECONDS) is None:
+            return False
+        empty = self._emptied()
+        for close in (self.wire.close, self._log.close):
+            close()
+        if self._tokens >= 0:
+            os.close(self._tokens)
+            self._tokens = -1
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return empty
+
+    def _emptied(self) -> bool:
+        until = time.monotonic() + END_SECONDS
+        while time.monotonic() < until:
+            left = self.processes()
+            if not left:
+                return True
+            for pid in left:
+                _kill(pid)
+            time.sleep(0.01)
+        return False
+
+
+def own_wait_ns() -> int:
+    """How long the calling thread stood ready without getting a processor, in nanoseconds."""
+    return _schedstat("/proc/thread-self/schedstat", 1)
+
+
+def _schedstat(path: str, field: int) -> int:
+    """0: nanoseconds on a processor, 1: ready and waiting for one."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(file, 80).split()[field])
+        finally:
+            os.close(file)
+    except (OSError, IndexError, ValueError):
+        return 0  # the thread ended between listing and reading, or the kernel keeps no account
+
+
+def marked(mark: str, session: int) -> list[int]:
+    """Processes of the session, and those whose environment holds the mark: what a runner starts
+    inherits it, in any session."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            told = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            state, its_session = told[0], int(told[3])
+            marked = wanted in (entry / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue  # gone, or another user's
+        if state != b"Z" and (marked or its_session == session):
+            found.append(int(entry.name))
+    return found
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended on its own
+        os.kill(pid, signal.SIGKILL)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "the runner closed its channel and did not end"
+    if code < 0 or code > 128:
+        number = -code if code < 0 else code - 128
+        try:
+            return f"the runner was ended by {signal.Signals(number).name}"
+        except ValueError:
+            pass
+    return f"the runner ended with exit code {code}"

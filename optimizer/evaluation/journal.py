@@ -1,0 +1,83 @@
+"""Where evaluations are kept while they run and afterwards, so that none is done twice and a killed
+one goes on.
+
+The evaluator knows the protocol; `CatalogJournal` writes rows, `NoJournal` forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from optimizer.evaluation.abi import Signature
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Evaluation
+
+
+class Journal(Protocol):
+    def finished(self, key: str) -> Evaluation | None:
+        """What was found earlier for this key."""
+        ...
+
+    def left(self, key: str) -> Mapping[str, Any]:
+        """Stages that an interrupted evaluation had finished, with what each left."""
+        ...
+
+    def begin(
+        self,
+        key: str,
+        problem: Problem,
+        signatures: Mapping[str, Signature],
+        bundle: Bundle,
+        device: str,
+    ) -> None:
+        """signatures: of the cases that are evaluated, by name."""
+        ...
+
+    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None: ...
+
+    def finish(self, evaluation: Evaluation, problem: Problem) -> None: ...
+
+
+class NoJournal:
+    """Keeps nothing."""
+
+    def finished(self, key: str) -> Evaluation | None:
+        return None
+
+    def left(self, key: str) -> Mapping[str, Any]:
+        return {}
+
+    def begin(
+        self,
+        key: str,
+        problem: Problem,
+        signatures: Mapping[str, Signature],
+        bundle: Bundle,
+        device: str,
+    ) -> None:
+        return None
+
+    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        return None
+
+    def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        return None
+
+
+def shape_bucket(signature: Signature) -> str:
+    """Total elements handed over, as the nearest power of four: shapes of one bucket are within a
+    factor of two of its middle."""
+    elements = max(1, sum(tensor.elements for tensor in signature.tensors))
+    return f"4^{round((elements.bit_length() - 1) / 2)}"
+
+
+def main_dtype(signature: Signature) -> str:
+    """The dtype of the largest tensor."""
+    largest = max(signature.tensors, key=lambda tensor: tensor.elements, default=None)
+    return largest.dtype if largest else "float32"
+
+
+def shapes(signature: Signature) -> Sequence[Any]:
+    return [[tensor.role, tensor.dtype, list(tensor.shape)] for tensor in signature.tensors]

@@ -1,1 +1,0 @@
-"""What is done is not done again: evaluations and their stages, in memory or in the catalog."""

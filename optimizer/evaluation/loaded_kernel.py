@@ -1,0 +1,349 @@
+"""A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it.
+
+Keeps its own copy of what the subject's inputs hold after every call (`Mirror`), which the subject
+cannot reach, so that it can check any call against the reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimizer.evaluation.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
+from optimizer.evaluation.problem.tensors import OpenCase
+from optimizer.evaluation.runner.memory.arrays import dtype_name, places_json
+from optimizer.evaluation.runner.memory.fresh import refresh
+from optimizer.evaluation.shared_arrays import SharedStore
+from optimizer.evaluation.toolchains.base import Loader
+
+POISON_BYTE = 0xA5
+POISON_STEP = 1021  # bytes, in outputs above SMALL_BYTES: prime, so that every lane is met
+SMALL_BYTES = 1 << 20
+COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block: the clock's warm-up
+WARM_SPANS = 3
+GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
+
+
+class SubjectFailed(Exception):
+    """The subject did not do what it was asked, by its own fault.
+
+    kind: subject | raised | refused | memory.
+    """
+
+    def __init__(self, kind: str, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values for one call. tensors: inputs, then weights, in the order of the ABI; banks beside."""
+
+    seed: int
+    tensors: tuple[torch.Tensor, ...]
+    banks: tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Calls that were timed together. times in nanoseconds a call; spans: calls, their time and how
+    long threads were ready and had no processor; waited: the same over the block; delayed: the
+    supervisor was, so it saw the end too late. busy: processor time of the runner's main thread, by
+    the kernel's account."""
+
+    times: tuple[int, ...]
+    walls: tuple[int, ...]
+    spans: tuple[tuple[int, int, int], ...]
+    refresh_ns: int
+    total_ns: int
+    wall_ns: int
+    waited_ns: int
+    delayed_ns: int
+    busy_ns: int
+    threads: tuple[int, int]
+    patched: bool
+
+    @property
+    def mean_ns(self) -> float:
+        return sum(self.times) / len(self.times)
+
+    def quiet_mean_ns(self, share: float) -> float | None:
+        """The mean call in spans that waited for no more than this share; None if those are less
+        than half of the calls.
+
+        A block begins with caches that hold the other side's data and with threads that sleep: its
+        first spans do not count where there are enough others.
+        """
+        spans = self._warm_spans()
+        quiet = [(calls, ns) for calls, ns, waited in spans if waited <= share * ns + GRACE_NS]
+        calls = sum(calls for calls, _ in quiet)
+        if not calls or 2 * calls < sum(calls for calls, _, _ in spans):
+            return None
+        return sum(ns for _, ns in quiet) / calls
+
+    def _warm_spans(self) -> Sequence[tuple[int, int, int]]:
+        cold = min(COLD_NS, COLD_SHARE * sum(self.times))
+        passed = skipped = 0
+        for _, ns, _ in self.spans:
+            if passed >= cold:
+                break
+            passed += ns
+            skipped += 1
+        return self.spans[skipped:] if len(self.spans) - skipped >= WARM_SPANS else self.spans
+
+
+class Mirror:
+    """What a subject's inputs hold, followed by replaying the fresh values of each call."""
+
+    def __init__(self, sample: Sample, tensors: Sequence[torch.Tensor], fresh: bool = True) -> None:
+        """tensors: where to keep them. fresh: whether calls see fresh values at all."""
+        self.tensors = list(tensors)
+        self._fresh = fresh
+        self.reset(sample)
+
+    def reset(self, sample: Sample) -> None:
+        self._banks = sample.banks
+        for tensor, value in zip(self.tensors, sample.tensors, strict=True):
+            tensor.copy_(value)
+
+    def replay(self, seed: int, calls: int) -> None:
+        for call in range(calls if self._fresh else 0):
+            refresh(self.tensors, self._banks, seed, call)
+
+
+class LoadedSubject:
+    """One subject on one case."""
+
+    def __init__(
+        self,
+        runner: RunnerProcess,
+        case: OpenCase,
+        sample: Sample,
+        store: SharedStore | None = None,
+        without: frozenset[int] = frozenset(),
+        followed: bool = True,
+    ) -> None:
+        """store: what its memory comes from. without: rows of the exploit table whose defence is
+        off. followed: whether there is a mirror, which a trusted subject does not need."""
+        self._runner = runner
+        self._case = case
+        self._store = store or SharedStore()
+        self._without = without
+        self._left: Sequence[torch.Tensor] | None = None
+        self._first_seconds = 0.0
+        self.called_ns = 0  # in calls that were clocked, whatever became of them
+        signature = case.signature
+        outputs = signature.of("output")
+        self._expected = [(t.dtype, list(t.shape)) for t in outputs]
+        held = [(dtype_name(t.dtype), t.shape) for t in sample.tensors]
+        take, on_gpu = self._store.take, runner.settings.device == "cuda"
+        self._shared = {
+            "inputs": take(held),
+            "banks": take([_bank_spec(bank) for bank in sample.banks]),
+            "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
+        }
+        self._sample = sample
+        self._mirrored = take(held) if followed else None
+        self._mirror = (
+            Mirror(sample, self._mirrored.arrays.tensors, fresh=without.isdisjoint((7, 8)))
+            if self._mirrored is not None
+            else None
+        )
+        self._write(sample)
+        if self._shared["outputs"].used:  # it holds the results of another subject
+            for output in self.outputs:
+                _bytes(output).fill_(POISON_BYTE)
+
+    @property
+    def mirror(self) -> Mirror:
+        assert self._mirror is not None, "a subject that is not followed has no mirror"
+        return self._mirror
+
+    def _write(self, sample: Sample) -> None:
+        for shared, value in zip(
+            self._shared["inputs"].arrays.tensors, sample.tensors, strict=True
+        ):
+            shared.copy_(value)
+        for shared, bank in zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True):
+            if bank is not None:
+                shared.copy_(bank)
+
+    def load(
+        self,
+        loader: Loader,
+        *,
+        limits: Mapping[str, int],
+        flush_bytes: int,
+        seconds: float,
+        seed: int = 0,
+        cache: Path | None = None,
+    ) -> dict[str, Any]:
+        """Set it up in the runner. Raises SubjectFailed, or what `RunnerProcess.ask` raises.
+
+        cache: where its compilers keep their results; given to a subject that compiles when it is
+        called first, so that this call gets the deadline of loading.
+        """
+        self._first_seconds = seconds if cache is not None else 0.0
+        arrays = list(self._shared.values())
+        message = {
+            "op": "load",
+            "kind": loader.kind,
+            "path": str(loader.path),
+            "entry": loader.entry,
+            "init_args": self._case.init_args,
+            "dtype": self._case.case.dtype,
+            "seed": seed,
+            "inputs": len(self._case.scalars),
+            "scalars": list(self._case.scalars),
+            "state": [t.name for t in self._case.signature.of("parameter", "buffer")],
+            "fresh": [bank is not None for bank in self._banks],
+            "expected": self._expected,
+            "arrays": [[places_json(a.places), a.size] for a in arrays],
+            "scratch": str(self._runner.scratch),
+            "cache": str(cache) if cache is not None else None,
+            "limits": dict(limits),
+            "flush_bytes": flush_bytes,
+            "without": sorted(self._without),
+        }
+        return dict(self._ask(message, seconds, [a.fd for a in arrays]))
+
+    @property
+    def _banks(self) -> Sequence[torch.Tensor | None]:
+        return self._sample.banks
+
+    def renew(self, sample: Sample, seconds: float) -> None:
+        """Other values in the same buffers."""
+        self._sample = sample
+        self._write(sample)
+        if self._mirror is not None:
+            self._mirror.reset(sample)
+        self._ask({"op": "renew"}, seconds)
+
+    def call(self, seconds: float) -> list[torch.Tensor]:
+        """The outputs of one call. They lie in shared memory until the next call."""
+        self._poison()
+        self.called_ns += self._ask({"op": "call"}, self._patience(seconds))["wall_ns"]
+        return self.outputs
+
+    def _patience(self, seconds: float) -> float:
+        """The deadline of a call; the first one may compile."""
+        patience, self._first_seconds = max(seconds, self._first_seconds), 0.0
+        return patience
+
+    def inputs_changed(self, seconds: float) -> list[str]:
+        """Names of inputs and weights that the subject changed behind the harness's back."""
+        self._ask({"op": "inputs"}, seconds)
+        names = [t.name for t in self._case.signature.tensors if t.role != "output"]
+        shared = self._shared["inputs"].arrays.tensors
+        return [
+            name
+            for name, now, was in zip(names, shared, self.mirror.tensors, strict=True)
+            if not same_bits(now, was)
+        ]
+
+    @property
+    def current(self) -> list[torch.Tensor]:
+        """Inputs and weights as `inputs_changed` last saw them."""
+        return self._shared["inputs"].arrays.tensors
+
+    def operators(self, seconds: float) -> dict[str, int]:
+        """Torch operators that one call dispatches, with their counts."""
+        return dict(self._ask({"op": "trace"}, seconds)["operators"])
+
+    def block(self, seed: int, calls: int, seconds: float) -> Block:
+        """So many timed calls on fresh values; the mirror follows."""
+        self._poison()
+        waited, delayed = self._runner.waited_ns(), own_wait_ns()
+        busy = self._runner.busy_ns()
+        began = time.perf_counter_ns()
+        self._runner.send({"op": "block", "seed": seed})
+        self._runner.feed(calls)
+        reply = self._checked(self._runner.await_answer(self._patience(seconds)))
+        _check_times(reply, calls)
+        wall = time.perf_counter_ns() - began
+        waited = self._runner.waited_ns() - waited
+        delayed = own_wait_ns() - delayed
+        busy = self._runner.busy_ns() - busy
+        if self._mirror is not None:
+            self._mirror.replay(seed, calls)
+        self.called_ns += sum(reply["walls_ns"])
+        return Block(
+            times=tuple(reply["times_ns"]),
+            walls=tuple(reply["walls_ns"]),
+            spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
+            refresh_ns=reply["refresh_ns"],
+            total_ns=reply["total_ns"],
+            wall_ns=wall,
+            waited_ns=waited,
+            delayed_ns=delayed,
+            busy_ns=busy,
+            threads=(reply["threads"][0], reply["threads"][1]),
+            patched=reply["patched"],
+        )
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        return self._shared["outputs"].arrays.tensors
+
+    def leave(self, results: Sequence[torch.Tensor]) -> None:
+        """Let the runner's memory hold these before every call: the right results, as in harnesses
+        whose reference runs in the candidate's process (without defence 5 or 11)."""
+        self._left = results
+
+    def _poison(self) -> None:
+        """Nothing that an earlier call left may pass for this one's result."""
+        if self._left is not None:
+            for tensor, result in zip(self.outputs, self._left, strict=True):
+                tensor.copy_(result)
+            return
+        for tensor in self.outputs:
+            data = _bytes(tensor)
+            data[:: 1 if data.numel() <= SMALL_BYTES else POISON_STEP].fill_(POISON_BYTE)
+
+    def _ask(self, message: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> Any:
+        return self._checked(self._runner.ask(message, fds, seconds=seconds))
+
+    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
+        if not reply.get("ok"):
+            raise SubjectFailed(
+                str(reply.get("failure")), str(reply.get("message")), str(reply.get("log", ""))
+            )
+        return reply
+
+    def close(self, reusable: bool = False) -> None:
+        """reusable: its process has ended for certain, so its memory may serve another."""
+        held = [*self._shared.values(), *([self._mirrored] if self._mirrored is not None else ())]
+        for shared in held:
+            self._store.give(shared, reusable)
+
+
+def _check_times(reply: Mapping[str, Any], calls: int) -> None:
+    """As many times as calls, all of them possible, and spans that are made of them."""
+    times, spans = reply["times_ns"], reply["spans"]
+    if len(times) != calls or min(times) <= 0:
+        raise RunnerForged(f"times of {len(times)} calls instead of {calls}")
+    if sum(n for n, _, _ in spans) != calls or sum(ns for _, ns, _ in spans) != sum(times):
+        raise RunnerForged("spans that are not made of the calls' times")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
+
+
+def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
+    return ("uint8", (0,)) if bank is None else (dtype_name(bank.dtype), bank.shape)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise, because NaN is a value here."""
+    if not left.numel():
+        return True
+    flat = [t.contiguous().view(-1).view(torch.uint8) for t in (left, right)]
+    return bool(torch.equal(*flat))

@@ -1,0 +1,233 @@
+"""Whether a problem can tell a right kernel from a wrong one.
+
+Three questions for every case: does each control (an output nobody would call a kernel's) fail the
+bound, does the output depend on everything that goes in, and is there enough work to time. Knows
+problems and bounds, not candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from optimizer.evaluation.correctness.bounds import Bound, within
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.tensors import OpenCase, open_case
+
+# A launch costs about 5 us on a GPU and a call from Python about as much: below these a kernel
+# measures that. 1 MiB at 2 TB/s is 0.5 us, on two cores 100 us.
+MIN_BYTES = 1 << 20
+MIN_FLOPS = 50_000_000
+# Of its RMS: an output that varies less is one number with noise on it.
+MIN_SPREAD = 1e-6
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Finding:
+    """severity `invalid`: results on this case mean nothing. `warning`: they may say little."""
+
+    case: str
+    severity: Literal["invalid", "warning"]
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A case run once."""
+
+    case: OpenCase
+    device: str
+    inputs: list[torch.Tensor]
+    state: dict[str, torch.Tensor]
+    references: list[torch.Tensor]
+    goldens: list[torch.Tensor]
+    bounds: list[Bound]
+
+
+def check_problem(
+    problem: Problem, *, cases: Sequence[Case] | None = None, device: str = "cpu"
+) -> list[Finding]:
+    """Everything that is wrong with the problem's cases for this kind of device."""
+    chosen = cases if cases is not None else [c for c in problem.cases if c.fits(device)]
+    opened = (open_case(problem, case) for case in chosen)
+    return [finding for case in opened for finding in check_case(case, device)]
+
+
+def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
+    """What is wrong with one case. device: where the reference runs."""
+    run = _run(case, device)
+    if any(output.elements == 0 for output in case.outputs):
+        return [_invalid(run, "an output has no elements", "Choose larger constants.")]
+    found = list(_repeatable(run))
+    if found:  # a golden of other random numbers says nothing
+        return found
+    found = [*_controls(run), *_constant(run)]
+    if not found:  # on an invalid bound nothing would be seen to change
+        found = list(_sensitivity(run))
+    return [*found, *_size(run)]
+
+
+def _run(case: OpenCase, device: str) -> _Run:
+    inputs, state = case.inputs(SEED), case.state(SEED)
+    references = case.reference(inputs, state, device=device)
+    goldens = case.reference(inputs, state, dtype=torch.float64, device=device)
+    moved = case.sensitivities(inputs, state, goldens, device)
+    bounds = case.bounds(inputs, goldens, references, moved)
+    return _Run(case, device, inputs, state, references, goldens, bounds)
+
+
+def _invalid(run: _Run, message: str, hint: str) -> Finding:
+    return Finding(run.case.case.name, "invalid", message, hint)
+
+
+# -- controls
+
+
+def controls(
+    inputs: Mapping[str, torch.Tensor], golden: torch.Tensor, reference: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Outputs that took no work, by name, in the shape and dtype of the reference."""
+    yield "all zeros", torch.zeros_like(reference)
+    for name, value in inputs.items():
+        if value.numel() == reference.numel() and value.dtype == reference.dtype:
+            yield f"a copy of the input {name}", value.reshape(reference.shape)
+    finite = golden.double()[torch.isfinite(golden)]
+    if golden.is_floating_point() and finite.numel():
+        mean = finite.mean().to(reference.dtype)
+        yield "the mean of the right result, everywhere", mean.expand(reference.shape)
+        rows = golden.double().nan_to_num().mean(dim=-1, keepdim=True) if golden.dim() else golden
+        if golden.dim() > 1 and golden.shape[-1] > 1:
+            row_means = rows.to(reference.dtype).expand(reference.shape)
+            yield "the mean of the right result, row by row", row_means
+
+
+def _controls(run: _Run) -> Iterator[Finding]:
+    """A control that passes means that the bound lets anything through."""
+    inputs = dict(zip(run.case.input_names, run.inputs, strict=True))
+    for bound, golden, reference in zip(run.bounds, run.goldens, run.references, strict=True):
+        for name, output in controls(inputs, golden, reference):
+            if within(output, golden, bound):
+                yield _invalid(run, f"{bound.name}: {name} would pass", _control_hint(bound))
+
+
+def _control_hint(bound: Bound) -> str:
+    if bound.kind != "float":
+        return "Choose inputs for which the result is something else, or drop the output."
+    return (
+        f"The bound is {bound.allowed:.2g} of the result's size: give another distribution, a "
+        "shorter reduction or a wider dtype, or return what varies (rows, not their mean)."
+    )
+
+
+# -- the output itself
+
+
+def _constant(run: _Run) -> Iterator[Finding]:
+    for bound, golden in zip(run.bounds, run.goldens, strict=True):
+        values = golden.double()
+        values = values[torch.isfinite(values)]
+        if not values.numel():
+            yield _invalid(
+                run, f"{bound.name} is nowhere finite", "Choose inputs in the model's range."
+            )
+            continue
+        size = float(values.square().mean().sqrt())
+        spread = float(values.std(correction=0)) if values.numel() > 1 else size
+        if golden.numel() > 1 and spread <= MIN_SPREAD * size:
+            yield _invalid(
+                run,
+                f"{bound.name} is the same everywhere (spread {spread:.2g} at size {size:.2g})",
+                "The model collapses on these inputs; change them, or the model.",
+            )
+        if values.numel() < golden.numel() / 2:
+            yield Finding(
+                run.case.case.name,
+                "warning",
+                f"{bound.name} is finite in {values.numel()} of {golden.numel()} elements",
+                "NaN and infinities are compared by place only; choose inputs in range.",
+            )
+
+
+def _repeatable(run: _Run) -> Iterator[Finding]:
+    """Two calls of the reference, with other random numbers to draw, must agree."""
+    again = run.case.reference(run.inputs, run.state, device=run.device, noise=1)
+    exact = [_widened(reference) for reference in run.references]
+    bounds = run.case.bounds(run.inputs, exact, run.references)
+    for bound, golden, other in zip(bounds, exact, again, strict=True):
+        if not within(other, golden, bound):
+            yield _invalid(
+                run,
+                f"{bound.name} is another one in the next call",
+                "Take random numbers as inputs instead of drawing them in forward.",
+            )
+
+
+def _widened(reference: torch.Tensor) -> torch.Tensor:
+    return reference.double() if reference.is_floating_point() else reference
+
+
+# -- sensitivity
+
+
+def _sensitivity(run: _Run) -> Iterator[Finding]:
+    """Each input and weight in turn is replaced by another draw; some output must move."""
+    banks = run.case.banks(SEED)
+    frozen = run.case.problem.policy.weights == "frozen"
+    for number, name in enumerate(run.case.input_names):
+        other = banks.inputs[number]
+        if torch.equal(other, run.inputs[number]):
+            other = _moved(other)
+        changed = [*run.inputs[:number], other, *run.inputs[number + 1 :]]
+        if not run.case.scalars[number] and not _moves(run, changed, run.state):
+            yield _invalid(run, f"no output depends on the input {name}", _SENSITIVITY_HINT)
+    for name, value in run.state.items():
+        other = banks.state[name]
+        if torch.equal(other, value):
+            other = _moved(other)
+        structure = not value.is_floating_point()
+        if frozen or structure or not value.numel():
+            continue
+        if not _moves(run, run.inputs, {**run.state, name: other}):
+            yield _invalid(run, f"no output depends on the weight {name}", _SENSITIVITY_HINT)
+
+
+_SENSITIVITY_HINT = (
+    "A kernel may then leave it out and pass: remove it, or choose values for which it matters."
+)
+
+
+def _moved(value: torch.Tensor) -> torch.Tensor:
+    """Another value for what is the same in every draw."""
+    if value.dtype == torch.bool:
+        return ~value
+    if not value.is_floating_point():
+        return value.flip(-1) if value.dim() else value
+    return value * 1.5 + 0.25
+
+
+def _moves(run: _Run, inputs: list[torch.Tensor], state: dict[str, torch.Tensor]) -> bool:
+    """Whether some output leaves its bound."""
+    outputs = run.case.reference(inputs, state, device=run.device)
+    compared = zip(outputs, run.goldens, run.bounds, strict=True)
+    return any(not within(output, golden, bound) for output, golden, bound in compared)
+
+
+# -- size
+
+
+def _size(run: _Run) -> Iterator[Finding]:
+    case = run.case
+    if not case.case.timed or case.compulsory_bytes >= MIN_BYTES or case.flops() >= MIN_FLOPS:
+        return
+    yield Finding(
+        case.case.name,
+        "warning",
+        f"{case.compulsory_bytes:,} bytes and {case.flops():,} floating-point operations are too "
+        "little to time",
+        f"Reach {MIN_BYTES:,} bytes or {MIN_FLOPS:,} operations, or set timed = false.",
+    )

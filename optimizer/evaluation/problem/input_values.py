@@ -1,0 +1,104 @@
+"""Values of tensors: seeds, distributions, and which tensors may be changed piecewise.
+
+Knows tensors, not problems.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from optimizer.evaluation.problem.spec import Distribution
+
+# Mean of `offset` in standard deviations: large enough to cancel badly, small enough that the
+# dtype still resolves a deviation in eight steps or more.
+_OFFSETS = {torch.float64: 1e6, torch.float32: 1e3, torch.float16: 32.0, torch.bfloat16: 8.0}
+_DECADES = {torch.float64: 6.0, torch.float32: 6.0, torch.float16: 3.0, torch.bfloat16: 3.0}
+_SPREAD_SEED = 0x5EED
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Every generator that a problem file may draw from starts at `seed`, and is put back."""
+    ours = random.getstate()
+    with torch.random.fork_rng(devices=[]), _numpy_seeded(seed):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+
+
+@contextmanager
+def _numpy_seeded(seed: int) -> Iterator[None]:
+    """Numpy's global generator, where there is numpy: torch does without it."""
+    try:
+        from numpy import random as numpys
+    except ModuleNotFoundError:
+        yield
+        return
+    before = numpys.get_state()
+    numpys.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        numpys.set_state(before)
+
+
+def distributed(
+    values: torch.Tensor, distribution: Distribution, dtype: torch.dtype, seed: int
+) -> torch.Tensor:
+    """Floating values drawn from, or moved to, a distribution, as `dtype`."""
+    if distribution == "as_given" or not values.numel():
+        return values.to(dtype)
+    if distribution == "wide":
+        return _wide(values.shape, _DECADES.get(dtype, 3.0), seed).to(dtype)
+    wide = values.double() if dtype == torch.float64 else values.float()
+    deviation, mean = torch.std_mean(wide, correction=0)
+    centred = (wide - mean) / deviation if deviation > 0 else wide - mean
+    if distribution == "offset":
+        centred += _OFFSETS.get(dtype, 8.0)
+    return centred.to(dtype)
+
+
+def _wide(shape: torch.Size, decades: float, seed: int) -> torch.Tensor:
+    """Random signs; magnitudes log-uniform around 1."""
+    source = torch.Generator().manual_seed(seed ^ _SPREAD_SEED)
+    spread = torch.rand(shape, generator=source)
+    sign = torch.randint(0, 2, shape, generator=source, dtype=torch.int8) * 2 - 1
+    return torch.pow(10.0, (spread - 0.5) * decades) * sign
+
+
+def lively(name: str, value: torch.Tensor, is_parameter: bool, seed: int) -> torch.Tensor:
+    """Other values for a weight that starts as one constant (a norm's scale of ones, its bias of
+    zeros, running statistics): a kernel that leaves it out must be found out."""
+    statistic = name.rpartition(".")[2] in ("running_mean", "running_var")
+    if not (is_parameter or statistic) or not value.is_floating_point() or value.numel() < 2:
+        return value
+    first = value.view(-1)[0]
+    if not bool((value == first).all()):
+        return value
+    source = torch.Generator().manual_seed(seed)
+    noise = torch.rand(value.shape, generator=source, dtype=torch.float32)
+    return (noise - 0.5 if first == 0 else first * (noise + 0.5)).to(value.dtype)
+
+
+def replaceable(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether stretches of a floating tensor may be replaced by stretches of a second draw of it,
+    at other places.
+
+    Not if both draws are equal (a table, not a sample), or share a structure that a candidate may
+    rely on: the same zeros, symmetry, sorted rows.
+    """
+    if not one.is_floating_point() or not one.numel() or torch.equal(one, other):
+        return False
+    zeros = one == 0
+    if bool(zeros.any()) and torch.equal(zeros, other == 0):
+        return False
+    if one.dim() >= 2 and one.shape[-1] == one.shape[-2] > 1 and torch.equal(one, one.mT):
+        return False
+    return not (one.dim() and one.shape[-1] > 2 and bool((one.diff(dim=-1) >= 0).all()))

@@ -1,0 +1,429 @@
+"""A case as tensors: inputs, weights, what the reference makes of them, and what it costs at least.
+
+Everything is drawn on the CPU from seeds, so that any process makes the same values. Knows nothing
+of candidates.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kb.errors import InvalidRequest
+from optimizer.evaluation.abi import Role, Signature, TensorSpec
+from optimizer.evaluation.correctness.bounds import Bound, Pointed, allowed, sensitivity
+from optimizer.evaluation.problem.convention import (
+    argument_names,
+    check_value,
+    hidden_tensors,
+    positional,
+)
+from optimizer.evaluation.problem.costs import counted_flops, formula_value
+from optimizer.evaluation.problem.importing import import_problem, running, substituted
+from optimizer.evaluation.problem.input_values import distributed, lively, replaceable, seeded
+from optimizer.evaluation.problem.spec import Case, OutputKind, Problem
+
+_NUDGE_SEED = 0xE9
+_SECOND_DRAW = 0x9E3779B9  # added to a seed for values to replace others with
+
+
+class _Form(NamedTuple):
+    """What get_inputs() makes, without the values."""
+
+    names: tuple[str, ...]
+    scalars: tuple[bool, ...]
+
+
+class Banks(NamedTuple):
+    """A second draw of everything a candidate is given."""
+
+    inputs: list[torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+
+def open_case(problem: Problem, case: Case) -> OpenCase:
+    """Import the problem file with this case's constants. Runs the file's code."""
+    return OpenCase(problem, case)
+
+
+class OpenCase:
+    """One case of a problem, with its file imported."""
+
+    def __init__(self, problem: Problem, case: Case) -> None:
+        self.problem = problem
+        self.case = case
+        self.source = substituted(problem, case.constants)
+        self._module = import_problem(problem, case.constants)
+        self._dtype = getattr(torch, case.dtype) if case.dtype else None
+        self.init_args: list[Any] = self._init_args()
+        self._buffers: frozenset[str] = frozenset()  # names, known once a model was built
+
+    # -- the model
+
+    def _class(self) -> type[torch.nn.Module]:
+        found = self._module.__dict__.get("Model")
+        if isinstance(found, type) and issubclass(found, torch.nn.Module):
+            return found
+        raise InvalidRequest(
+            f"{self.problem.path.name}: Model is not a class derived from torch.nn.Module",
+            hint="Write `class Model(nn.Module)` with a `forward`.",
+        )
+
+    def _init_args(self) -> list[Any]:
+        """Positional arguments for Model, whatever form get_init_inputs has."""
+        make = self._module.__dict__.get("get_init_inputs")
+        with running(self.problem, "get_init_inputs()"), seeded(0):
+            given = make() if make is not None else []
+        with running(self.problem, "matching get_init_inputs() with Model.__init__"):
+            return positional(self._class().__init__, given, "get_init_inputs()", skip=1)
+
+    def _build(self, seed: int) -> torch.nn.Module:
+        with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
+            model = self._class()(*self.init_args)
+        self._buffers = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
+        return model.eval().requires_grad_(False)
+
+    @cached_property
+    def _model(self) -> torch.nn.Module:
+        """The model that every reference run copies."""
+        model = self._build(0)
+        # Random values that are in no state_dict would differ from one process to the next.
+        one, other = hidden_tensors(model), hidden_tensors(self._build(1))
+        random = sorted(n for n in one if n not in other or not torch.equal(one[n], other[n]))
+        if random:
+            raise InvalidRequest(
+                f"{self.problem.path.name}: Model keeps random values in {', '.join(random)}, "
+                "which are no parameters or buffers",
+                hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
+            )
+        return model
+
+    def attributes(self) -> dict[str, int | float | bool]:
+        """Numbers that the Model itself keeps, as `model.NAME`."""
+        return {
+            f"model.{name}": value
+            for name, value in vars(self._model).items()
+            if isinstance(value, bool | int | float)
+            and not name.startswith("_")
+            and name != "training"
+        }
+
+    # -- inputs and weights
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return self._form.names
+
+    @property
+    def scalars(self) -> tuple[bool, ...]:
+        """Which inputs are Python numbers for the reference."""
+        return self._form.scalars
+
+    @cached_property
+    def _form(self) -> _Form:
+        """Names and kinds of the inputs; where the case is for a device that is not here, its sizes
+        may be too, so nothing is allocated."""
+        if self.case.fits("cpu"):
+            return self._form_of(self._values(0))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return self._form_of(self._values(0))
+
+    def _form_of(self, values: list[Any]) -> _Form:
+        scalars = tuple(not isinstance(value, torch.Tensor) for value in values)
+        return _Form(tuple(argument_names(self._class().forward, len(values))), scalars)
+
+    def _values(self, seed: int) -> list[Any]:
+        """What get_inputs() makes, in the order of forward's arguments."""
+        with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad():
+            given = self._module.__dict__["get_inputs"]()
+            forward = self._class().forward
+        with running(self.problem, "matching get_inputs() with Model.forward"):
+            values = positional(forward, given, "get_inputs()", skip=1)
+        for number, value in enumerate(values):
+            check_value(self.problem, f"input {number}", value)
+        return values
+
+    def inputs(self, seed: int) -> list[torch.Tensor]:
+        """Contiguous CPU tensors; a Python number is a tensor of no dimensions."""
+        values = self._values(seed)
+        fixed = self.problem.policy.fixed
+        return [
+            self._input(value, seed + 7919 * number, name in fixed)
+            for number, (name, value) in enumerate(zip(self.input_names, values, strict=True))
+        ]
+
+    def _input(self, value: Any, seed: int, fixed: bool) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            kind = torch.float64 if isinstance(value, float) else None
+            return torch.tensor(value, dtype=kind)
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            dtype = self._dtype or value.dtype
+            how = "as_given" if fixed else self.case.distribution
+            value = distributed(value, how, dtype, seed)
+        tensor: torch.Tensor = value
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def state(self, seed: int) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers, in state_dict order."""
+        model = self._build(seed)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        return {
+            name: self._weight(name, value, name in parameters, seed + 104_729 * number)
+            for number, (name, value) in enumerate(model.state_dict().items())
+        }
+
+    def _weight(
+        self, name: str, value: torch.Tensor, is_parameter: bool, seed: int
+    ) -> torch.Tensor:
+        value = value.detach().cpu()
+        if self._varying and name not in self.problem.policy.fixed:
+            value = lively(name, value, is_parameter, seed)
+        if self._dtype is not None and value.is_floating_point():
+            value = value.to(self._dtype)
+        return value.clone(memory_format=torch.contiguous_format)
+
+    @property
+    def _varying(self) -> bool:
+        return self.problem.policy.weights == "varying"
+
+    def banks(self, seed: int) -> Banks:
+        """Other values of everything, to replace parts of `inputs(seed)` and `state(seed)` with."""
+        other = seed + _SECOND_DRAW
+        return Banks(self.inputs(other), self.state(other))
+
+    @cached_property
+    def fresh(self) -> tuple[bool, ...]:
+        """Which of inputs and weights may be partly replaced between calls."""
+        return self.fresh_of(Banks(self.inputs(0), self.state(0)), self.banks(0))
+
+    def fresh_of(self, one: Banks, other: Banks) -> tuple[bool, ...]:
+        """The same, as two draws tell."""
+        policy = self.problem.policy
+        known = zip(self.input_names, self.scalars, one.inputs, other.inputs, strict=True)
+        found = [
+            not scalar
+            and name not in policy.fixed
+            and (name in policy.perturb or replaceable(a, b))
+            for name, scalar, a, b in known
+        ]
+        found += [
+            self._varying and name not in policy.fixed and replaceable(value, other.state[name])
+            for name, value in one.state.items()
+        ]
+        return tuple(found)
+
+    # -- what the reference makes of them
+
+    def reference(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        *,
+        dtype: torch.dtype | None = None,
+        device: str = "cpu",
+        noise: int = 0,
+    ) -> list[torch.Tensor]:
+        """The outputs of Model in eval mode, on copies. dtype: of all floating values, for a golden
+        result; None leaves them as they are. noise: seed of what forward itself may draw."""
+        model = copy.deepcopy(self._model)
+        for_model = dtype or self._dtype
+        if for_model is not None:
+            model = model.to(for_model)
+        model = model.to(device)
+        model.load_state_dict(dict(state))
+        given = [
+            # To the device first: large arrays are cast there in no time.
+            tensor.item() if scalar else _cast(tensor.to(device), dtype).clone()
+            for tensor, scalar in zip(inputs, self.scalars, strict=True)
+        ]
+        before = torch.get_default_dtype()
+        tf32 = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+        with running(self.problem, "Model.forward"), seeded(noise), torch.no_grad(), tf32:
+            try:
+                if dtype is not None:
+                    torch.set_default_dtype(dtype)  # what forward itself makes is as precise
+                result = model(*given)
+            finally:
+                torch.set_default_dtype(before)
+        return self._outputs(result)
+
+    def _outputs(self, result: Any) -> list[torch.Tensor]:
+        values = [result]
+        if isinstance(result, dict):
+            values = list(result.values())
+        elif isinstance(result, tuple | list):
+            values = list(result)
+        for number, value in enumerate(values):
+            if not isinstance(value, torch.Tensor):
+                raise InvalidRequest(
+                    f"{self.problem.path.name}: output {number} is {type(value).__name__}",
+                    hint="forward returns a tensor, or one flat tuple, list or dict of tensors.",
+                )
+            check_value(self.problem, f"output {number}", value)
+        return [value.detach() for value in values]
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Everything a candidate is handed for this case. Runs the reference once: on tensors
+        without memory where the case is too large for here and the file allows it."""
+        if not self.case.fits("cpu"):
+            try:
+                return self._imagined()
+            except InvalidRequest:
+                pass  # its sizes depend on values: they have to be made
+        inputs, state = self.inputs(0), self.state(0)
+        return self._signature_of(inputs, state, self.reference(inputs, state))
+
+    def _imagined(self) -> Signature:
+        """The signature from shapes and dtypes alone."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            given, state, result = self._imagined_run()
+            inputs = [torch.as_tensor(value) for value in given]
+            return self._signature_of(inputs, state, self._outputs(result))
+
+    def _imagined_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
+        """Inputs, weights and result; to be called where tensors have no memory."""
+        values, model = self._values(0), self._build(0)
+        given = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
+        state = {name: _cast(value, self._dtype) for name, value in model.state_dict().items()}
+        with running(self.problem, "Model.forward"), torch.no_grad():
+            return given, state, torch.func.functional_call(model, state, tuple(given))
+
+    def _signature_of(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> Signature:
+        buffers = self._buffers
+        specs = [_spec("input", n, v) for n, v in zip(self.input_names, inputs, strict=True)]
+        specs += [_spec("buffer" if n in buffers else "parameter", n, v) for n, v in state.items()]
+        specs += [_spec("output", f"output{n}", v) for n, v in enumerate(outputs)]
+        return Signature(tuple(specs))
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.signature.of("output")
+
+    @property
+    def kinds(self) -> tuple[OutputKind, ...]:
+        """How each output is compared."""
+        told, count = self.problem.policy.outputs, len(self.outputs)
+        if not told:
+            return tuple("float" if "float" in output.dtype else "exact" for output in self.outputs)
+        if len(told) not in (1, count):
+            raise InvalidRequest(
+                f"{self.problem.name}: policy.outputs names {len(told)} kinds, Model has {count} "
+                "outputs",
+                hint="Give one kind, or one for each output.",
+            )
+        return told * count if len(told) == 1 else told
+
+    def bounds(
+        self,
+        inputs: Sequence[torch.Tensor],
+        goldens: Sequence[torch.Tensor],
+        references: Sequence[torch.Tensor],
+        sensitivities: Sequence[float] = (),
+    ) -> list[Bound]:
+        """What each output is held to; goldens and references are `reference`'s on these inputs,
+        sensitivities those of `sensitivities`, 0 without."""
+        length = self.reduction_length()
+        relaxed = self.problem.policy.precision == "relaxed"
+        return [
+            allowed(
+                golden,
+                reference,
+                kind,
+                spec.dtype,
+                length,
+                relaxed=relaxed,
+                pointed=self._pointed(inputs) if kind == "index" else None,
+                name=spec.name,
+                sensitivity=moved,
+            )
+            for spec, kind, golden, reference, moved in zip(
+                self.outputs,
+                self.kinds,
+                goldens,
+                references,
+                sensitivities or [0.0] * len(self.outputs),
+                strict=True,
+            )
+        ]
+
+    def sensitivities(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        goldens: Sequence[torch.Tensor],
+        device: str = "cpu",
+    ) -> list[float]:
+        """How far each golden moves when the inputs do, by at most one last place of float32."""
+        eps = torch.finfo(torch.float32).eps
+        moved = []
+        with seeded(_NUDGE_SEED):
+            for value in (value.to(device) for value in inputs):
+                if value.is_floating_point():
+                    nudge = torch.rand(value.shape, dtype=torch.float64, device=device)
+                    value = nudge.mul_(2).sub_(1).mul_(eps).add_(1).mul_(value)
+                moved.append(value)
+        results = self.reference(moved, state, dtype=torch.float64, device=device)
+        return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
+
+    def _pointed(self, inputs: Sequence[torch.Tensor]) -> Pointed:
+        """What an index output points into; by default the last dimension of the first input."""
+        told = self.problem.policy.index_into
+        name, dim = next(iter(told.items()), (self.input_names[0], -1))
+        if name not in self.input_names:
+            raise InvalidRequest(
+                f"{self.problem.name}: policy.index_into names {name!r}",
+                hint=f"The inputs are {', '.join(self.input_names)}.",
+            )
+        return Pointed(inputs[self.input_names.index(name)], dim)
+
+    # -- what it costs
+
+    @property
+    def compulsory_bytes(self) -> int:
+        return self.signature.compulsory_bytes
+
+    def flops(self) -> int:
+        """Counted from the operators that the reference runs; 0 where none of them is counted."""
+        return self._flops
+
+    @cached_property
+    def _flops(self) -> int:
+        if not self.case.fits("cpu"):
+            try:
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    return counted_flops(self._imagined_run)
+            except InvalidRequest:
+                pass  # as for the signature
+        inputs, state = self.inputs(0), self.state(0)
+        return counted_flops(lambda: self.reference(inputs, state))
+
+    def reduction_length(self) -> int:
+        """Terms in one output element: of the policy, else from counted flops, else from sizes."""
+        told = self.problem.policy.reduction_length
+        if isinstance(told, int):
+            return max(1, told)
+        if isinstance(told, str):
+            return formula_value(told, vars(self._module), self.problem)
+        outputs = sum(output.elements for output in self.outputs) or 1
+        largest = max((t.elements for t in self.signature.of("input")), default=1)
+        return max(1, self.flops() // (2 * outputs), largest // outputs)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(name, role, str(value.dtype).removeprefix("torch."), tuple(value.shape))

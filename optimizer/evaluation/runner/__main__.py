@@ -1,0 +1,31 @@
+"""`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: the supervisor gave the descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> None:
+    sock, tokens, nonce, device, threads = arguments
+    root = str(Path(__file__).resolve().parents[3])
+    sys.path.insert(0, root)
+    from optimizer.evaluation.runner.serve import Runner, settle_torch
+    from optimizer.evaluation.runner.wire import Wire, WireClosed
+
+    sys.path.remove(root)  # a candidate has no business with the harness's neighbours
+    sys.argv = ["runner"]
+    settle_torch(int(threads), device)
+    runner = Runner(Wire(socket.socket(fileno=int(sock)), nonce), int(tokens), device)
+    try:
+        runner.serve()
+    except WireClosed:
+        pass
+    finally:
+        # No exit handlers: a candidate may have registered some.
+        os._exit(0)
+
+
+main(sys.argv[1:])

@@ -1,0 +1,113 @@
+"""Serves forks of an interpreter that has imported what they need: a request comes with
+descriptors, a process answers it, and how it ended is told.
+
+A process in which torch has computed must not be forked (the child hangs at its first parallel
+region), so the one that serves only imports. Each fork gets a process namespace of its own where
+that is allowed: it is the namespace's first process, and everything it starts dies with it.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.evaluation.runner.wire import Wire, WireClosed
+
+_CLONE_NEWPID = 0x20000000
+_CLONE_NEWNS = 0x00020000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# Serves one request in a process of its own, with the descriptors that came; must not return.
+Become = Callable[[dict[str, Any], list[int]], None]
+
+
+@dataclass(frozen=True)
+class Separate:
+    """namespaces: whether each fork gets a process namespace. own_proc: and a /proc that shows it
+    alone."""
+
+    namespaces: bool
+    own_proc: bool = False
+
+
+def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | None = None) -> None:
+    """Until the other side closes, or asks nothing for so long; ends the process.
+
+    Says that it is ready. The last descriptor of a request is where its status is told: first the
+    process's number (-1 and an error number where there is none), then its exit code.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
+    wire = Wire(socket.socket(fileno=sock), "")
+    with contextlib.suppress(WireClosed):  # told below
+        wire.send({"ready": True})
+    while True:
+        readable, _, _ = select.select([sock], [], [], idle_seconds)
+        if not readable:
+            if _all_ended():
+                os._exit(0)
+            continue
+        try:
+            message, fds = wire.receive()
+        except WireClosed:
+            os._exit(0)
+        if os.fork() == 0:
+            os.close(sock)
+            _go_between(message, fds, become, separate)
+        for fd in fds:
+            os.close(fd)
+
+
+def _all_ended() -> bool:
+    """Whether no fork is at work. The system has reaped those that ended."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Separate) -> None:
+    """Fork the process into a namespace of its own, tell its number, wait, tell how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    *given, status = fds
+    own_proc = own.namespaces and own.own_proc
+    flags = _CLONE_NEWPID | (_CLONE_NEWNS if own_proc else 0)
+    if own.namespaces and _libc.unshare(flags) != 0:
+        os.write(status, struct.pack("=ii", -1, ctypes.get_errno()))
+        os._exit(1)
+    made = os.fork()
+    if made == 0:
+        os.close(status)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setsid()
+        if own_proc:
+            _mount_proc()
+        try:
+            become(message, given)
+        finally:
+            os._exit(1)
+    for fd in given:
+        os.close(fd)
+    os.write(status, struct.pack("=ii", made, 0))
+    _, code = os.waitpid(made, 0)
+    with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
+        os.write(status, struct.pack("=ii", made, os.waitstatus_to_exitcode(code)))
+    os._exit(0)
+
+
+def _mount_proc() -> None:
+    _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    if _libc.mount(b"proc", b"/proc", b"proc", 0, None) != 0:
+        os._exit(1)

@@ -1,0 +1,70 @@
+"""`python -I THIS_FILE SOCKET NAMESPACES THREADS DEVICE`: has torch imported and never uses it;
+every request is a new runner, forked in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+# By candidates for a GPU: seconds each.
+OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
+
+
+def main(arguments: list[str]) -> None:
+    sock, namespaces, threads, device = arguments
+    root = str(Path(__file__).resolve().parents[4])
+    sys.path.insert(0, root)
+    import torch  # noqa: F401  (imported for the children)
+
+    from optimizer.evaluation.runner.forking.forks import Separate, serve
+    from optimizer.evaluation.runner.forking.triton_once import work_out
+    from optimizer.evaluation.runner.serve import Runner  # noqa: F401
+
+    if device == "cuda":
+        # Asking the driver which devices there are would make it unusable in forks.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        for name in OFTEN_NEEDED:
+            with contextlib.suppress(ImportError):  # a candidate that needs it will say so
+                importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            work_out()
+    sys.path.remove(root)
+    sys.argv = ["runner"]
+
+    def become(message: dict[str, Any], fds: list[int]) -> None:
+        _become_runner(message, fds, int(threads), device)
+
+    # CUDA looks itself up in /proc by its process number.
+    serve(int(sock), become, Separate(namespaces == "1", own_proc=device == "cuda"))
+
+
+def _become_runner(message: dict[str, Any], fds: list[int], threads: int, device: str) -> None:
+    from optimizer.evaluation.runner.serve import Runner, settle_torch
+    from optimizer.evaluation.runner.wire import Wire, WireClosed
+
+    talk, tokens, log = fds
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    os.chdir(message["scratch"])
+    settle_torch(threads, device)
+    runner = Runner(Wire(socket.socket(fileno=talk), message["secret"]), tokens, device)
+    try:
+        runner.serve()
+    except WireClosed:
+        pass
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,305 @@
+"""The runner's life: import, wait, set one subject up, call it as told, die.
+
+Requests: `load`, `call`, `block`, `trace`, `bye`. A failure of the candidate is an answer, with the
+kind of failure; what the supervisor makes of it is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimizer.evaluation.runner import clocks
+from optimizer.evaluation.runner.confine import confine
+from optimizer.evaluation.runner.memory.arrays import Arrays, places_from
+from optimizer.evaluation.runner.memory.fresh import refresh
+from optimizer.evaluation.runner.memory.outputs import OutputRefused, check, store
+from optimizer.evaluation.runner.memory.pinned import pin, unpin
+from optimizer.evaluation.runner.spans import Spans
+from optimizer.evaluation.runner.subjects import (
+    Subject,
+    SubjectError,
+    library_subject,
+    module_subject,
+)
+from optimizer.evaluation.runner.trace import traced
+from optimizer.evaluation.runner.wire import Wire, WireClosed
+
+JOIN_SECONDS = 5.0
+COPIES = 9  # of the right results, where they are left in freed memory
+Reply = dict[str, Any]
+ARRAYS = ("inputs", "banks", "outputs")
+MAX_TRACE = 4_000  # characters of a traceback
+
+
+def settle_torch(threads: int, device: str) -> None:
+    """What every runner sets before it knows its subject; on a GPU, the context too."""
+    torch.set_num_threads(threads)
+    if device == "cuda":
+        # As for the golden results: where a problem allows less precision, a candidate asks for it.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.zeros(1, device="cuda")
+
+
+class Runner:
+    """One subject and its arrays."""
+
+    def __init__(self, wire: Wire, tokens: int, device: str) -> None:
+        self._wire = wire
+        self._tokens = tokens
+        self._device = device
+        self._subject: Subject | None = None
+        self._confined: list[str] | None = None
+        self._targets: list[torch.Tensor | None] = []
+        self._banks: list[torch.Tensor | None] = []
+        self._expected: list[tuple[str, list[int]]] = []
+        self._mapped: dict[str, Arrays] = {}
+        self._pinned = False  # the outputs' memory
+        self._last: Any = None
+        self._without: frozenset[int] = frozenset()
+        self._fence: list[torch.Tensor] = []
+        self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
+
+    def serve(self) -> None:
+        """Answer until the supervisor leaves."""
+        answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
+            "load": self._load,
+            "renew": self._renew,
+            "inputs": self._inputs,
+            "call": self._call,
+            "block": self._block,
+            "trace": self._trace,
+        }
+        self._wire.send({"ok": True, "ready": True, "pid": os.getpid()})
+        while True:
+            message, fds = self._wire.receive()
+            if message["op"] == "bye":
+                return
+            self._wire.send(self._guarded(answers[message["op"]], message, fds))
+
+    def _guarded(
+        self,
+        answer: Callable[[dict[str, Any], list[int]], Reply],
+        message: dict[str, Any],
+        fds: list[int],
+    ) -> Reply:
+        try:
+            return {"ok": True, **answer(message, fds)}
+        except OutputRefused as refused:
+            return {"ok": False, "failure": "refused", "message": str(refused)}
+        except SubjectError as error:
+            return {"ok": False, "failure": "subject", "message": str(error)}
+        except MemoryError:
+            return {"ok": False, "failure": "memory", "message": "out of memory"}
+        except WireClosed:
+            raise
+        # The candidate's code may raise anything at all, SystemExit included: it is its verdict.
+        except BaseException as error:
+            told = "".join(traceback.format_exception(error))[-MAX_TRACE:]
+            return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": told}
+
+    # -- load
+
+    def _load(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Map the arrays, give up privileges, set the subject up. May be asked again, for another
+        case of the same candidate."""
+        # Rows of the exploit table whose defence is off (`doctor --exploits --without`).
+        self._without = frozenset(message["without"])
+        if self._confined is None:
+            self._confined = confine(
+                _own_folders(message), message["limits"], landlock=24 not in self._without
+            )
+        self._last = self._subject = None
+        self._unpin()
+        for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
+            self._mapped[name] = Arrays(fd, places_from(rows), size)
+            self._mapped[name].touch()
+            os.close(fd)
+        self._pinned = self._device == "cuda" and pin(self._mapped["outputs"])
+        self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
+        tensors = [self._here(t) for t in self._mapped["inputs"].tensors]
+        count = message["inputs"]
+        given = [self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)]
+        state = dict(zip(message["state"], tensors[count:], strict=True))
+        self._subject = self._set_up(message, given[:count], state)
+        weights: Sequence[torch.Tensor | None] = self._subject.weights
+        self._targets = [*tensors[:count], *(weights or [None] * len(state))]
+        banks = [self._here(t) for t in self._mapped["banks"].tensors]
+        fresh = message["fresh"]
+        self._banks = [b if wanted else None for b, wanted in zip(banks, fresh, strict=True)]
+        if self._device == "cuda":
+            self._clock = clocks.CudaClock(message["flush_bytes"], 21 not in self._without)
+        elif 4 in self._without:
+            self._clock = clocks.TrustingCpuClock()
+        return {
+            "notes": self._subject.notes,
+            "threads": threading.active_count(),
+            "confined": self._confined,
+        }
+
+    def _unpin(self) -> None:
+        if self._pinned:
+            unpin(self._mapped["outputs"])
+            self._pinned = False
+
+    def _renew(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Take what the supervisor wrote into the shared inputs and banks."""
+        del message, fds
+        for own, mapped in ((self._targets, "inputs"), (self._banks, "banks")):
+            for target, shared in zip(own, self._mapped[mapped].tensors, strict=True):
+                if target is not None and target.data_ptr() != shared.data_ptr():
+                    target.copy_(shared)
+        return {}
+
+    def _inputs(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Show what the inputs hold now, so that the supervisor sees whether they were changed."""
+        del message, fds
+        for target, shared in zip(self._targets, self._mapped["inputs"].tensors, strict=True):
+            if target is not None and target.data_ptr() != shared.data_ptr():
+                shared.copy_(target)
+        return {}
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device) if self._device != "cpu" else tensor
+
+    def _value(self, tensor: torch.Tensor, scalar: bool) -> Any:
+        return tensor.item() if scalar else tensor
+
+    def _set_up(
+        self, message: dict[str, Any], given: list[Any], state: dict[str, torch.Tensor]
+    ) -> Subject:
+        path, entry = Path(message["path"]), message["entry"]
+        if message["kind"] == "interpreter":
+            os.environ["TRITON_INTERPRET"] = "1"
+        if message["kind"] == "c_abi":
+            return library_subject(
+                path,
+                entry,
+                inputs=given,
+                state=state,
+                outputs=self._expected,
+                device=self._device,
+            )
+        return module_subject(
+            path,
+            entry,
+            init_args=message["init_args"],
+            inputs=given,
+            state=state,
+            seed=message["seed"],
+            dtype=message["dtype"],
+            device=self._device,
+        )
+
+    # -- calls
+
+    @property
+    def _call_subject(self) -> Callable[[], Any]:
+        if self._subject is None:
+            raise SubjectError("nothing is loaded")
+        return self._subject.call
+
+    def _call(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """One call on the inputs as they are; its outputs go to shared memory."""
+        del fds
+        self._last = None
+        self._leave_behind()
+        result, took, wall = self._clock.time(self._call_subject)
+        self._store(result)
+        return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
+
+    def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """As many calls as there come tokens, each on fresh values.
+
+        The number of calls is never in this process, so that no call can be told from the last one,
+        whose outputs are compared.
+        """
+        del fds
+        call, clock, seed = self._call_subject, self._clock, message["seed"]
+        before = threading.active_count()
+        times: list[int] = []
+        walls: list[int] = []
+        refreshed = 0
+        spans = Spans()
+        began = clocks.now_ns()
+        while os.read(self._tokens, 1) == b"c":
+            started = clocks.now_ns()
+            if self._without.isdisjoint((7, 8)):
+                refresh(self._targets, self._banks, seed, len(times))
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+            refreshed += clocks.now_ns() - started
+            self._last = None  # freed like any caller's, before the next call allocates
+            self._last, took, wall = clock.time(call)
+            times.append(took)
+            walls.append(wall)
+            spans.add(took)
+            if 9 in self._without and len(times) == 1:
+                self._store(self._last)
+        spans.close()
+        if 9 not in self._without:
+            self._store(self._last)
+        total = clocks.now_ns() - began
+        while not os.read(self._tokens, 1 << 16).endswith(b"z"):
+            pass  # blanks, so that nobody can count what is left
+        return {
+            "times_ns": times,
+            "walls_ns": walls,
+            "spans": spans.rows,
+            "refresh_ns": refreshed,
+            "total_ns": total,
+            "threads": [before, threading.active_count()],
+            "patched": clocks.replaced(),
+        }
+
+    def _store(self, result: Any) -> None:
+        if 2 in self._without:
+            join_threads()
+        plain = 3 not in self._without
+        store(check(result, self._expected, plain), self._mapped["outputs"].tensors)
+
+    def _leave_behind(self) -> None:
+        """What the outputs' memory holds when the candidate gets it from the allocator.
+
+        Nothing of use: the shared outputs hold a pattern. Without defence 5 the supervisor puts the
+        right results there, as a harness does that runs the reference in the same process first.
+        """
+        count = 1 if self._without.isdisjoint((5, 22)) else COPIES
+        for shared in self._mapped["outputs"].tensors:
+            copies = [self._here(shared).clone() for _ in range(count)]
+            self._fence = copies[2::2]  # what lies before them does not go back to the system
+
+    def _trace(self, message: dict[str, Any], fds: list[int]) -> Reply:
+        """Which operators one call really ran."""
+        del fds, message
+        return {"operators": traced(self._call_subject)}
+
+
+def _own_folders(message: dict[str, Any]) -> list[Path]:
+    """Where it may write: its scratch folder, and what its compilers keep for the other processes
+    of the same evaluation."""
+    folders = [Path(message["scratch"])]
+    if message["cache"] is not None:
+        cache = Path(message["cache"])
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
+        os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(cache / "extensions")
+        # Inductor keeps its precompiled headers in the folder of temporary files.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(cache)
+        folders.append(cache)
+    return folders
+
+
+def join_threads() -> None:
+    """Wait for what calls left running: what a harness does not see that compares later (without
+    defence 2)."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)

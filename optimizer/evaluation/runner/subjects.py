@@ -1,0 +1,191 @@
+"""What is called: a torch module class from a file, or a C function from a library, behind one
+face.
+
+`Subject.call()` returns the outputs as the candidate made them; nothing is converted or copied
+inside it, because it is what the clock runs around.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from optimizer.evaluation.runner.memory.arrays import dtype_of
+
+DTYPE_CODES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int8: 4,
+    torch.uint8: 5,
+    torch.int16: 6,
+    torch.int32: 7,
+    torch.int64: 8,
+    torch.bool: 9,
+}
+
+
+class SubjectError(Exception):
+    """The candidate cannot be set up or called as it stands; the message is for its author."""
+
+
+class Subject:
+    """call: the work. weights: tensors in state_dict order that the harness may write to."""
+
+    def __init__(
+        self, call: Callable[[], Any], weights: Sequence[torch.Tensor], notes: Sequence[str] = ()
+    ) -> None:
+        self.call = call
+        self.weights = list(weights)
+        self.notes = list(notes)
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """Run a Python file as a module; its folder is importable while it lives."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SubjectError(f"{path.name} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def module_subject(
+    path: Path,
+    entry: str,
+    *,
+    init_args: Sequence[Any],
+    inputs: Sequence[Any],
+    state: Mapping[str, torch.Tensor],
+    seed: int,
+    dtype: str | None,
+    device: str,
+) -> Subject:
+    """A `ModelNew` (or the reference `Model`) with the reference's weights where its keys agree."""
+    module = import_file(path, f"subject_{entry.lower()}")
+    cls = getattr(module, entry, None)
+    if cls is None:
+        raise SubjectError(f"{path.name} has no {entry}; define it or name another entry")
+    torch.manual_seed(seed)
+    model = cls(*init_args)
+    notes = []
+    if isinstance(model, torch.nn.Module):
+        model = model.eval().requires_grad_(False)
+        own = model.state_dict()
+        if dtype is not None:
+            model = model.to(dtype_of(dtype))
+        model = model.to(device)
+        if list(own) == list(state):
+            model.load_state_dict(dict(state))
+        elif state:
+            notes.append("its state_dict differs from the reference's; weights come from the seed")
+    weights = _weights(model, state)
+    call = _no_grad(model)
+    return Subject(lambda: call(*inputs), weights, notes)
+
+
+def _weights(model: Any, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The model's own tensors in state_dict order, when they are the reference's."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    own = model.state_dict(keep_vars=True)
+    return [tensor.data for tensor in own.values()] if list(own) == list(state) else []
+
+
+def _no_grad(model: Any) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        with torch.no_grad():
+            return model(*inputs)
+
+    return call
+
+
+# -- the C ABI
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("ndim", ctypes.c_int64),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("stride", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = (
+        ("inputs", ctypes.c_int64),
+        ("parameters", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+def library_subject(
+    path: Path,
+    entry: str,
+    *,
+    inputs: Sequence[Any],
+    state: Mapping[str, torch.Tensor],
+    outputs: Sequence[tuple[str, Sequence[int]]],
+    device: str,
+) -> Subject:
+    """A C function of the kernlore ABI. Outputs are allocated inside the call, as torch's are."""
+    try:
+        function = getattr(ctypes.CDLL(str(path)), entry)
+    except (OSError, AttributeError) as problem:
+        raise SubjectError(f"{entry} is not in the library: {problem}") from problem
+    function.restype = ctypes.c_int
+    function.argtypes = (ctypes.POINTER(_Tensor), ctypes.POINTER(_Counts))
+    given = [_as_tensor(value, device) for value in inputs]
+    weights = [tensor.to(device).contiguous().clone() for tensor in state.values()]
+    made = [(dtype_of(dtype), tuple(shape)) for dtype, shape in outputs]
+    fixed = [*given, *weights]
+    packed = (_Tensor * (len(fixed) + len(made)))()
+    kept = [_describe(packed[n], tensor) for n, tensor in enumerate(fixed)]
+    blanks = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in made]
+    kept += [_describe(packed[len(fixed) + n], blank) for n, blank in enumerate(blanks)]
+    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
+    counts = _Counts(len(given), len(weights), len(made), stream)
+
+    def call() -> list[torch.Tensor]:
+        results = []
+        for n, (dtype, shape) in enumerate(made, len(fixed)):
+            result = torch.empty(shape, dtype=dtype, device=device)
+            packed[n].data = result.data_ptr()
+            results.append(result)
+        code = function(packed, ctypes.byref(counts))
+        if code:
+            raise SubjectError(f"{entry} returned {code}; 0 means done")
+        return results
+
+    call.__dict__["kept"] = kept  # the arrays that `packed` points into
+    return Subject(call, weights)
+
+
+def _describe(place: Any, tensor: torch.Tensor) -> tuple[Any, Any]:
+    if not tensor.is_contiguous():
+        raise SubjectError("the harness made a tensor that is not contiguous")
+    sizes = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.shape)
+    strides = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.stride())
+    place.data = tensor.data_ptr()
+    place.dtype = DTYPE_CODES[tensor.dtype]
+    place.ndim = tensor.dim()
+    place.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+    place.stride = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
+    return sizes, strides
+
+
+def _as_tensor(value: Any, device: str) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, device=device)

@@ -1,0 +1,82 @@
+"""Memory that the supervisor shares with a runner, and a store that gives it out again.
+
+Fresh memory is faulted in page by page, which for the arrays of a GPU takes longer than writing
+them. Only memory that no living process maps goes back to the store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from optimizer.evaluation.runner.memory.arrays import Arrays, Place, create, lay_out
+from optimizer.evaluation.runner.memory.pinned import pin, unpin
+
+Specs = Sequence[tuple[str, Sequence[int]]]
+KEPT_BYTES = 16 << 30
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A memory file and views on it. used: it held something else before. pinned: see
+    `optimizer.evaluation.runner.memory.pinned`; it stays so while it is kept."""
+
+    fd: int
+    places: list[Place]
+    size: int
+    arrays: Arrays
+    used: bool = False
+    pinned: bool = False
+
+    def close(self) -> None:
+        if self.pinned:
+            unpin(self.arrays)
+        os.close(self.fd)
+
+
+class SharedStore:
+    """keeps: whether memory that was given back is given out again."""
+
+    def __init__(self, keeps: bool = False) -> None:
+        self._keeps = keeps
+        self._free: list[Shared] = []
+        self._lock = threading.Lock()
+
+    def take(self, specs: Specs, pinned: bool = False) -> Shared:
+        """Zeros, or whatever it held where it was used before. pinned: if that can be."""
+        places, size = lay_out(specs)
+        shared = self._found(places) or _made(places, size)
+        if pinned and not shared.pinned:
+            shared = replace(shared, pinned=pin(shared.arrays))
+        return shared
+
+    def _found(self, places: Sequence[Place]) -> Shared | None:
+        with self._lock:
+            for number, shared in enumerate(self._free):
+                if shared.places == places:
+                    return self._free.pop(number)
+        return None
+
+    def give(self, shared: Shared, reusable: bool) -> None:
+        """reusable: no process maps it any more."""
+        with self._lock:
+            held = sum(one.size for one in self._free)
+            if self._keeps and reusable and held + shared.size <= KEPT_BYTES:
+                self._free.append(replace(shared, used=True))
+                return
+        shared.close()
+
+    def close(self) -> None:
+        """What is given back later is not kept."""
+        with self._lock:
+            self._keeps = False
+            free, self._free = self._free, []
+        for shared in free:
+            shared.close()
+
+
+def _made(places: list[Place], size: int) -> Shared:
+    fd = create(size)
+    return Shared(fd, places, size, Arrays(fd, places, size))

@@ -1,0 +1,106 @@
+"""What a toolchain is: compile one language for one hardware, say how the result is run, and report
+what the compiler knew. A new one implements `Toolchain` and is named in `registry`.
+
+Does not measure and does not judge. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from optimizer.evaluation.abi import Signature
+from optimizer.evaluation.bundle import Bundle
+
+Metric = float | str
+CACHE = "compiled_when_called"  # folder of a candidate in which its compilers keep what they made
+LoaderKind = Literal["python", "interpreter", "c_abi", "command"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a candidate is to run.
+
+    hardware: id of the registry. lineage: it and the ids above it. arch: what its compiler calls it
+    ("90", "gfx942", "native"). device: "cpu" or "cuda" where it can run here, else None. facts:
+    numbers of the chip by key. templates: command templates of its toolchain for this language.
+    """
+
+    hardware: str
+    lineage: tuple[str, ...]
+    arch: str | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    facts: Mapping[str, float | str] = field(default_factory=dict)
+    templates: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Availability:
+    """`reason` and `hint` say why not, and what to install."""
+
+    ok: bool
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How a runner gets at the candidate.
+
+    kind: `python` imports `path` and calls the class `entry`; `interpreter` the same inside
+    Triton's interpreter; `c_abi` loads the library at `path` and calls the function `entry`;
+    `command` is run by the toolchain itself.
+    """
+
+    kind: LoaderKind
+    path: Path
+    entry: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What came of compiling.
+
+    log: what the compiler printed, for the signature index. metrics: of its reports, by the raw
+    names that retrieval/data/metrics.toml knows for the collector `static` (registers per thread,
+    spill bytes, shared memory, vector instructions ...), whole-candidate values; `kernels` has them
+    per kernel where there are several. loader: None when it failed or cannot run anywhere here.
+    notes: what the reader should know, such as "compiled only, not run".
+    """
+
+    ok: bool
+    log: str = ""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    kernels: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)
+    loader: Loader | None = None
+    command: tuple[str, ...] = ()
+    seconds: float = 0.0
+    timed_out: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Toolchain(Protocol):
+    """Compile, run and profile for one family of languages."""
+
+    name: str
+    languages: tuple[str, ...]
+
+    def available(self, target: Target) -> Availability:
+        """Whether it can compile for the target here."""
+        ...
+
+    def version(self) -> str:
+        """Of compiler and what else decides its output; part of every evaluation's key."""
+        ...
+
+    def compile(
+        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+    ) -> Compiled:
+        """Compile in `workdir`, in a killable process group with a deadline.
+
+        signatures: of the cases it will run with; some compilers specialise on shapes. A candidate
+        that does not compile is an answer (`ok` False with its log), never an exception.
+        """
+        ...

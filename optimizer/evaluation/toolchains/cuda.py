@@ -1,0 +1,146 @@
+"""CUDA C++ through nvcc where it is installed: the plain C ABI with the stream beside it, and the
+resource report of every kernel.
+
+Runs where a GPU is; elsewhere compiles for the named architecture. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
+from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
+from optimizer.evaluation.toolchains.reports.gpu import parse_ptx, parse_ptxas, whole
+from optimizer.evaluation.toolchains.triton.nvidia import capability
+
+LIBRARY, SOURCES = "candidate.so", "src"
+LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)
+FLAGS = (
+    *("-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "-Xptxas", "-v", "-lineinfo"),
+    *("-Xlinker", "-z,defs"),
+)
+NOT_RUN_NOTE = "compiled only, not run: there is no CUDA device here"
+# Architectures whose newest instructions need the suffix, as Triton adds it.
+SPECIFIC = (90, 100, 103, 120, 121)
+_PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+(?P<name>\w+)", re.MULTILINE)
+
+
+def find_nvcc(env: Mapping[str, str] | None = None) -> str | None:
+    """On the PATH, or under CUDA_HOME or CUDA_PATH."""
+    known = os.environ if env is None else env
+    found = shutil.which("nvcc", path=known.get("PATH", ""))
+    homes = (known.get("CUDA_HOME"), known.get("CUDA_PATH"))
+    places = [shutil.which("nvcc", path=str(Path(home) / "bin")) for home in homes if home]
+    return next((place for place in [found, *places] if place), None)
+
+
+class Nvcc:
+    """nvcc to a shared library."""
+
+    name = "nvcc"
+    languages: tuple[str, ...] = ("cuda",)
+
+    def __init__(self, env: Mapping[str, str] | None = None, limits: Limits = LIMITS) -> None:
+        self._nvcc = find_nvcc(env)
+        self._limits = limits
+
+    def available(self, target: Target) -> Availability:
+        if self._nvcc is None:
+            return Availability(
+                False,
+                "nvcc is not installed",
+                "Install the CUDA toolkit and put nvcc on the PATH or set CUDA_HOME, or write the "
+                "kernel in Triton, which needs neither.",
+            )
+        arch = capability(target)
+        if arch is None:
+            return Availability(
+                False,
+                f"no compute capability is known for {target.hardware}",
+                'Give its hardware.toml the fact compute_capability, as "9.0".',
+            )
+        supported = _architectures(self._nvcc)
+        if supported and arch not in supported:
+            return Availability(
+                False,
+                f"this nvcc does not compile for sm_{arch}",
+                f"It knows sm_{', sm_'.join(map(str, supported))}; install another CUDA toolkit.",
+            )
+        return Availability(True)
+
+    def version(self) -> str:
+        return _version(self._nvcc) if self._nvcc else "nvcc is not installed"
+
+    def compile(
+        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+    ) -> Compiled:
+        del signatures
+        began = time.monotonic()
+        bundle.write(workdir / SOURCES)
+        (workdir / SOURCES / HEADER_NAME).write_text(HEADER, encoding="utf-8")
+        command = self._command(bundle, target)
+        done = run(command, cwd=workdir, limits=self._limits, env=clean_env(workdir))
+        library = workdir / LIBRARY
+        ok = done.ok and library.is_file()
+        kernels = _kernels(done.log, workdir) if ok else {}
+        here = target.device == "cuda"
+        return Compiled(
+            ok=ok,
+            log=_log(done, self._limits),
+            metrics=whole(kernels),
+            kernels=kernels,
+            loader=Loader("c_abi", library, bundle.entry) if ok and here else None,
+            command=tuple(command),
+            seconds=time.monotonic() - began,
+            timed_out=done.timed_out,
+            notes=(NOT_RUN_NOTE,) if ok and not here else (),
+        )
+
+    def _command(self, bundle: Bundle, target: Target) -> list[str]:
+        arch = capability(target)
+        suffix = "a" if arch in SPECIFIC else ""
+        source = f"{SOURCES}/{bundle.main}"
+        # The PTX is kept: it says what the resource report does not, such as the width of loads.
+        kept = ["-keep", "-keep-dir", "."]
+        options = [*FLAGS, f"-arch=sm_{arch}{suffix}", f"-I{SOURCES}", *kept]
+        return [str(self._nvcc), *options, "-x", "cu", "-o", LIBRARY, source]
+
+
+def _log(done: Finished, limits: Limits) -> str:
+    if done.timed_out:
+        return f"error: compilation timed out after {limits.seconds:g} s\n{done.log}"
+    return done.log or ("" if done.ok else f"error: nvcc ended with status {done.code}")
+
+
+def _kernels(log: str, workdir: Path) -> dict[str, dict[str, Metric]]:
+    """The resource report, and what the PTX says of the same kernel."""
+    kernels = parse_ptxas(log)
+    for path in sorted(workdir.glob("*.ptx")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        starts = [*_PTX_ENTRY.finditer(text)]
+        ends = [*(found.start() for found in starts[1:]), len(text)]
+        for found, end in zip(starts, ends, strict=True):
+            kernels.setdefault(found["name"], {}).update(parse_ptx(text[found.start() : end]))
+    return kernels
+
+
+@lru_cache(maxsize=4)
+def _version(nvcc: str) -> str:
+    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"V[\d.]+", told.stdout)
+    return f"nvcc {found[0] if found else 'of unknown version'}"
+
+
+@lru_cache(maxsize=4)
+def _architectures(nvcc: str) -> tuple[int, ...]:
+    told = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    return tuple(sorted({int(digits) for digits in re.findall(r"sm_(\d+)", told.stdout)}))

@@ -1,0 +1,102 @@
+"""Which toolchain compiles a language for a hardware.
+
+A hardware.toml names a built-in one, or carries command templates. Languages that need nothing of
+the chip (torch) are known here. Does not decide whether a toolchain can work here: `available` of
+the toolchain says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kb.errors import InvalidRequest, Unavailable
+from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.cpp import CppToolchain
+from optimizer.evaluation.toolchains.cuda import Nvcc
+from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.triton.amd import TritonAmd
+from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
+
+BUILTIN: Mapping[str, Callable[[], Toolchain]] = {
+    "g++": CppToolchain,
+    "triton-nvidia": TritonNvidia,
+    "triton-amd": TritonAmd,
+    "nvcc": Nvcc,
+    "torch": TorchPython,
+}
+# Languages that a hardware.toml need not mention.
+EVERYWHERE: Mapping[str, str] = {"torch": "torch"}
+# Names that hardware files may use and that nothing here implements.
+NOT_BUILT: Mapping[str, str] = {
+    "hipcc": "hipcc is not driven by a built-in toolchain; write the kernel in Triton, or describe "
+    "hipcc as command templates under [toolchains.hip].",
+}
+
+
+def toolchain_for(language: str, target: Target, builtin_name: str | None = None) -> Toolchain:
+    """The toolchain of `builtin_name`, else of the target's command templates, else the language's.
+
+    InvalidRequest: nothing compiles this language for this hardware. Unavailable: it cannot be
+    used here; the hint says what to install.
+    """
+    name = builtin_name or str(target.templates.get("builtin") or "")
+    if not name and target.templates:
+        return _command(language, target)
+    name = name or EVERYWHERE.get(language, "")
+    chain = _builtin(name, language, target)
+    if language not in chain.languages:
+        raise InvalidRequest(
+            f"toolchain {chain.name!r} does not compile {language!r}",
+            hint=f"It compiles {', '.join(chain.languages)}; check [toolchains.{language}] of "
+            f"{target.hardware}.",
+        )
+    return chain
+
+
+def usable_toolchain(language: str, target: Target, builtin_name: str | None = None) -> Toolchain:
+    """`toolchain_for`, or Unavailable when it cannot compile for the target here."""
+    chain = toolchain_for(language, target, builtin_name)
+    answer = chain.available(target)
+    if not answer.ok:
+        raise Unavailable(
+            f"{chain.name}: {answer.reason}",
+            hint=answer.hint,
+            details={"toolchain": chain.name, "installed": installed(target)},
+        )
+    return chain
+
+
+def installed(target: Target) -> dict[str, str]:
+    """Every built-in toolchain: its version, or why it cannot compile for the target."""
+    told = {}
+    for name, make in BUILTIN.items():
+        chain = make()
+        answer = chain.available(target)
+        told[name] = chain.version() if answer.ok else f"unavailable: {answer.reason}"
+    return told
+
+
+def _builtin(name: str, language: str, target: Target) -> Toolchain:
+    if not name:
+        raise InvalidRequest(
+            f"{target.hardware} has no toolchain for {language!r}",
+            hint=f"Add [toolchains.{language}] with a builtin ({', '.join(BUILTIN)}) or command "
+            "templates to its hardware.toml, or choose another language.",
+            details={"language": language, "hardware": target.hardware},
+        )
+    if name in NOT_BUILT:
+        raise Unavailable(f"{name} is not supported", hint=NOT_BUILT[name])
+    make = BUILTIN.get(name)
+    if make is None:
+        raise InvalidRequest(
+            f"unknown built-in toolchain {name!r}", hint=f"Known: {', '.join(BUILTIN)}."
+        )
+    return make()
+
+
+def _command(language: str, target: Target) -> Toolchain:
+    # Imported here: most runs never need it.
+    from kb.hardware.spec import ToolchainSpec
+    from optimizer.evaluation.toolchains.command import CommandToolchain
+
+    return CommandToolchain(language, ToolchainSpec(**target.templates))

@@ -1,0 +1,150 @@
+"""What a GPU compiler knew of each kernel: ptxas, PTX, and the assembly of AMD's compiler.
+
+Names are the raw ones of the collector `static`; `COMBINE` has those that may stand for a whole
+candidate, the rest is detail of a kernel. Counts what is in the code, not how often it runs.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from optimizer.evaluation.toolchains.base import Metric
+
+_HOW: Mapping[str, Callable[[Sequence[float]], float]] = {"max": max, "min": min, "sum": sum}
+# How kernels combine into a candidate: the worst of resources, all of the instructions.
+COMBINE: Mapping[str, str] = {
+    "n_regs": "max",
+    "n_spills": "max",
+    "spill_stores": "max",
+    "spill_loads": "max",
+    "stack_frame": "max",
+    "shared": "max",
+    "vgpr_count": "max",
+    "vgpr_spill_count": "max",
+    "sgpr_spill_count": "max",
+    "private_segment_fixed_size": "max",
+    "occupancy": "min",
+    "mma_instructions": "sum",
+    "mfma_instructions": "sum",
+    "ld_global_vector": "sum",
+    "ld_global_scalar": "sum",
+}
+
+_ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
+_PROPERTIES = re.compile(r"Function properties for (?P<name>\S+)")
+_SPILLS = re.compile(
+    r"(?P<stack_frame>\d+) bytes stack frame, (?P<spill_stores>\d+) bytes spill stores, "
+    r"(?P<spill_loads>\d+) bytes spill loads"
+)
+_USED = re.compile(r"Used (?P<n_regs>\d+) registers")
+_SMEM = re.compile(r"(?P<shared>\d+) bytes smem")
+
+_PTX_LOAD = re.compile(r"\bld\.(?:\w+\.)*?global(?P<rest>(?:\.[\w:]+)*)(?=\s)")
+_PTX_ASYNC = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\S*\s+[^;]*?,\s*(0x[0-9a-f]+|\d+)\b")
+_PTX_BULK = re.compile(r"\bcp\.async\.bulk\.\S*?shared::\w+\.global\b")
+_PTX_MATRIX = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|wmma\.mma)\b")
+_PTX_VECTOR = re.compile(r"\.v(\d)\b")
+_PTX_WIDTH = re.compile(r"\.[busf](\d+)\b")
+
+_AMD_METADATA = re.compile(
+    r"^\s*(?:-\s*)?\.(vgpr_count|agpr_count|sgpr_count|vgpr_spill_count|sgpr_spill_count"
+    r"|private_segment_fixed_size|group_segment_fixed_size|max_flat_workgroup_size):\s*(\d+)",
+    re.MULTILINE,
+)
+_AMD_OCCUPANCY = re.compile(r"^; Occupancy: (\d+)", re.MULTILINE)
+_AMD_MATRIX = re.compile(r"^\s*v_(?:mfma|smfmac|wmma)_", re.MULTILINE)
+_AMD_LOAD = re.compile(
+    r"^\s*(?:global|buffer|flat)_load_(?:lds_)?(?P<width>dwordx[234]|dword|[us]short|short|[us]byte"
+    r"|b\d+|[ui]\d+)\w*",
+    re.MULTILINE,
+)
+_AMD_BYTES = {"dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "b64": 8, "b96": 12, "b128": 16}
+AMD_WAVES = 8  # of a SIMD at most, for gfx90a to gfx950
+
+
+def parse_ptxas(log: str) -> dict[str, dict[str, Metric]]:
+    """Per entry function of `ptxas -v`, also as nvcc and Triton print it."""
+    kernels: dict[str, dict[str, Metric]] = {}
+    entry = ""
+    inside = ""
+    for line in log.splitlines():
+        if (found := _ENTRY.search(line)) is not None:
+            entry = inside = found["name"]
+            kernels.setdefault(entry, {})
+        elif (found := _PROPERTIES.search(line)) is not None:
+            inside = found["name"]
+        elif entry and (found := _SPILLS.search(line)) is not None and inside == entry:
+            kernels[entry] |= {name: int(value) for name, value in found.groupdict().items()}
+        elif entry and (found := _USED.search(line)) is not None:
+            kernels[entry]["n_regs"] = int(found["n_regs"])
+            smem = _SMEM.search(line)
+            kernels[entry]["shared"] = int(smem["shared"]) if smem else 0
+            inside = entry
+    for row in kernels.values():
+        if "spill_stores" in row:
+            row["n_spills"] = _spilled_registers(row)
+    return kernels
+
+
+def _spilled_registers(row: Mapping[str, Metric]) -> int:
+    """As Triton's driver counts: of the frame, which is only spills when there are any."""
+    spilled = int(row["spill_stores"]) + int(row["spill_loads"])
+    return max(1, int(row["stack_frame"]) // 4) if spilled else 0
+
+
+def parse_ptx(ptx: str) -> dict[str, Metric]:
+    """Matrix instructions by kind, and global loads by width in bytes for one thread."""
+    kinds: dict[str, int] = {}
+    for found in _PTX_MATRIX.finditer(ptx):
+        kinds[found[1]] = kinds.get(found[1], 0) + 1
+    widths = [_ptx_bytes(found["rest"]) for found in _PTX_LOAD.finditer(ptx)]
+    widths += [int(found[1], 0) for found in _PTX_ASYNC.finditer(ptx)]
+    bulk = len(_PTX_BULK.findall(ptx))
+    told: dict[str, Metric] = {"mma_instructions": sum(kinds.values()), **_loads(widths, bulk)}
+    if kinds:
+        told["matrix_kind"] = max(kinds, key=lambda kind: kinds[kind])
+    return told
+
+
+def _ptx_bytes(rest: str) -> int:
+    count = _PTX_VECTOR.search(rest)
+    width = _PTX_WIDTH.findall(rest)
+    return (int(count[1]) if count else 1) * (int(width[-1]) if width else 32) // 8
+
+
+def _loads(widths: Iterable[int], bulk: int = 0) -> dict[str, Metric]:
+    """bulk: copies of whole tiles, which are as wide as can be."""
+    known = list(widths)
+    vector = sum(width >= 8 for width in known) + bulk
+    return {
+        "ld_global_vector": vector,
+        "ld_global_scalar": len(known) + bulk - vector,
+        "widest_load_bytes": max(known, default=0),
+        "bulk_copies": bulk,
+    }
+
+
+def parse_amdgcn(assembly: str) -> dict[str, Metric]:
+    """Registers, spills, LDS and scratch from the code-object metadata; widths from the code."""
+    told: dict[str, Metric] = {
+        found[1]: int(found[2]) for found in _AMD_METADATA.finditer(assembly)
+    }
+    waves = [int(count) for count in _AMD_OCCUPANCY.findall(assembly)]
+    if waves:
+        told["waves_per_simd"] = min(waves)
+        told["occupancy"] = min(1.0, min(waves) / AMD_WAVES)
+    widths = [_AMD_BYTES.get(found["width"], 4) for found in _AMD_LOAD.finditer(assembly)]
+    return {**told, "mfma_instructions": len(_AMD_MATRIX.findall(assembly)), **_loads(widths)}
+
+
+def whole(kernels: Mapping[str, Mapping[str, Metric]]) -> dict[str, Metric]:
+    """One row for the candidate."""
+    combined: dict[str, Metric] = {}
+    for name, how in COMBINE.items():
+        values = [float(row[name]) for row in kernels.values() if name in row]
+        if values:
+            value = _HOW[how](values)
+            combined[name] = int(value) if value.is_integer() else value
+    return combined

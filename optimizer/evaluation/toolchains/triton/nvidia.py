@@ -1,0 +1,95 @@
+"""Triton for NVIDIA GPUs: runs where one is; everywhere else compiles to PTX and machine code for
+the named architecture, reads the resource reports, and leaves correctness to the interpreter.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from optimizer.evaluation.abi import Signature
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.toolchains.base import Availability, Compiled, Metric, Target
+from optimizer.evaluation.toolchains.processes import Limits
+from optimizer.evaluation.toolchains.reports.gpu import parse_ptx, parse_ptxas
+from optimizer.evaluation.toolchains.triton.compile import (
+    LIMITS,
+    Chip,
+    compile_triton,
+    missing_packages,
+    triton_folder,
+    versions,
+)
+
+OLDEST = 75  # Triton 3.6 and 3.7 compile for nothing older
+
+
+def capability(target: Target) -> int | None:
+    """90 for "90", "sm_90a", or the fact compute_capability "9.0"; None when nothing says."""
+    told = str(target.arch or target.facts.get("compute_capability", ""))
+    dotted = re.fullmatch(r"(\d+)\.(\d)", told)
+    if dotted is not None:
+        return int(dotted[1]) * 10 + int(dotted[2])
+    plain = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?", told)
+    return int(plain[1]) if plain is not None else None
+
+
+class TritonNvidia:
+    """Triton to PTX and cubin."""
+
+    name = "triton-nvidia"
+    languages: tuple[str, ...] = ("triton",)
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+
+    def available(self, target: Target) -> Availability:
+        lacking = missing_packages()
+        if lacking is not None:
+            return lacking
+        arch = capability(target)
+        if arch is None:
+            return Availability(
+                False,
+                f"no compute capability is known for {target.hardware}",
+                'Give its hardware.toml the fact compute_capability, as "9.0".',
+            )
+        if arch < OLDEST:
+            return Availability(
+                False,
+                f"Triton does not compile for sm_{arch}",
+                f"Use hardware of compute capability {OLDEST / 10} or later.",
+            )
+        return Availability(True)
+
+    def version(self) -> str:
+        return f"{versions()}, {_ptxas_version()}"
+
+    def compile(
+        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+    ) -> Compiled:
+        chip = Chip("cuda", str(capability(target)), 32)
+        return compile_triton(bundle, target, chip, workdir, signatures, read_kernel, self._limits)
+
+
+def read_kernel(ptx: str, log: str) -> dict[str, Metric]:
+    """One kernel's PTX and what ptxas said of it."""
+    told: dict[str, Metric] = parse_ptx(ptx)
+    for row in parse_ptxas(log).values():
+        told |= row
+    return told
+
+
+@lru_cache(maxsize=1)
+def _ptxas_version() -> str:
+    folder = triton_folder()
+    tool = folder / "backends" / "nvidia" / "bin" / "ptxas" if folder else None
+    if tool is None or not tool.is_file():
+        return "ptxas is not installed"
+    told = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"V[\d.]+", told.stdout)
+    return f"ptxas {found[0] if found else 'of unknown version'}"

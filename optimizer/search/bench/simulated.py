@@ -1,0 +1,222 @@
+"""Measures on a chip's simulator through its command templates.
+
+There is no reference on such a chip and no speed-up over one. What candidates are compared with is
+the first correct one, best the manual's own sample as it stands; figures are ratios of simulated
+times, marked `simulator`, and hold for nothing but each other. A simulator counts, so there is one
+run of each and no spread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from kb.errors import InvalidRequest, Unavailable
+from kb.hardware.spec import SignatureSpec
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.journal import Journal, NoJournal
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, TimingState
+from optimizer.evaluation.settings import HARNESS, EvaluationSettings
+from optimizer.evaluation.simulated import cost_of
+from optimizer.evaluation.timing.statistics import combined
+from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.command import CommandToolchain
+from optimizer.search.records import Proposal
+
+GOLDENS: Literal["cpu"] = "cpu"  # where the reference is computed
+SIMULATOR: TimingState = "simulator"
+NO_REFERENCE = "there is no reference on this chip: the first right candidate stands for it"
+
+
+class BuiltHere(Protocol):
+    """Where candidates in one language are built and run."""
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def toolchain(self) -> Toolchain: ...
+
+
+def simulated(toolchain: Toolchain) -> bool:
+    """Whether its times are a simulator's."""
+    return isinstance(toolchain, CommandToolchain) and toolchain.template.timing == SIMULATOR
+
+
+@dataclass
+class SimulatedBench:
+    """A context: leaving it removes what it wrote. places: by language, of one chip. first: what
+    candidates are to be compared with, if it is right."""
+
+    problem: Problem
+    places: Mapping[str, BuiltHere]
+    settings: EvaluationSettings
+    journal: Journal = field(default_factory=NoJournal)
+    signatures: Sequence[SignatureSpec] = ()
+    first: Proposal | None = None
+    _evaluators: dict[tuple[str, bool], Evaluator] = field(default_factory=dict)
+    _baseline: dict[str, CaseTiming] = field(default_factory=dict)
+
+    def __enter__(self) -> SimulatedBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for evaluator in self._evaluators.values():
+            evaluator.close()
+        self._evaluators.clear()
+
+    @property
+    def at_once(self) -> int:
+        """One: what comes first and is right decides what the others are compared with."""
+        return 1
+
+    @property
+    def device(self) -> str:
+        return GOLDENS
+
+    def compare_with(self, found: Evaluation) -> None:
+        """What a run that is continued compared with."""
+        self._baseline = {timing.case: timing for timing in found.timings}
+
+    def reference(self) -> Evaluation:
+        """`first` with its verdict, where it is right; else the word that there is none."""
+        if self.first is not None:
+            found = self.evaluate(self.first)
+            if found.correct:
+                return found
+        return self._nothing()
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        cases = self.cases(proposal)
+        evaluator = self._evaluator(proposal.bundle.language, fresh=False)
+        toolchain = self.places[proposal.bundle.language].toolchain
+        found = self._compared(evaluator.evaluate(proposal.bundle, toolchain, cases))
+        self._keep(found, proposal.bundle, cases)
+        return found
+
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+        """Once more, with values nobody has seen. Held-out cases have nothing to be compared with,
+        so they are checked only."""
+        chosen = [case for case in self.cases(proposal) if case.timed]
+        if held_out:
+            chosen = [case for case in self.problem.held_out if case.fits(GOLDENS)]
+        evaluator = self._evaluator(proposal.bundle.language, fresh=True)
+        toolchain = self.places[proposal.bundle.language].toolchain
+        return self._compared(evaluator.evaluate(proposal.bundle, toolchain, chosen))
+
+    def cases(self, proposal: Proposal) -> list[Case]:
+        """The searched cases that it claims."""
+        claimed = set(proposal.cases)
+        return [
+            case
+            for case in self.problem.searched
+            if case.fits(GOLDENS) and (not claimed or case.name in claimed)
+        ]
+
+    # -- comparing
+
+    def _compared(self, found: Evaluation) -> Evaluation:
+        """With ratios to the baseline; what is right and timed first becomes it."""
+        if not found.correct or not found.timings:
+            return found
+        if not self._baseline:
+            self.compare_with(found)
+        timings = tuple(self._against_baseline(timing) for timing in found.timings)
+        ratios = [(t.speedup, self._weight(t.case)) for t in timings if t.speedup is not None]
+        whole = len(ratios) == len(timings)
+        return replace(
+            found,
+            key=self._key(found),
+            timings=timings,
+            timing=SIMULATOR,
+            speedup=combined(ratios) if whole else None,
+        )
+
+    def _against_baseline(self, timing: CaseTiming) -> CaseTiming:
+        before = self._baseline.get(timing.case)
+        took, base = cost_of(timing), cost_of(before) if before is not None else None
+        if before is None or not took or not base:
+            return timing
+        ratio = base / took
+        only = Interval(ratio, ratio, ratio, 1)
+        return replace(timing, baseline_us=before.candidate_us, speedup=only)
+
+    def _weight(self, case: str) -> float:
+        return next(known.weight for known in self.problem.cases if known.name == case)
+
+    def _key(self, found: Evaluation) -> str:
+        """Of what decides the ratio: what was compared with, beside the evaluation itself."""
+        base = {case: cost_of(timing) for case, timing in sorted(self._baseline.items())}
+        return hashlib.sha256(f"{found.key}\0{json.dumps(base)}".encode()).hexdigest()
+
+    def _keep(self, found: Evaluation, bundle: Bundle, cases: Sequence[Case]) -> None:
+        """The ratios as an evaluation of their own, so that a stored run has them."""
+        if found.speedup is None or self.journal.finished(found.key) is not None:
+            return
+        evaluator = self._evaluator(bundle.language, fresh=False)
+        signatures = {case.name: evaluator.case(case).open.signature for case in cases}
+        self.journal.begin(found.key, self.problem, signatures, bundle, GOLDENS)
+        self.journal.finish(found, self.problem)
+
+    def _nothing(self) -> Evaluation:
+        case = next((c for c in self.problem.searched if c.timed and c.fits(GOLDENS)), None)
+        if case is None:
+            raise InvalidRequest(
+                f"{self.problem.name} has no timed case for {GOLDENS}",
+                hint="Give its problem.toml a case without `timed = false`.",
+            )
+        opened = open_case(self.problem, case)
+        files = {"reference.py": opened.source}
+        bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
+        hardware = next(iter(self.places.values())).target.hardware
+        told = f"{self.problem.sha256}\0{bundle.sha256}\0{hardware}\0{HARNESS}\0none"
+        found = Evaluation(
+            key=hashlib.sha256(told.encode()).hexdigest(),
+            problem=self.problem.name,
+            candidate=bundle.sha256,
+            language="torch",
+            hardware=hardware,
+            device=GOLDENS,
+            toolchain="none",
+            harness=HARNESS,
+            validity="not_run",
+            timing="none",
+            reached="parse",
+            message=NO_REFERENCE,
+        )
+        self.journal.begin(found.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS)
+        self.journal.finish(found, self.problem)
+        return found
+
+    def _evaluator(self, language: str, fresh: bool) -> Evaluator:
+        if (language, fresh) not in self._evaluators:
+            place = self.places.get(language)
+            if place is None or not simulated(place.toolchain):
+                raise Unavailable(
+                    f"nothing here simulates {language!r}",
+                    hint=f"Propose one of {', '.join(self.places)}.",
+                )
+            # No candidate runs in a runner here, so none is kept waiting.
+            level = level_for(self.settings.isolation, GOLDENS)
+            runners = RunnerSettings(GOLDENS, self.settings.threads, level)
+            self._evaluators[language, fresh] = Evaluator(
+                self.problem,
+                place.target,
+                self.settings,
+                NoJournal() if fresh else self.journal,
+                pool=RunnerPool(runners, spare=0, fork=False),
+                signatures=self.signatures,
+            )
+        return self._evaluators[language, fresh]

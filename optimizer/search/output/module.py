@@ -1,0 +1,209 @@
+"""The winner of a run as a package that needs torch only: the reference with its kernel behind a
+guard on what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.evaluation.problem.importing import substituted
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.output import shipped
+from optimizer.search.output.build import kernel_kind, write_kernel
+from optimizer.search.output.cases import case_rows, wins
+from optimizer.search.output.closure import files_beside
+from optimizer.search.output.shipped.python_kernel import BESIDE
+from optimizer.search.output.shipped.table import TABLE
+from optimizer.search.records import Node, Proposal
+from optimizer.search.tree import Tree
+
+SHIPPED = Path(str(shipped.__file__)).parent
+RUNTIME = "_dispatch"
+FORMAT = 1
+_INIT = '''"""{title}
+
+    from {name} import ModelNew
+    model = ModelNew(...).eval()  # arguments and state_dict of the reference's Model
+    with torch.no_grad():
+        y = model(x)
+
+{state}
+
+`model.dispatch(x)` says who takes a call, and why. The figures hold for {hardware}. Constructor
+arguments and weights are looked at in every call; other attributes of the model must stay as they
+were constructed.
+"""
+
+import inspect
+import sys
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parent
+_BESIDE = str(_FOLDER / "{beside}")
+sys.path.insert(0, _BESIDE)
+try:
+    from . import reference
+finally:
+    sys.path.remove(_BESIDE)
+
+from .{runtime}.guard import Choice, Guarded  # noqa: E402
+from .{runtime}.table import read_table  # noqa: E402
+
+__all__ = ["Choice", "Model", "ModelNew", "get_init_inputs", "get_inputs"]
+
+Model = reference.Model
+get_inputs = reference.get_inputs
+get_init_inputs = getattr(reference, "get_init_inputs", list)
+
+
+class ModelNew(Guarded, Model):
+    """Model with a kernel for the measured cases of dispatch.json."""
+
+    _table = read_table(_FOLDER)
+    _reference = Model
+
+
+ModelNew.__signature__ = inspect.signature(Model)
+'''
+
+
+def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
+    """The package `<problem>_kernel` in `folder`; one that is there is replaced.
+
+    Without a winner its ModelNew is the reference, and says so.
+    """
+    name = package_name(problem.name)
+    package, scratch = folder / name, folder / f".{name}.new"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    node = tree[outcome.node] if outcome.node is not None else None
+    chosen = _chosen(problem, outcome)
+    _write_reference(problem, chosen, scratch)
+    _write_runtime(scratch / RUNTIME)
+    told = _table(tree, node, outcome, problem, chosen, scratch)
+    (scratch / TABLE).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    (scratch / "__init__.py").write_text(_init(name, problem, told), encoding="utf-8")
+    shutil.rmtree(package, ignore_errors=True)
+    scratch.rename(package)
+    return package
+
+
+def package_name(problem: str) -> str:
+    """An importable one."""
+    plain = re.sub(r"\W", "_", problem, flags=re.ASCII)
+    if not plain[:1].isalpha() or keyword.iskeyword(plain):
+        plain = f"problem_{plain}"
+    return f"{plain}_kernel"
+
+
+def _chosen(problem: Problem, outcome: Outcome) -> Case | None:
+    """The case whose constants the reference gets: the first that was won, searched ones first."""
+    cases = {case.name: case for case in problem.cases}
+    if outcome.node is None:
+        return None
+    won = [cases[f.case] for f in outcome.figures if wins(f) and f.case in cases]
+    return min(won, key=lambda case: case.held_out, default=problem.cases[0])
+
+
+def _write_reference(problem: Problem, chosen: Case | None, folder: Path) -> None:
+    source = substituted(problem, chosen.constants) if chosen else problem.source
+    (folder / "reference.py").write_text(source, encoding="utf-8")
+    for name, text in files_beside(problem.source, problem.path.parent).items():
+        path = folder / BESIDE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _write_runtime(folder: Path) -> None:
+    folder.mkdir()
+    for path in sorted(SHIPPED.glob("*.py")):
+        text = path.read_text(encoding="utf-8").replace(f"from {shipped.__name__}.", "from .")
+        (folder / path.name).write_text(text, encoding="utf-8")
+
+
+def _table(
+    tree: Tree,
+    node: Node | None,
+    outcome: Outcome,
+    problem: Problem,
+    chosen: Case | None,
+    folder: Path,
+) -> dict[str, Any]:
+    """What dispatch.json holds."""
+    measured = tree.root.evaluation
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "problem": problem.name,
+        "problem_sha256": problem.sha256,
+        "hardware": measured.hardware if measured else "",
+        "device": measured.device if measured else "cpu",
+        "precision": problem.policy.precision,
+        "frozen_weights": problem.policy.weights == "frozen",
+        "node": outcome.node,
+        "gain": None,
+        "kernel": None,
+        "reason": outcome.reason,
+        "cases": [_plain(figure) for figure in outcome.figures],
+    }
+    if node is None or node.proposal is None or node.evaluation is None or chosen is None:
+        told["reason"] = outcome.reason or "no gain: the reference stays"
+        return told
+    proposal = node.proposal
+    rows = case_rows(problem, outcome.figures, chosen)
+    gain = vars(outcome.gain) if outcome.gain else None
+    told |= {"device": node.evaluation.device, "gain": gain, "cases": rows}
+    told |= {"hardware": node.evaluation.hardware}
+    kernel, reason = _kernel(proposal, rows, folder)
+    return {**told, "kernel": kernel, "reason": reason}
+
+
+def _kernel(
+    proposal: Proposal, rows: Sequence[dict[str, Any]], folder: Path
+) -> tuple[dict[str, Any] | None, str]:
+    """Its files in the package; None and the reason where torch cannot call it."""
+    bundle = proposal.bundle
+    main = write_kernel(bundle, folder)
+    told = {"file": main, "entry": bundle.entry, "language": bundle.language}
+    kind = kernel_kind(bundle.language)
+    if not kind:
+        return None, f"{bundle.language} kernels run through a command toolchain, not from torch"
+    if not any(row["wins"] for row in rows):
+        return None, "no single case is certainly faster than the reference"
+    return {**told, "kind": kind, "parameters": dict(bundle.parameters)}, ""
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    row = {**vars(figure), "speedup": vars(figure.speedup)}
+    return {**row, "wins": False, "why": "no kernel of the run wins"}
+
+
+def _init(name: str, problem: Problem, told: dict[str, Any]) -> str:
+    if told["kernel"] is None:
+        state = f"There is no kernel in it: {told['reason']}. ModelNew is the reference."
+    else:
+        rows = [
+            f"  {row['case']}{' (held out)' if row['held_out'] else ''}: {row['why']}"
+            for row in told["cases"]
+        ]
+        head = "Measured cases (speed-up with 95 % interval); every other call is the reference's:"
+        state = "\n".join([head, "", *rows])
+    return _INIT.format(
+        title=_text(f"{problem.name}: {problem.summary or 'a kernel'}"),
+        name=name,
+        state=_text(state),
+        hardware=told["hardware"] or "the device they were measured on",
+        beside=BESIDE,
+        runtime=RUNTIME,
+    )
+
+
+def _text(told: str) -> str:
+    """Safe inside a docstring."""
+    return told.replace("\\", "\\\\").replace('"""', "'''")

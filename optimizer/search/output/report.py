@@ -1,0 +1,240 @@
+"""The report of a run: report.json as data, report.md to read, plots and the trajectory beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.confirm import Outcome
+from optimizer.search.output.account import account
+from optimizer.search.output.plots import write_plots
+from optimizer.search.output.trajectory import write_trajectory
+from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
+
+TRAJECTORY = "trajectory.jsonl"
+Rows = Sequence[Sequence[str]]
+
+
+def write_report(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
+    """report.md, report.json, trajectory.jsonl and plots/ in `folder`; the path of report.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = account(run, tree, outcome, problem)
+    plots = write_plots(tree, outcome.node, folder / "plots")
+    told["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
+    told["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
+    write_trajectory(run, tree, folder / TRAJECTORY)
+    (folder / "report.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    path = folder / "report.md"
+    path.write_text(rendered(told), encoding="utf-8")
+    return path
+
+
+def rendered(told: Mapping[str, Any]) -> str:
+    """Markdown of what report.json holds."""
+    parts = [
+        f"# {_cell(told['problem']['name'])} on {_cell(told['hardware'])}",
+        _lead(told),
+        _result(told["result"]),
+        "## Run",
+        _run(told),
+        "## Cases",
+        _cases(told["cases"]),
+        "## Candidates",
+        _verdicts(told["verdicts"]),
+        _candidates(told["candidates"]),
+        *_pictures(told["plots"]),
+        "## From the reference to the winner",
+        _path(told["path"]),
+        "## Models",
+        _models(told["models"]),
+        "## Not measured",
+        "\n".join(f"* {_cell(line)}" for line in told["not_measured"]) or "Nothing was left out.",
+        f"Every candidate with its source is in `{TRAJECTORY}`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def figure(told: Mapping[str, Any] | None, without: str = "none") -> str:
+    """A speed-up with its 95 % interval and the number of pairs of blocks behind it."""
+    if told is None:
+        return without
+    return f"{told['value']:.3f}x [{told['low']:.3f}, {told['high']:.3f}] n={told['n']}"
+
+
+def _lead(told: Mapping[str, Any]) -> str:
+    result = told["result"]
+    if result["gain"] is None:
+        return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
+    return (
+        f"**{figure(result['gain'])}** over {result['over']} by node {result['winner']}, measured"
+        " again in fresh processes on values that the search never saw."
+    )
+
+
+def _result(result: Mapping[str, Any]) -> str:
+    rows = [
+        (f"gain over {result['over']}", figure(result["gain"])),
+        ("inherited from earlier runs", figure(result["inherited"])),
+        ("new in this run", figure(result["new"])),
+    ]
+    note = (
+        "Speed-ups are times of the reference over those of the kernel, with 95 % intervals over"
+        " n pairs of blocks."
+    )
+    if result["clock"] == "simulator":
+        note = (
+            f"Ratios of simulated times (`simulator`): those of {result['over']} over those of the"
+            " kernel, one run each. No wall time is in them."
+        )
+    return f"{_table(('result', 'speed-up'), rows)}\n\n{note}"
+
+
+def _run(told: Mapping[str, Any]) -> str:
+    began = datetime.fromtimestamp(told["started_at"], UTC).isoformat(timespec="seconds")
+    problem = told["problem"]
+    goal = {name: value for name, value in told["goal"].items() if value is not None}
+    rows = [
+        ("run", told["run"]),
+        ("problem", f"{problem['name']} (op {problem['op']}, {problem['precision']} precision)"),
+        ("problem sha256", problem["sha256"]),
+        ("hardware, device", f"{told['hardware']}, {told['device']}"),
+        *((f"toolchain {name}", version) for name, version in told["environment"].items()),
+        ("goal", ", ".join(f"{name} = {value}" for name, value in goal.items())),
+        ("began", began),
+        ("took", f"{told['seconds']:.0f} s"),
+        ("ended", f"{told['state']}: {told['ended'] or 'no reason was stored'}"),
+    ]
+    return _table(("what", "value"), rows)
+
+
+def _cases(cases: Sequence[Mapping[str, Any]]) -> str:
+    if not cases:
+        return "No winner was measured."
+    rows = [
+        (
+            case["case"],
+            "held out" if case["held_out"] else "searched",
+            figure(case["speedup"]),
+            "yes" if case["wins"] else "no",
+        )
+        for case in cases
+    ]
+    note = (
+        "The module's kernel takes calls that look like a case that is certainly faster, and its"
+        " dispatch.json says of each case why or why not."
+    )
+    return f"{_table(('case', 'kind', 'speed-up', 'certainly faster'), rows)}\n\n{note}"
+
+
+def _verdicts(verdicts: Mapping[str, Mapping[str, int]]) -> str:
+    rows = [("outcome", name, str(n)) for name, n in verdicts["outcomes"].items()]
+    rows += [("leading signal", name, str(n)) for name, n in verdicts["signals"].items()]
+    return _table(("of", "verdict", "candidates"), rows) if rows else "There were none."
+
+
+def _candidates(groups: Sequence[Mapping[str, Any]]) -> str:
+    if not groups:
+        return "No candidate was proposed."
+    rows = [
+        (
+            group["origin"],
+            group["synthesizer"],
+            group["recipe"] or "",
+            str(group["n"]),
+            str(group["correct"]),
+            _counted(group["failures"]),
+            figure(group["best"]),
+        )
+        for group in groups
+    ]
+    head = ("origin", "synthesizer", "recipe", "n", "correct", "other outcomes", "best")
+    return (
+        f"{_table(head, rows)}\n\n`best` is the search's own figure: the best of many is partly the"
+        " luckiest, so the winner was measured again."
+    )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in counts.items()) or "none"
+
+
+def _path(steps: Sequence[Mapping[str, Any]]) -> str:
+    if not steps:
+        return "There is no winner."
+    return "\n\n".join(map(_step, steps))
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    shown = step["shown"]
+    changes = ", ".join(f"{n}: {_was(a)} -> {_was(b)}" for n, (a, b) in step["changes"].items())
+    before = figure(step["speedup_before"], "the reference" if step["from"] == 0 else "none")
+    recipe = f", recipe {step['recipe']}" if step["recipe"] else ""
+    inherited = " (inherited)" if step["inherited"] else ""
+    rows = [
+        ("plan", step["plan"] or "none was told"),
+        ("by", f"{step['synthesizer']} ({step['origin']}{recipe})"),
+        ("values changed", changes or "none"),
+        ("speed-up in the search", f"{before} -> {figure(step['speedup_after'])}"),
+        ("signals", f"{_listed(step['signals_before'])} -> {_listed(step['signals_after'])}"),
+        ("excerpts shown", _listed(shown["excerpts"])),
+        ("moves shown", _listed(shown["moves"])),
+        ("skills shown", _listed(shown["skills"])),
+        ("claimed", _listed(step["claimed"])),
+        ("attributed", _listed(step["attributed"])),
+    ]
+    title = f"### Node {step['from']} to node {step['to']}{inherited}"
+    return f"{title}\n\n{_table(('what', 'value'), rows)}"
+
+
+def _was(value: Any) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _models(models: Sequence[Mapping[str, Any]]) -> str:
+    if not models:
+        return "No language model was asked."
+    rows = []
+    for row in models:
+        unknown = f" and {row['usd_unknown']} of unknown price" if row["usd_unknown"] else ""
+        rows.append(
+            (
+                row["model"],
+                str(row["n"]),
+                str(row["correct"]),
+                f"{row['tokens_in']:,} in, {row['tokens_out']:,} out",
+                f"{row['usd']:.4f}{unknown}",
+                figure(row["best"]),
+            )
+        )
+    return _table(("model", "n", "correct", "tokens", "USD", "best"), rows)
+
+
+CAPTIONS = {
+    "progress": "Speed-up of every candidate with its 95 % interval, and the best so far",
+    "tree": "The search tree; the thick path leads to the winner",
+    "roofline": "Shares of the measured ceilings, of the reference and the winner",
+}
+
+
+def _pictures(plots: Mapping[str, str]) -> list[str]:
+    return [f"![{CAPTIONS[name]}]({path})" for name, path in plots.items()]
+
+
+def _table(head: Sequence[str], rows: Rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """On one line, with nothing that Markdown would take for its own."""
+    plain = " ".join(str(text).split())
+    return plain.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -1,0 +1,92 @@
+"""Knowledge for a machine without the knowledge base: answers fetched ahead, one for each signal,
+and one for where a search begins, which has none.
+
+Excerpts answer the signal on that hardware, whatever the operator, so they are fetched once; moves
+and skills are fetched for each operator. Moves are decided anew with what is measured there.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from optimizer.search.knowledge import Knowledge, Query, knowledge_from_json
+from optimizer.search.preconditions import decided
+from optimizer.search.records import Node
+
+KEPT_EXCERPTS = 3
+BEGINNING = ""  # stands for the signal of a query that has none
+Ask = Callable[[Query], Knowledge]
+
+
+@dataclass
+class Snapshot:
+    """What a session takes along. excerpts: rows by signal. answers: by operator, then by signal,
+    without excerpts and facts, their skills by name only. texts: of each skill."""
+
+    excerpts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def take_snapshot(
+    consult: Ask, remedies: Ask, signals: Sequence[str], operators: Sequence[str], template: Query
+) -> Snapshot:
+    """consult: excerpts too; remedies: moves and skills alone. template: the query without signal
+    and operator."""
+    taken = Snapshot()
+    for signal in signals:
+        found = consult(replace(template, signals=(signal,), op="")).excerpts[:KEPT_EXCERPTS]
+        if found:
+            taken.excerpts[signal] = [asdict(excerpt) for excerpt in found]
+    for op in dict.fromkeys(operators):
+        verdicts: dict[str, tuple[str, ...]] = {signal: (signal,) for signal in signals}
+        verdicts[BEGINNING] = ()
+        taken.answers[op] = {
+            key: _kept(remedies(replace(template, signals=named, op=op)), taken.texts)
+            for key, named in verdicts.items()
+        }
+    return taken
+
+
+def _kept(answer: Knowledge, texts: dict[str, str]) -> dict[str, Any]:
+    """The answer's row without what is stored elsewhere in the session."""
+    texts.update({skill.name: skill.text for skill in answer.skills})
+    bare = tuple(replace(skill, text="") for skill in answer.skills)
+    return replace(answer, excerpts=(), facts={}, skills=bare).as_json()
+
+
+class SnapshotKnowledge:
+    """A `KnowledgeSource` over the JSON of a snapshot; an empty one knows the facts alone."""
+
+    def __init__(
+        self, snapshot: Mapping[str, Any], op: str, facts: Mapping[str, float | str]
+    ) -> None:
+        self._facts = dict(facts)
+        answers = snapshot.get("answers", {}).get(op, {})
+        self._answers = {
+            signal: self._whole(snapshot, signal, answers[signal]) for signal in answers
+        }
+
+    def _whole(self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]) -> Knowledge:
+        found = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
+        skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in found.skills)
+        return replace(found, skills=skills, facts=self._facts)
+
+    def consult(self, query: Query) -> Knowledge:
+        """The answer for the leading signal that there is one for, its moves decided with the
+        verdict's metrics."""
+        asked = query.signals or (BEGINNING,)
+        leading = next((signal for signal in asked if signal in self._answers), None)
+        if leading is None:
+            return Knowledge(facts=self._facts)
+        found = self._answers[leading]
+        return replace(found, remedies=decided(found.remedies, query, self._facts))
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """The nodes carry it home; the knowledge base is told when they are imported."""

@@ -1,0 +1,261 @@
+"""Operators written out in parts become the library operator that is the same function."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from optimizer.search.synthesizers.compiler.rewrites.pattern import (
+    argument,
+    called,
+    either,
+    factors,
+    is_float,
+    is_number,
+    last,
+    literal,
+    near,
+    one_dim,
+    operand,
+    replace,
+    shape,
+)
+
+Parts = tuple[Node, object]
+
+
+def softmax(node: Node) -> bool:
+    """exp(x - max x) / sum exp(x - max x), with or without the maximum."""
+    exp = operand(node.args[0], "exp") if called(node) == "div" and len(node.args) == 2 else None
+    total = operand(node.args[1], "sum") if exp is not None else None
+    if exp is None or total is None or total.args[0] is not exp:
+        return False
+    known = shape(exp)
+    dim = one_dim(argument(total, 1, "dim"), len(known) if known else None)
+    if dim is None or not argument(total, 2, "keepdim", False) or total.kwargs.get("dtype"):
+        return False
+    inner = exp.args[0]
+    if not isinstance(inner, Node):
+        return False
+    x = _without_maximum(inner, dim)
+    replace(node, F.softmax, (x if x is not None else inner,), {"dim": dim})
+    return True
+
+
+def _without_maximum(node: Node, dim: int) -> Node | None:
+    if called(node) != "sub" or len(node.args) != 2:
+        return None
+    x, top = node.args
+    if called(top) == "getitem" and isinstance(top, Node) and top.args[1] == 0:
+        top = top.args[0]  # max with a dimension gives values and indices
+    elif called(top) == "getattr" and isinstance(top, Node) and top.args[1] == "values":
+        top = top.args[0]
+    found = operand(top, "max", "amax")
+    if found is None or not isinstance(x, Node) or found.args[0] is not x:
+        return None
+    known = shape(x)
+    its = one_dim(argument(found, 1, "dim"), len(known) if known else None)
+    return x if its == dim and argument(found, 2, "keepdim", False) else None
+
+
+def log_softmax(node: Node) -> bool:
+    """log(softmax(x)), and x - logsumexp(x)."""
+    if called(node) == "log":
+        inner = operand(node.args[0], "softmax")
+        if inner is None or inner.kwargs.get("dtype"):
+            return False
+        dim = argument(inner, 1, "dim")
+        x = inner.args[0]
+    elif called(node) == "sub" and len(node.args) == 2:
+        total = operand(node.args[1], "logsumexp")
+        if total is None or total.args[0] is not node.args[0]:
+            return False
+        if not argument(total, 2, "keepdim", False):
+            return False
+        x, dim = node.args[0], one_dim(argument(total, 1, "dim"), None)
+    else:
+        return False
+    if dim is None:
+        return False
+    replace(node, F.log_softmax, (x,), {"dim": dim})
+    return True
+
+
+def logsumexp(node: Node) -> bool:
+    """log(sum(exp x)), which overflows where the operator does not."""
+    total = operand(node.args[0], "sum") if called(node) == "log" else None
+    exp = operand(total.args[0], "exp") if total is not None else None
+    if total is None or exp is None:
+        return False
+    dim = argument(total, 1, "dim")
+    if dim is None:
+        return False
+    kept = bool(argument(total, 2, "keepdim", False))
+    replace(node, torch.logsumexp, (exp.args[0],), {"dim": dim, "keepdim": kept})
+    return True
+
+
+# -- norms
+
+
+def _mean_square(value: object, of: object) -> bool:
+    """mean(x * x) over the last dimension, kept."""
+    mean = operand(value, "mean")
+    if mean is None or not argument(mean, 2, "keepdim", False):
+        return False
+    square = mean.args[0]
+    if not isinstance(square, Node) or not last(argument(mean, 1, "dim"), of):
+        return False
+    if called(square) == "square":
+        return square.args[0] is of
+    if called(square) == "pow":
+        return square.args[0] is of and near(square.args[1], 2.0)
+    return called(square) == "mul" and square.args == (of, of)
+
+
+def _plus_epsilon(value: object) -> Parts | None:
+    """The two parts of v + eps."""
+    added = operand(value, "add")
+    if added is None:
+        return None
+    for left, right in either(added):
+        if isinstance(left, Node) and not is_number(left) and is_number(right):
+            return left, right
+    return None
+
+
+def _over_root(node: Node) -> tuple[Node, Node, object] | None:
+    """x, v and eps of x * rsqrt(v + eps), x / sqrt(v + eps) or x * (1 / sqrt(v + eps))."""
+    if called(node) == "div" and len(node.args) == 2:
+        root = operand(node.args[1], "sqrt")
+        return _with(node.args[0], root.args[0]) if root is not None else None
+    if called(node) != "mul":
+        return None
+    for x, inverse in either(node):
+        root = operand(inverse, "rsqrt")
+        if root is None and called(inverse) == "div" and isinstance(inverse, Node):
+            root = operand(inverse.args[1], "sqrt") if near(inverse.args[0], 1.0) else None
+        if root is not None:
+            return _with(x, root.args[0])
+    return None
+
+
+def _with(x: object, under: object) -> tuple[Node, Node, object] | None:
+    parts = _plus_epsilon(under)
+    return (x, *parts) if parts is not None and isinstance(x, Node) else None
+
+
+def _of_width(value: object, x: object) -> bool:
+    """Whether it is one number for each place of x's last dimension."""
+    known, wide = shape(value), shape(x)
+    return known is not None and wide is not None and known == wide[-1:]
+
+
+def rms_norm(node: Node) -> bool:
+    """x * rsqrt(mean(x * x) + eps), with its scale where one follows."""
+    found = _over_root(node)
+    if found is None or not _mean_square(found[1], found[0]) or not is_float(found[0]):
+        return False
+    x, _, eps = found
+    end, weight = _followed(node, "mul", x)
+    replace(end, F.rms_norm, (x, _width_of(end, x), weight, eps), {})
+    return True
+
+
+def layer_norm(node: Node) -> bool:
+    """(x - mean) * rsqrt(variance + eps), with scale and bias where they follow."""
+    found = _over_root(node)
+    centred = operand(found[0], "sub") if found is not None else None
+    if found is None or centred is None or len(centred.args) != 2:
+        return False
+    x, mean = centred.args
+    mean = operand(mean, "mean")
+    if mean is None or mean.args[0] is not x or not argument(mean, 2, "keepdim", False):
+        return False
+    if not isinstance(x, Node) or not last(argument(mean, 1, "dim"), x):
+        return False
+    if not (_mean_square(found[1], centred) or _variance(found[1], x)):
+        return False
+    end, weight = _followed(node, "mul", x)
+    end, bias = _followed(end, "add", x)
+    replace(end, F.layer_norm, (x, _width_of(end, x), weight, bias, found[2]), {})
+    return True
+
+
+def _variance(value: object, of: object) -> bool:
+    """var(x) over the last dimension without Bessel's correction, kept."""
+    var = operand(value, "var")
+    if var is None or var.args[0] is not of or not var.kwargs.get("keepdim"):
+        return False
+    given = var.kwargs.get("unbiased"), var.kwargs.get("correction")
+    plain = given[0] is False or (given[1] is not None and near(given[1], 0.0))
+    return plain and last(argument(var, 1, "dim"), of)
+
+
+def _followed(node: Node, by: str, x: object) -> tuple[Node, object]:
+    """The only user, if it combines the node with one number for each column; and these numbers."""
+    users = list(node.users)
+    if len(users) == 1 and called(users[0]) == by:
+        for own, other in either(users[0]):
+            if own is node and _of_width(other, x):
+                return users[0], other
+    return node, None
+
+
+def _width_of(before: Node, x: Node) -> Node:
+    """x.shape[-1:] as nodes."""
+    graph = before.graph
+    with graph.inserting_before(before):
+        sizes = graph.call_function(getattr, (x, "shape"))
+        return graph.call_function(operator.getitem, (sizes, slice(-1, None)))
+
+
+# -- activations
+
+
+def silu(node: Node) -> bool:
+    """x * sigmoid(x)."""
+    if called(node) != "mul":
+        return False
+    for x, gate in either(node):
+        found = operand(gate, "sigmoid")
+        if found is not None and found.args[0] is x and isinstance(x, Node):
+            replace(node, F.silu, (x,), {})
+            return True
+    return False
+
+
+def gelu(node: Node) -> bool:
+    """x / 2 * (1 + erf(x / sqrt 2)), the exact form."""
+    if called(node) != "mul":
+        return False
+    rest = factors(node)
+    halves = [f for f in rest if near(f, 0.5)]
+    for place, factor in enumerate(rest):
+        x = _in_error_function(factor)
+        if x is not None and len(rest) == 3 and len(halves) == 1:
+            others = [f for n, f in enumerate(rest) if n != place and f is not halves[0]]
+            if others == [x]:
+                replace(node, F.gelu, (x,), {})
+                return True
+    return False
+
+
+def _in_error_function(value: object) -> Node | None:
+    """x of 1 + erf(x / sqrt 2)."""
+    added = operand(value, "add")
+    for one, erf in either(added) if added is not None else ():
+        found = operand(erf, "erf")
+        inner = found.args[0] if found is not None and near(one, 1.0) else None
+        if not isinstance(inner, Node) or len(inner.args) != 2:
+            continue
+        scale = literal(inner.args[1])
+        wanted = {"div": math.sqrt(2.0), "mul": math.sqrt(0.5)}.get(called(inner))
+        if wanted is not None and scale is not None and near(scale, wanted):
+            x = inner.args[0]
+            return x if isinstance(x, Node) else None
+    return None

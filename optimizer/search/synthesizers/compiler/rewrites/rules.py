@@ -1,0 +1,168 @@
+"""Which rewrites there are, and a graph with those that apply.
+
+A rule changes a node of a graph in place and says whether it did. Nothing that matches: nothing is
+made. A rewrite has to leave fewer operators, unless what it does is another order or layout, or to
+put work on weights in place of work on larger activations.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+from torch.fx import Node
+
+from optimizer.search.synthesizers.compiler.rewrites import (
+    constants,
+    fuse,
+    layout,
+    products,
+    simplify,
+    weights,
+)
+from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
+from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, written
+from optimizer.search.synthesizers.compiler.source import Written
+
+MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the rule
+
+
+@dataclass(frozen=True)
+class Rule:
+    """about: what it does, for a reader. fewer: it has to take operators out. alone: it is a gamble
+    on the machine, so it is no part of all rules together."""
+
+    name: str
+    about: str
+    apply: Callable[[Node], bool]
+    fewer: bool = True
+    alone: bool = False
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("idle_module", "leaves out modules that do nothing", simplify.idle_module),
+    Rule("done_twice", "computes equal expressions once", simplify.done_twice),
+    Rule("neutral_number", "leaves out * 1, / 1, - 0 and ** 1", simplify.neutral_number),
+    Rule("twice_undone", "leaves out pairs that undo each other", simplify.twice_undone),
+    Rule("same_again", "leaves out repeated casts and copies", simplify.same_again),
+    Rule("needless_copy", "leaves out clones of intermediate results", simplify.needless_copy),
+    Rule("same_shape", "leaves out views to the same shape", simplify.same_shape),
+    Rule("numbers_together", "combines constant numbers", simplify.numbers_together),
+    Rule("softmax", "calls softmax for exp over its sum", fuse.softmax),
+    Rule("log_softmax", "calls log_softmax", fuse.log_softmax),
+    Rule("logsumexp", "calls logsumexp", fuse.logsumexp),
+    Rule("layer_norm", "calls layer_norm", fuse.layer_norm),
+    Rule("rms_norm", "calls rms_norm", fuse.rms_norm),
+    Rule("gelu", "calls gelu", fuse.gelu),
+    Rule("silu", "calls silu", fuse.silu),
+    Rule("attention", "calls scaled_dot_product_attention", products.attention),
+    Rule("cheaper_order", "multiplies in the cheaper order", products.cheaper_order, fewer=False),
+    Rule("merged_products", "merges products into a batched one", products.merged_products),
+    Rule("linear", "calls linear for a product and its bias", products.linear),
+    Rule("added_product", "adds inside the product's operator", products.added_product),
+    Rule("common_factor", "multiplies by a common factor once", simplify.common_factor),
+    Rule("linear_twice", "multiplies two layers' weights first", weights.linear_twice, fewer=False),
+    Rule(
+        "norm_in_weights",
+        "folds batch norm into the weights before it",
+        weights.norm_in_weights,
+        fewer=False,
+    ),
+    Rule(
+        "scale_in_weights",
+        "folds a scale into the weights before it",
+        weights.scale_in_weights,
+        fewer=False,
+    ),
+    Rule("kept_constant", "makes constant tensors once", constants.kept_constant),
+    Rule(
+        "channels_last",
+        "lays images out with channels last",
+        layout.channels_last,
+        fewer=False,
+        alone=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A forward with rules applied. before, after: operators of one call."""
+
+    rules: tuple[Rule, ...]
+    text: Written
+    before: int
+    after: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(rule.name for rule in self.rules)
+
+
+def rewrite(traced: Traced, rules: Sequence[Rule]) -> Rewritten | None:
+    """The graph with these rules, as far as they apply; None where none does."""
+    module = copy_of(traced.graph)
+    before = operators(module.graph)
+    applied = [rule for rule in rules if _applied(module, rule)]
+    text = written(module.graph) if applied else None
+    if text is None:
+        return None
+    return Rewritten(tuple(applied), text, before, operators(module.graph))
+
+
+def variants(traced: Traced) -> list[Rewritten]:
+    """All exact rules together, then with the gambles, then each rule by itself."""
+    exact = [rule for rule in RULES if not rule.alone]
+    sets = [exact, list(RULES), *([rule] for rule in RULES)]
+    found: list[Rewritten] = []
+    for rules in sets:
+        made = rewrite(traced, rules)
+        if made is not None and all(made.text != other.text for other in found):
+            found.append(made)
+    return found
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """Another graph over the same modules and weights."""
+    graph = fx.Graph()
+    places: dict[Node, Node] = {}
+    result = graph.graph_copy(module.graph, places)
+    graph.output(result)
+    for old, new in places.items():
+        new.meta = copy.copy(old.meta)
+    return fx.GraphModule(module, graph)
+
+
+def _applied(module: fx.GraphModule, rule: Rule) -> bool:
+    """Apply a rule as often as it matches; whether anything came of it."""
+    done = False
+    for _ in range(MAX_STEPS):
+        if not _once(module, rule):
+            break
+        done = True
+    return done
+
+
+def _once(module: fx.GraphModule, rule: Rule) -> bool:
+    for node in list(module.graph.nodes):
+        if not node.users and node.op != "output":
+            continue
+        if rule.fewer and not _would_shrink(module, rule, node):
+            continue
+        if rule.apply(node):
+            module.graph.eliminate_dead_code()
+            return True
+    return False
+
+
+def _would_shrink(module: fx.GraphModule, rule: Rule, node: Node) -> bool:
+    """Whether the rule takes operators out here: parts that others use as well stay."""
+    trial = copy_of(module)
+    twin = list(trial.graph.nodes)[list(module.graph.nodes).index(node)]
+    before = operators(trial.graph)
+    if not rule.apply(twin):
+        return False
+    trial.graph.eliminate_dead_code()
+    return operators(trial.graph) < before

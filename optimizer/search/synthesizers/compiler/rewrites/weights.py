@@ -1,0 +1,247 @@
+"""What follows or precedes a linear layer or a convolution, folded into its weights.
+
+The weights are folded in every call, from what they are in that call: nothing is kept, because
+weights change between calls. So a rule applies only where the weights are smaller than the
+activations that one pass over is saved of. Exact but for rounding, since sums are taken in another
+order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from optimizer.search.synthesizers.compiler.rewrites.pattern import (
+    argument,
+    called,
+    either,
+    is_number,
+    only_user,
+    shape,
+    tensor,
+)
+
+_CONVOLUTIONS: dict[type, Callable[..., Any]] = {
+    torch.nn.Conv1d: F.conv1d,
+    torch.nn.Conv2d: F.conv2d,
+    torch.nn.Conv3d: F.conv3d,
+}
+_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+_FUNCTIONS = (F.linear, *_CONVOLUTIONS.values())
+_SETTINGS = ("stride", "padding", "dilation", "groups")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """function(x, weight, bias, *settings). weight: output channels first. sizes: of the weight.
+    module: name of the module that it was written as, empty for a call of the function; the weights
+    and settings of a module are attributes that no node stands for yet."""
+
+    node: Node
+    function: Callable[..., Any]
+    x: Node
+    sizes: tuple[int, ...]
+    module: str = ""
+    weight: Node | None = None
+    bias: Node | None = None
+    settings: tuple[Any, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.sizes)
+
+
+class _Writer:
+    """Puts calls before a node."""
+
+    def __init__(self, before: Node) -> None:
+        self._before = before
+
+    def call(self, function: Callable[..., Any], *args: Any, like: Node | None = None) -> Node:
+        graph = self._before.graph
+        with graph.inserting_before(self._before):
+            made = graph.call_function(function, args)
+        if like is not None:
+            made.meta = dict(like.meta)
+        return made
+
+    def attribute(self, name: str, value: object) -> Node:
+        graph = self._before.graph
+        with graph.inserting_before(self._before):
+            made = graph.create_node("get_attr", name)
+        made.meta["val"] = value
+        return made
+
+    def state(self, layer: Layer) -> Layer:
+        """The layer with nodes for its weights."""
+        if layer.weight is not None:
+            return layer
+        module, name = _module(layer.node), layer.module
+        bias = getattr(module, "bias", None)
+        names = () if layer.function is F.linear else _SETTINGS
+        return changed(
+            layer,
+            weight=self.attribute(f"{name}.weight", getattr(module, "weight", None)),
+            bias=self.attribute(f"{name}.bias", bias) if bias is not None else None,
+            settings=tuple(self.attribute(f"{name}.{n}", getattr(module, n)) for n in names),
+        )
+
+    def layer(self, like: Layer, x: Node, weight: Node, bias: Node | None) -> None:
+        """A layer with other weights, in place of the node."""
+        made = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
+        self._before.replace_all_uses_with(made)
+
+
+def _module(node: object) -> torch.nn.Module | None:
+    root = node.graph.owning_module if isinstance(node, Node) else None
+    if root is None or not isinstance(node, Node) or node.op != "call_module":
+        return None
+    return root.get_submodule(str(node.target))
+
+
+def _layer(node: object) -> Layer | None:
+    """A linear layer, or a convolution that pads with zeros."""
+    if not isinstance(node, Node):
+        return None
+    if node.op == "call_function":
+        return _called_layer(node)
+    module = _module(node)
+    kind = type(module)
+    plain = len(node.args) == 1 and isinstance(node.args[0], Node) and not node.kwargs
+    if module is None or not plain:
+        return None
+    function = F.linear if kind is torch.nn.Linear else _CONVOLUTIONS.get(kind)
+    if function is None or getattr(module, "padding_mode", "zeros") != "zeros":
+        return None
+    weight: Any = module.weight
+    sizes = tuple(weight.shape)
+    return Layer(node, function, node.args[0], sizes, str(node.target))  # type: ignore[arg-type]
+
+
+def _called_layer(node: Node) -> Layer | None:
+    """With everything but weight and bias by place, as a graph of torch.fx has it."""
+    if node.target not in _FUNCTIONS or not set(node.kwargs) <= {"weight", "bias"}:
+        return None
+    x, weight, bias = (argument(node, n, name) for n, name in enumerate(("x", "weight", "bias")))
+    sizes = shape(weight)
+    if not isinstance(x, Node) or not isinstance(weight, Node) or sizes is None or len(sizes) < 2:
+        return None
+    function: Any = node.target
+    return Layer(node, function, x, sizes, "", weight, bias, tuple(node.args[3:]))
+
+
+def _saves(activations: object, layer: Layer) -> bool:
+    """Whether a pass over activations is more than one over the weights."""
+    known = shape(activations)
+    return known is not None and math.prod(known) > layer.size
+
+
+def norm_in_weights(node: Node) -> bool:
+    """Batch norm in evaluation: (y - mean) * weight * rsqrt(var + eps) + bias, per channel of y."""
+    norm = _module(node)
+    if type(norm) not in _NORMS or norm is None or norm.training or len(node.args) != 1:
+        return False
+    layer = _layer(node.args[0])
+    known = layer is not None and getattr(norm, "running_mean", None) is not None
+    if layer is None or not known or not only_user(layer.node, node) or not _saves(node, layer):
+        return False
+    if layer.function is F.linear and len(shape(node) or ()) != 2:
+        return False  # its channels are not the layer's
+    write = _Writer(node)
+    layer, name = write.state(layer), str(node.target)
+    mean = write.attribute(f"{name}.running_mean", norm.running_mean)
+    var = write.attribute(f"{name}.running_var", norm.running_var)
+    eps = write.attribute(f"{name}.eps", norm.eps)
+    factor = write.call(torch.rsqrt, write.call(torch.add, var, eps))
+    if getattr(norm, "weight", None) is not None:
+        gain = write.attribute(f"{name}.weight", norm.weight)
+        factor = write.call(torch.mul, gain, factor)
+    if layer.bias is not None:
+        mean = write.call(torch.sub, mean, layer.bias)
+    shift = write.call(torch.mul, mean, factor)
+    if getattr(norm, "bias", None) is not None:
+        offset = write.attribute(f"{name}.bias", norm.bias)
+        shift = write.call(torch.sub, offset, shift)
+    else:
+        shift = write.call(torch.neg, shift)
+    write.layer(layer, layer.x, _by_channel(write, layer, factor), shift)
+    return True
+
+
+def _by_channel(write: _Writer, layer: Layer, factor: Node) -> Node:
+    """The weights times one number for each output channel."""
+    column = write.call(torch.reshape, factor, (-1, *([1] * (len(layer.sizes) - 1))))
+    return write.call(torch.mul, layer.weight, column, like=layer.weight)
+
+
+def scale_in_weights(node: Node) -> bool:
+    """A layer times a number, over one, or (linear) times one number for each column."""
+    name = called(node)
+    if name not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
+        return False
+    for result, factor in either(node) if name == "mul" else [node.args]:
+        layer = _layer(result)
+        if layer is None or not only_user(layer.node, node) or not _saves(node, layer):
+            continue
+        columns = layer.function is F.linear and shape(factor) == layer.sizes[:1]
+        if (is_number(factor) or (columns and _is_weight(factor))) and _same_type(node, result):
+            _scale(node, layer, factor, columns)
+            return True
+    return False
+
+
+def _scale(node: Node, layer: Layer, factor: Any, columns: bool) -> None:
+    write = _Writer(node)
+    layer = write.state(layer)
+    function = torch.mul if called(node) == "mul" else torch.div
+    across = write.call(torch.reshape, factor, (-1, 1)) if columns else factor
+    weight = write.call(function, layer.weight, across, like=layer.weight)
+    bias = (
+        write.call(function, layer.bias, factor, like=layer.bias)
+        if layer.bias is not None
+        else None
+    )
+    write.layer(layer, layer.x, weight, bias)
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, Node) and value.op == "get_attr"
+
+
+def _same_type(node: object, other: object) -> bool:
+    one, two = tensor(node), tensor(other)
+    return one is not None and two is not None and one.dtype == two.dtype
+
+
+def linear_twice(node: Node) -> bool:
+    """b(a(x)) with nothing between as one layer whose weight is b's times a's, where that takes
+    fewer multiplications."""
+    outer = _layer(node)
+    inner = _layer(outer.x) if outer is not None else None
+    if outer is None or inner is None or not only_user(inner.node, node):
+        return False
+    if outer.function is not F.linear or inner.function is not F.linear:
+        return False
+    (columns, middle), width = outer.sizes, inner.sizes[1]
+    rows = math.prod((shape(inner.x) or (0,))[:-1])
+    if middle * width * columns + rows * width * columns >= rows * middle * (width + columns):
+        return False
+    write = _Writer(node)
+    inner, outer = write.state(inner), write.state(outer)
+    weight = write.call(torch.matmul, outer.weight, inner.weight)
+    like = tensor(inner.weight)
+    weight.meta["val"] = like.new_empty((columns, width)) if like is not None else None
+    bias = outer.bias
+    if inner.bias is not None:
+        bias = write.call(torch.mv, outer.weight, inner.bias, like=inner.bias)
+        if outer.bias is not None:
+            bias = write.call(torch.add, bias, outer.bias, like=outer.bias)
+    write.layer(outer, inner.x, weight, bias)
+    return True

@@ -1,0 +1,169 @@
+"""Proposes what a compiler can do without anybody writing a kernel: the problem behind
+torch.compile in one configuration after another, its graph rewritten, and both together.
+
+From the reference: torch.compile's default, the rewrites that match, then the other configurations
+by what the verdict, the moves and the operator say for them. From the best of these so far: the
+same with one thing changed (coordinate descent); from any other, nothing.
+
+Deterministic in the context and the installed torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from optimizer.evaluation.bundle import Bundle
+from optimizer.search.context import Context
+from optimizer.search.records import REFERENCE, Node, Proposal, Value
+from optimizer.search.synthesizers.compiler.configurations import (
+    DEFAULT,
+    EAGER,
+    Installed,
+    Space,
+    Step,
+    installed,
+    shipped,
+)
+from optimizer.search.synthesizers.compiler.rewrites.rules import Rewritten, variants
+from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, trace
+from optimizer.search.synthesizers.compiler.source import configured, rewritten
+
+NAME = "compiler"
+_log = logging.getLogger(__name__)
+Key = frozenset[tuple[str, str, Value]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a node of this synthesizer stands for. rewrites: names of rules, comma-separated."""
+
+    step: Step
+    rewrites: str = ""
+
+    @property
+    def values(self) -> dict[str, Value]:
+        told: dict[str, Value] = {"mode": self.step.mode}
+        if self.rewrites:
+            told["rewrites"] = self.rewrites
+        return {**told, **self.step.options}
+
+    @property
+    def key(self) -> Key:
+        return _key(self.values)
+
+
+class CompilerSynthesizer:
+    """Over the shipped configurations and rules, or others."""
+
+    name = NAME
+    first_tries = 1
+
+    def __init__(
+        self,
+        space: Space | None = None,
+        known: Callable[[], Installed] = installed,
+    ) -> None:
+        """known: what the torch that runs the candidates has; asked when first needed, because
+        importing its compiler takes seconds."""
+        self._space = space or shipped()
+        self._known = known
+        self._rewritten: dict[str, tuple[Rewritten, ...]] = {}
+
+    def propose(self, context: Context) -> Proposal | None:
+        """Nothing where libraries are forbidden: the harness watches a call at the dispatcher,
+        where torch.compile steps aside and the problem's own operators are seen at work. Nothing
+        where the device is elsewhere: a candidate compiles when it runs, not before.
+        """
+        forbidden = context.problem.policy.get("library") == "forbidden"
+        if forbidden or context.hardware.device is None:
+            return None
+        candidates = (
+            self._from_reference(context)
+            if context.parent.number == REFERENCE
+            else self._from_own(context)
+        )
+        tried = {_key(n.proposal.values) for n in context.tried if _own(n) and n.proposal}
+        for candidate in candidates:
+            if candidate.key not in tried:
+                bundle = self._bundle(context, candidate)
+                if bundle is not None:
+                    return _proposal(context, candidate, bundle)
+        return None
+
+    # -- what there is to try
+
+    def _from_reference(self, context: Context) -> Iterator[Candidate]:
+        default, *others = self._space.starts(context, self._known())
+        yield Candidate(default)
+        for found in self._rewrites(context):
+            told, what = ", ".join(found.names), "; ".join(rule.about for rule in found.rules)
+            plan = f"Rewrite the graph ({found.before} operators, then {found.after}): {what}."
+            yield Candidate(Step(EAGER, {}, plan), told)
+            yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), told)
+        yield from map(Candidate, others)
+
+    def _from_own(self, context: Context) -> Iterator[Candidate]:
+        """One thing changed in the best candidate of this synthesizer."""
+        parent = context.parent
+        best = _best(context.tried)
+        if parent.proposal is None or best is None or parent.number != best.number:
+            return
+        values = dict(parent.proposal.values)
+        mode, names = str(values.pop("mode", DEFAULT)), str(values.pop("rewrites", ""))
+        if mode == EAGER:
+            yield Candidate(Step(DEFAULT, {}, "Compile the rewritten graph."), names)
+            return
+        for step in self._space.neighbours(mode, values, context, self._known()):
+            yield Candidate(step, names)
+
+    def _rewrites(self, context: Context) -> tuple[Rewritten, ...]:
+        source = context.problem.source
+        if source not in self._rewritten:
+            traced = trace(source)
+            if isinstance(traced, NotTraced):
+                _log.info("no rewrites of %s: %s", context.problem.name, traced.reason)
+                self._rewritten[source] = ()
+            else:
+                self._rewritten[source] = tuple(variants(traced))
+        return self._rewritten[source]
+
+    # -- as a bundle
+
+    def _bundle(self, context: Context, candidate: Candidate) -> Bundle | None:
+        source, step = context.problem.source, candidate.step
+        if not candidate.rewrites:
+            return configured(source, step.mode, step.options)
+        found = next(
+            (r for r in self._rewrites(context) if ", ".join(r.names) == candidate.rewrites), None
+        )
+        if found is None:
+            return None  # made by another version of the rules
+        return rewritten(source, found.text, found.names, step.mode, step.options)
+
+
+def _proposal(context: Context, candidate: Candidate, bundle: Bundle) -> Proposal:
+    return Proposal(
+        bundle=bundle,
+        synthesizer=NAME,
+        parent=context.parent.number,
+        plan=candidate.step.plan,
+        values=candidate.values,
+        attributed=candidate.step.attributed,
+    )
+
+
+def _own(node: Node) -> bool:
+    return node.proposal is not None and node.proposal.synthesizer == NAME
+
+
+def _best(tried: Sequence[Node]) -> Node | None:
+    """The one whose speed-up is certain to be highest; None where none was measured."""
+    nodes = [node for node in tried if _own(node) and node.merit > 0]
+    return max(nodes, key=lambda n: (n.merit, -n.number), default=None)
+
+
+def _key(values: Mapping[str, Value]) -> Key:
+    """1 and True are two values here."""
+    return frozenset((name, type(value).__name__, value) for name, value in values.items())

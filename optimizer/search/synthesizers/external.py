@@ -1,0 +1,161 @@
+"""Somebody else proposes: the context of the next candidate out, the candidate in, by a folder.
+
+Whoever serves the run over HTTP reads and writes the same folder. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kb.errors import Conflict, NotFound
+from optimizer.evaluation.bundle import Bundle
+from optimizer.search.context import Context
+from optimizer.search.records import Cost, Node, Proposal
+from optimizer.search.synthesizers.base import ProposalFailed
+
+POLL_SECONDS = 0.1
+WAIT_SECONDS = 600.0
+NAME = "external"
+
+
+class Mailbox:
+    """One run's folder: `context-N.json` is what node N is to be made from, `candidate-N.json` the
+    answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ask(self, step: int, context: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _write(self._folder / f"context-{step}.json", context)
+
+    def taken(self, step: int) -> dict[str, Any] | None:
+        """The answer, once it is there."""
+        return _read(self._folder / f"candidate-{step}.json")
+
+    def withdraw(self, step: int) -> None:
+        """Nobody waits for it any more."""
+        (self._folder / f"context-{step}.json").unlink(missing_ok=True)
+
+    def open_context(self) -> dict[str, Any] | None:
+        """What the run waits for now."""
+        if not self._folder.is_dir():
+            return None
+        asked = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
+        waiting = [n for n in asked if not (self._folder / f"candidate-{n}.json").exists()]
+        return _read(asked[min(waiting)]) if waiting else None
+
+    def answer(self, step: int, candidate: dict[str, Any]) -> None:
+        """Raises NotFound where nothing waits for this step, Conflict where it was answered."""
+        if (self._folder / f"candidate-{step}.json").exists():
+            raise Conflict(f"node {step} has a candidate", hint="Get the next context.")
+        if not (self._folder / f"context-{step}.json").exists():
+            raise NotFound(
+                f"the run does not wait for node {step}", hint="Get the context; it has the step."
+            )
+        _write(self._folder / f"candidate-{step}.json", candidate)
+
+
+class ExternalSynthesizer:
+    """Waits for the mailbox."""
+
+    name = NAME
+    first_tries = 1
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        seconds: float = WAIT_SECONDS,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """cancelled: asked while it waits; a run that is to end waits for nobody."""
+        self._mailbox = mailbox
+        self._seconds = seconds
+        self._cancelled = cancelled
+
+    def propose(self, context: Context) -> Proposal | None:
+        self._mailbox.ask(context.step, context_as_json(context))
+        began = time.monotonic()
+        while time.monotonic() - began < self._seconds:
+            found = self._mailbox.taken(context.step)
+            if found is not None:
+                return _proposal(context, found, time.monotonic() - began)
+            if self._cancelled():
+                self._mailbox.withdraw(context.step)
+                raise ProposalFailed("the run was cancelled while it waited for a candidate")
+            time.sleep(POLL_SECONDS)
+        self._mailbox.withdraw(context.step)
+        raise ProposalFailed(f"no candidate came within {self._seconds:.0f} s")
+
+
+def context_as_json(context: Context) -> dict[str, Any]:
+    """Everything a proposer may see; nothing of held-out cases, values or other runs."""
+    return {
+        "run": context.run_id,
+        "step": context.step,
+        "problem": asdict(context.problem),
+        "hardware": asdict(context.hardware),
+        "parent": shown_node(context.parent),
+        "seen": [shown_node(node) for node in context.seen],
+        "best": shown_node(context.best) if context.best is not None else None,
+        "knowledge": context.knowledge.as_json(),
+    }
+
+
+def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
+    """A node as others see it; source: with the text of its files."""
+    found = node.evaluation
+    proposal = node.proposal
+    return {
+        "number": node.number,
+        "source": dict(proposal.bundle.files) if source and proposal is not None else None,
+        "language": proposal.bundle.language if proposal is not None else None,
+        "plan": proposal.plan if proposal is not None else "the reference",
+        "state": node.state,
+        "validity": found.validity if found is not None else None,
+        "message": found.message if found is not None else node.problem,
+        "speedup": asdict(found.speedup) if found is not None and found.speedup else None,
+        "signals": list(node.signals),
+        "metrics": dict(found.metrics) if found is not None else {},
+    }
+
+
+def _proposal(context: Context, told: dict[str, Any], seconds: float) -> Proposal:
+    try:
+        fields = {n: told[n] for n in ("files", "main", "language", "entry") if n in told}
+        bundle = Bundle(**fields, parameters=told.get("parameters") or {}, origin="external")
+    except (TypeError, KeyError, ValueError) as problem:
+        raise ProposalFailed(f"what came is no candidate: {problem}") from problem
+    shown = context.knowledge.shown()
+    known = {*shown.excerpts, *shown.moves, *shown.skills}
+    found = Proposal(
+        bundle,
+        NAME,
+        context.parent.number,
+        str(told.get("plan", ""))[:2_000],
+        claimed=tuple(name for name in told.get("used") or () if name in known),
+        cases=tuple(told.get("cases") or ()),
+        model=told.get("model"),
+    )
+    return replace(found, cost=Cost(seconds=seconds))
+
+
+def _write(path: Path, told: dict[str, Any]) -> None:
+    """Whole or not at all: somebody may be reading."""
+    scratch = path.with_suffix(f".{os.getpid()}.new")
+    scratch.write_text(json.dumps(told), encoding="utf-8")
+    scratch.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return dict(told)

@@ -1,0 +1,246 @@
+"""What became of kernels, in words: the one to start from, earlier ones, and why one failed.
+
+Every text that did not come from a template goes through the fence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.search.context import Context
+from optimizer.search.records import REFERENCE, Node
+from optimizer.search.synthesizers.llm.prompting.fence import Fence
+from optimizer.search.synthesizers.llm.prompting.sections import number, pairs
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.signals import load_signals
+
+MAX_METRICS = 60
+MAX_EVIDENCE = 600  # characters of one signal's
+MAX_PLAN = 600
+MAX_MESSAGE = 2_000
+MAX_CHECKS = 4
+MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
+BECAME: Mapping[str, str] = {
+    "correct": "correct",
+    "incorrect": "wrong results",
+    "crashed": "it crashed",
+    "timed_out": "it ran past a deadline",
+    "not_compiled": "it did not compile",
+    "rejected": "refused, because it breaks a rule",
+    "not_run": "it was not run",
+}
+
+
+def parent(node: Node, fence: Fence) -> str:
+    if node.proposal is None:
+        return "The reference above: nothing was written yet in its place."
+    return source(node, fence)
+
+
+def source(node: Node, fence: Fence) -> str:
+    """Language, entry and files of a kernel. The node must have a proposal."""
+    assert node.proposal is not None
+    bundle = node.proposal.bundle
+    told = [f"Node {node.number}: {bundle.language}, entry and files:"]
+    told.append(fence.around("entry", bundle.entry))
+    for name in sorted(bundle.files, key=lambda name: (name != bundle.main, name)):
+        told.append(fence.around("source", f"file: {name}\n{bundle.files[name]}"))
+    if bundle.parameters:
+        told.append(fence.around("parameters", pairs(bundle.parameters)))
+    return "\n".join(told)
+
+
+def verdict(node: Node, fence: Fence, log_chars: int) -> str:
+    """What the harness found. log_chars: of the log's end; errors stand there."""
+    found = node.evaluation
+    if found is None:
+        return f"Nothing: {node.problem or node.state}."
+    lines = [_became(found), *_speed(node), *_checks(found)]
+    lines += [_signal(signal, n) for n, signal in enumerate(found.verdict.get("signals", ()))]
+    blocks = [fence.around("verdict", "\n".join(lines))]
+    if found.metrics and found.validity != "incorrect":  # they say nothing of what is wrong
+        blocks.append(fence.around("metrics", _metrics(found.metrics)))
+    if found.log and not found.correct:
+        blocks.append(fence.around("log", tail(found.log, log_chars)))
+    return "\n".join(blocks)
+
+
+def _became(found: Evaluation) -> str:
+    told = BECAME.get(found.validity, found.validity)
+    return f"{told}: {_cut(found.message, MAX_MESSAGE)}" if found.message else told
+
+
+def _speed(node: Node) -> list[str]:
+    """Times of each case; that there are none, and why, where a correct kernel has none."""
+    found = node.evaluation
+    if found is None or not found.correct:
+        return []
+    if found.timing == "repeat":
+        return ["not timed: the machine was too busy to measure it"]
+    lines = []
+    if node.number != REFERENCE and found.speedup is not None:
+        lines.append(f"speed-up over the reference: {_interval(found.speedup)}")
+    for timing in found.timings:
+        if timing.cycles is not None:
+            lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
+        elif timing.candidate_us is not None:
+            beside = timing.baseline_us if node.number != REFERENCE else None
+            said = "" if beside is None else f" (reference {_us(beside)} us)"
+            lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{said}")
+    return lines
+
+
+def _us(microseconds: float) -> str:
+    return f"{microseconds:.0f}" if microseconds >= 1000 else f"{microseconds:.4g}"
+
+
+def _interval(speedup: Interval) -> str:
+    low, high = f"{speedup.low:.3g}", f"{speedup.high:.3g}"
+    return f"{speedup.value:.3g}x (95 % interval {low} to {high})"
+
+
+def _checks(found: Evaluation) -> list[str]:
+    """Cases that passed and those that failed beyond the one in the message."""
+    if found.correct:
+        return []
+    passed = dict.fromkeys(check.case for check in found.checks if check.ok)
+    failed = {check.case: check.message for check in found.checks if not check.ok}
+    lines = [f"case {case}: {_cut(said, MAX_EVIDENCE)}" for case, said in failed.items() if said]
+    new = [line for line in lines if line.removeprefix("case ") not in found.message]
+    right = [case for case in passed if case not in failed]
+    return [*new[:MAX_CHECKS], *([f"right in case {', '.join(right)}"] if right else [])]
+
+
+def _signal(signal: Mapping[str, Any], place: int) -> str:
+    """Its meaning beside its id, then the evidence in words."""
+    name = str(signal["id"])
+    known = load_signals()
+    meaning = f": {known.get(name).description}" if name in known else ""
+    confidence = signal.get("confidence")
+    sure = f" (confidence {confidence:.2g})" if isinstance(confidence, int | float) else ""
+    evidence = signal.get("evidence") or ()
+    items = evidence if isinstance(evidence, list | tuple) else (evidence,)
+    told = _evidence(items)
+    because = f"\n  because {_cut(told, MAX_EVIDENCE)}" if told else ""
+    return f"{'leading signal' if not place else 'signal'} {name}{sure}{meaning}{because}"
+
+
+def _evidence(items: Iterable[Any]) -> str:
+    """Each once: a metric with all the rules that it met, a line of a log, or whatever was said."""
+    rules: dict[str, list[str]] = {}
+    for item in items:
+        if isinstance(item, Mapping) and "name" in item and "value" in item:
+            name, test = str(item["name"]), str(item.get("test") or "")
+            met = rules.setdefault(_measured(name, item["value"], name), [])
+            met += [test] if test and test not in met else []
+        elif isinstance(item, Mapping) and "line" in item:
+            title = item.get("title") or item.get("signature") or "log"
+            rules.setdefault(f"{title}: {item['line']}", [])
+        else:
+            said = item if isinstance(item, str) else json.dumps(item, default=str)
+            rules.setdefault(said, [])
+    return "; ".join(
+        f"{told} (rule: {' and '.join(met)})" if met else told for told, met in rules.items()
+    )
+
+
+def _metrics(metrics: Mapping[str, float | str]) -> str:
+    """Raw names, as a collector reports them."""
+    rows = sorted(metrics.items())[:MAX_METRICS]
+    known = {raw: name for name, raw in load_metrics().normalise(dict(rows)).sources.items()}
+    return "\n".join(_measured(name, value, known.get(name, name)) for name, value in rows)
+
+
+def _measured(name: str, value: object, canonical: str) -> str:
+    """With the meaning that the metric registry gives."""
+    registry = load_metrics()
+    known = canonical in registry
+    meaning = f" [{registry.get(canonical).description.rstrip('.')}]" if known else ""
+    return f"{name} = {number(value)}{meaning}"
+
+
+def seen(nodes: Iterable[Node], fence: Fence) -> str:
+    """Earlier kernels: what was planned and what came of it."""
+    told = [fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None]
+    return "\n".join(told)
+
+
+def best(context: Context, fence: Fence) -> str:
+    node = context.best
+    shown = {REFERENCE, context.parent.number, *(node.number for node in context.seen)}
+    if node is None or node.number in shown:
+        return ""
+    return "The best so far:\n" + fence.around("best", _outcome(node))
+
+
+def worth_showing(context: Context) -> tuple[Node, ...]:
+    """Of the earlier kernels those whose text helps: the last that failed, which may only need
+    mending, and, while the reference is the kernel to start from, the best that is right."""
+    written = [node for node in context.seen if node.proposal is not None and node.evaluation]
+    written = [node for node in written if node.parent == context.parent.number]
+    failed = [node for node in written if _mendable(node)]
+    right = [node for node in written if node.correct]
+    chosen = []
+    if right and context.parent.number == REFERENCE:
+        chosen.append(max(right, key=lambda node: (node.merit, node.number)))
+    if failed:
+        last = max(failed, key=lambda node: node.number)
+        # A failure that something right has followed is history.
+        if all(last.number > node.number for node in right):
+            chosen.append(last)
+    return tuple(chosen)
+
+
+def _mendable(node: Node) -> bool:
+    return node.evaluation is not None and node.evaluation.validity in MENDABLE
+
+
+def sources(nodes: Sequence[Node], fence: Fence, log_chars: int) -> str:
+    parts = []
+    for node in nodes:
+        if node.correct:
+            parts.append(
+                f"The best of them, whole. Go on from it where it helps.\n{source(node, fence)}"
+            )
+        else:
+            parts.append(
+                "The last that failed, whole. Mend it where its idea is sound.\n"
+                f"{source(node, fence)}\n{verdict(node, fence, log_chars)}"
+            )
+    return "\n".join(parts)
+
+
+def _outcome(node: Node) -> str:
+    lines = [f"node {node.number}, changed from node {node.parent}"]
+    if node.proposal is not None:
+        lines.append(f"plan: {_cut(node.proposal.plan, MAX_PLAN)}")
+        if node.proposal.bundle.parameters:
+            lines.append(f"parameters: {pairs(node.proposal.bundle.parameters)}")
+    lines.append(f"result: {_result(node)}")
+    if node.signals:
+        lines.append(f"signals: {', '.join(node.signals)}")
+    return "\n".join(lines)
+
+
+def _result(node: Node) -> str:
+    found = node.evaluation
+    if node.state == "duplicate":
+        return f"the same as node {node.same_as}"
+    if found is None:
+        return f"nothing is known of it: {node.problem or node.state}"
+    if not found.correct:
+        return _cut(_became(found), MAX_PLAN)
+    if found.speedup is None:
+        return "correct, not timed: the machine was too busy"
+    return f"correct, {_interval(found.speedup)} over the reference"
+
+
+def tail(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"(cut) ... {text[-chars:]}"
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[:chars]} ... (cut)"

@@ -1,0 +1,179 @@
+"""Proposes variants of the code samples of a manual: the sample as it stands first, then changes of
+its constants within the limits that the manual and the facts of the chip set.
+
+A sample is a recipe whose sizes are part of its text, so it is bound to the problem's sizes before
+it is one like any other. Whether it computes what the problem asks is for the evaluation to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kb.hardware.checks import Problems
+from optimizer.evaluation.abi import TensorSpec
+from optimizer.search.context import Context, HardwareView, ProblemView
+from optimizer.search.records import REFERENCE, Proposal
+from optimizer.search.synthesizers.recipe.instantiate import instantiate
+from optimizer.search.synthesizers.recipe.match import ROLE_OF
+from optimizer.search.synthesizers.recipe.recipe import PLACEHOLDER, Recipe, Value, parse_recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, fit, start
+
+NAME = "sample"
+_TEMPLATE = "sample"
+
+
+@dataclass(frozen=True)
+class ManualSample:
+    """id: of the stored proposal. source: where it stands, in words. body: as
+    `ingestion.samples.recipes.body_of` makes it."""
+
+    id: str
+    name: str
+    language: str
+    source: str
+    body: Mapping[str, Any]
+
+    @property
+    def entry(self) -> str:
+        return str(self.body["entry"])
+
+
+def bind(sample: ManualSample, problem: ProblemView, name: str = "") -> Recipe | None:
+    """The sample with the sizes of the problem's first timed case; None where its tensors are not
+    the problem's. name: of the recipe, the sample's id without one. Raises InvalidKnowledge for a
+    body that cannot be read."""
+    tensors = problem.main.signature.tensors
+    given = [t for t in tensors if t.role != "output"]
+    made = [t for t in tensors if t.role == "output"]
+    sizes: dict[str, int] = {}
+    for role, actual in (("input", given), ("output", made)):
+        patterns = [t["dims"] for t in sample.body["tensors"] if t["role"] == role]
+        if len(patterns) != len(actual):
+            return None
+        for dims, tensor in zip(patterns, actual, strict=True):
+            if not _same_sizes(dims, tensor, sizes):
+                return None
+    raw = {
+        "format": 1,
+        "language": sample.language,
+        "template": _TEMPLATE,
+        "tensors": [_pattern(tensor) for tensor in tensors],
+        "parameters": list(sample.body["parameters"]),
+        "constraints": [_sized(c["predicate"], sizes) for c in sample.body["constraints"]],
+    }
+    problems = Problems(f"the sample of {sample.source}")
+    files = {_TEMPLATE: _sized(sample.body["template"], sizes)}
+    recipe = parse_recipe(name or sample.id, raw, files, problems)
+    problems.raise_if_any()
+    return recipe
+
+
+def _same_sizes(dims: Sequence[str], tensor: TensorSpec, sizes: dict[str, int]) -> bool:
+    if len(dims) != len(tensor.shape):
+        return False
+    return all(
+        sizes.setdefault(dim, size) == size for dim, size in zip(dims, tensor.shape, strict=True)
+    )
+
+
+def _pattern(tensor: TensorSpec) -> dict[str, Any]:
+    return {
+        "name": "t_" + re.sub(r"\W", "_", tensor.name),
+        "role": ROLE_OF[tensor.role],
+        "dtypes": [tensor.dtype],
+        "dims": [str(size) for size in tensor.shape],
+    }
+
+
+def _sized(text: str, sizes: Mapping[str, int]) -> str:
+    """With numbers for sizes; what stands for a constant stays."""
+
+    def put(found: re.Match[str]) -> str:
+        return str(sizes[found[1]]) if found[1] in sizes else found[0]
+
+    return PLACEHOLDER.sub(put, text)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A sample that fits a problem, as a recipe with its sizes."""
+
+    sample: ManualSample
+    recipe: Recipe
+
+    def beginning(self, values: Mapping[str, Value]) -> str:
+        """How far these first values are the sample's own."""
+        defaults = self.recipe.defaults
+        changed = [f"{n} = {v}" for n, v in values.items() if v != defaults[n]]
+        if not changed:
+            return "as it stands."
+        return f"as near to it as the limits allow, {', '.join(changed)}."
+
+    def marked(self, proposal: Proposal, change: str, moves: Sequence[str] = ()) -> Proposal:
+        """The proposal of a recipe as that of a sample."""
+        return replace(
+            proposal,
+            synthesizer=NAME,
+            bundle=replace(proposal.bundle, entry=self.sample.entry),
+            plan=f"From the manual's sample, {self.sample.source}: {change}",
+            attributed=(self.sample.id, *moves),
+        )
+
+
+class SampleSynthesizer:
+    """Over the samples of the manuals of one chip."""
+
+    name = NAME
+
+    def __init__(self, samples: Sequence[ManualSample]) -> None:
+        self._samples = tuple(samples)
+        self.first_tries = max(1, len(self._samples))
+        self._known: tuple[str, dict[str, _Bound], RecipeSynthesizer] | None = None
+
+    def _for(self, problem: ProblemView) -> tuple[dict[str, _Bound], RecipeSynthesizer]:
+        """By name of the recipe: the sample's, or its id where two have one name."""
+        if self._known is None or self._known[0] != problem.name:
+            names = Counter(sample.name for sample in self._samples)
+            found = [
+                (sample, bind(sample, problem, sample.name if names[sample.name] == 1 else ""))
+                for sample in self._samples
+            ]
+            bound = {r.name: _Bound(sample, r) for sample, r in found if r is not None}
+            recipes = [one.recipe for one in bound.values()]
+            languages = [recipe.language for recipe in recipes]
+            self._known = (problem.name, bound, RecipeSynthesizer(recipes, languages))
+        return self._known[1], self._known[2]
+
+    def propose(self, context: Context) -> Proposal | None:
+        bound, recipes = self._for(context.problem)
+        proposal = recipes.propose(context)
+        if proposal is None or proposal.recipe is None:
+            return None
+        one = bound[proposal.recipe]
+        if context.parent.number == REFERENCE:
+            return one.marked(proposal, one.beginning(proposal.values))
+        return one.marked(proposal, proposal.plan, proposal.attributed)
+
+    def first(self, problem: ProblemView, hardware: HardwareView) -> Proposal | None:
+        """The first sample that fits, as it stands where the limits allow that: what the others are
+        compared with."""
+        bound, _ = self._for(problem)
+        for one in bound.values():
+            fitting = fit(one.recipe, problem, hardware.facts)
+            values = start(fitting, hardware.facts) if fitting is not None else None
+            if fitting is None or values is None:
+                continue
+            bundle = instantiate(one.recipe, values, fitting.binding, problem.source)
+            made = Proposal(
+                bundle,
+                NAME,
+                recipe=one.recipe.name,
+                values=dict(values),
+                cases=fitting.cases,
+            )
+            return one.marked(made, one.beginning(values))
+        return None

@@ -1,0 +1,285 @@
+"""Proposes instances of recipes: defaults first, then changes of one value.
+
+With knowledge, facts prune the domains and the moves that fit the parent's verdict say which value
+to change; without, or when moves are used up, neighbours are tried (coordinate descent) and then
+what is left of the space, in an order drawn from the seed. What changes brought in this run decides
+which of them come first (see `order`). What a skill says to avoid comes last of all, unless it has
+just won in this run: nothing is out of reach.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from optimizer.evaluation.abi import ITEM_BYTES
+from optimizer.search.context import Context, ProblemView
+from optimizer.search.knowledge import Remedy
+from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.recipe.instantiate import instantiate
+from optimizer.search.synthesizers.recipe.knobs import Knob, avoided, does
+from optimizer.search.synthesizers.recipe.match import Binding, Refusal, allowed, match, space
+from optimizer.search.synthesizers.recipe.order import Record, record_of, step_between
+from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
+
+Values = Mapping[str, Value]
+NAME = "recipe"
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A recipe that fits the problem. cases: names of those that it claims."""
+
+    recipe: Recipe
+    binding: Binding
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values and why they were chosen. attributed: ids of the moves behind them. applies: whether
+    the move's predicate was decided."""
+
+    values: Values
+    plan: str
+    attributed: tuple[str, ...] = ()
+    applies: bool | None = None
+
+
+class RecipeSynthesizer:
+    """Over a fixed set of recipes."""
+
+    name = NAME
+    first_tries = 3
+
+    def __init__(self, recipes: Sequence[Recipe], languages: Sequence[str]) -> None:
+        """languages: those that can be built here; recipes in others are left out."""
+        self._recipes = [recipe for recipe in recipes if recipe.language in languages]
+        self._fitting: dict[str, list[Fitting]] = {}
+
+    def fitting(self, context: Context) -> list[Fitting]:
+        """Recipes that fit the problem's first timed case, in the order in which they are tried."""
+        key = f"{context.problem.name} {context.with_knowledge}"
+        if key not in self._fitting:
+            facts = _facts(context)
+            found = (fit(recipe, context.problem, facts) for recipe in self._recipes)
+            self._fitting[key] = [fitting for fitting in found if fitting is not None]
+        return self._fitting[key]
+
+    def roles(self, problem: ProblemView) -> tuple[str, ...]:
+        """Of the parameters of every recipe that fits, whatever the facts allow of it."""
+        fitting = [recipe for recipe in self._recipes if fit(recipe, problem, {}) is not None]
+        return tuple(sorted({p.role for recipe in fitting for p in recipe.parameters}))
+
+    def propose(self, context: Context) -> Proposal | None:
+        facts = _facts(context)
+        if context.parent.number == REFERENCE:
+            return self._first(context, facts)
+        parent = context.parent.proposal
+        if parent is None or parent.recipe is None:
+            return None
+        fitting = next((f for f in self.fitting(context) if f.recipe.name == parent.recipe), None)
+        if fitting is None:
+            return None
+        tried = _tried(context.tried, parent.recipe)
+        for choice in _changes(context, fitting, parent.values, facts):
+            if _frozen(choice.values) not in tried:
+                return _proposal(context, fitting, choice)
+        return None
+
+    def _first(self, context: Context, facts: Values) -> Proposal | None:
+        """The default of the next recipe that was not tried yet."""
+        order = _order(self.fitting(context), context)
+        for fitting in order:
+            if not _tried(context.tried, fitting.recipe.name):
+                values = start(fitting, facts)
+                if values is not None:
+                    plan = f"Start from recipe {fitting.recipe.name} with its defaults."
+                    attributed = (fitting.recipe.name,)
+                    return _proposal(context, fitting, Choice(values, plan, attributed))
+        return None
+
+
+def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
+    """The recipe bound to the problem's first timed case, and every case with the same traits."""
+    main = problem.main
+    binding = match(recipe, main.signature, main.traits, facts, problem.op)
+    if isinstance(binding, Refusal):
+        return None
+    claimed = []
+    for case in problem.cases:
+        found = match(recipe, case.signature, case.traits, facts, problem.op)
+        if not isinstance(found, Refusal) and found.traits == binding.traits:
+            claimed.append(case.name)
+    return Fitting(recipe, binding, tuple(claimed))
+
+
+def start(fitting: Fitting, facts: Values) -> Values | None:
+    """The defaults, or what is allowed and differs from them in the fewest values."""
+    recipe, binding = fitting.recipe, fitting.binding
+    defaults = recipe.defaults
+    if allowed(recipe, defaults, binding, facts):
+        return defaults
+    near = space(recipe, binding, facts)
+    return min(near, key=lambda v: sum(v[n] != defaults[n] for n in v), default=None)
+
+
+def _facts(context: Context) -> Values:
+    """Knowledge of the chip; nothing where the run is to do without."""
+    return context.hardware.facts if context.with_knowledge else {}
+
+
+def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
+    """Recipes of skills that were retrieved for this verdict first, then by name."""
+    shown = [skill.name for skill in context.knowledge.skills]
+
+    def place(one: Fitting) -> tuple[int, str]:
+        name = one.recipe.name
+        return (shown.index(name) if name in shown else len(shown), name)
+
+    return sorted(fitting, key=place)
+
+
+def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) -> Iterator[Choice]:
+    """What may follow these values, the best-founded first and what is to be avoided last; all of
+    it allowed."""
+    recipe = fitting.recipe
+    record = record_of(recipe, context.tried)
+    against = _against(context)
+    waiting: list[Choice] = []
+    for choice in _in_turn(context, fitting, values, facts, record):
+        said = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
+        if said and not record.has_won(step_between(recipe, values, choice.values)):
+            warned = f"{choice.plan} Tried last: {', '.join(said)} says to avoid it."
+            waiting.append(replace(choice, plan=warned))
+        else:
+            yield choice
+    yield from waiting
+
+
+def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
+    """What is to be avoided here, by id of the remedy that says so. It makes no candidate, so no
+    proposal is attributed to it; that it was shown is kept with the node."""
+    holding = [r for r in context.knowledge.remedies if r.applies is not False]
+    return [(r.id, knobs) for r in holding if (knobs := avoided(r))]
+
+
+def _in_turn(
+    context: Context, fitting: Fitting, values: Values, facts: Values, record: Record
+) -> Iterator[Choice]:
+    """What may follow these values, the best-founded first."""
+    recipe, binding = fitting.recipe, fitting.binding
+
+    def rank(choice: Choice) -> int:
+        step = step_between(recipe, values, choice.values)
+        return record.rank(step, choice.attributed, choice.applies)
+
+    for choice in sorted(_all_changes(context, recipe, values), key=rank):
+        if allowed(recipe, choice.values, binding, facts):
+            yield choice
+    rest = list(space(recipe, binding, facts))
+    random.Random(f"{context.seed}:{recipe.name}").shuffle(rest)
+    for other in rest:
+        yield Choice(other, "Try another point of the recipe's space.")
+
+
+def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[Choice]:
+    for remedy in context.knowledge.remedies:
+        if remedy.applies is not False:
+            yield from _by_move(context, recipe, values, remedy)
+    chance = random.Random(f"{context.seed}:{context.parent.number}")
+    parameters = list(recipe.parameters)
+    chance.shuffle(parameters)
+    for step in (1, -1):
+        for parameter in parameters:
+            value = stepped(parameter, values[parameter.name], step)
+            if value is not None:
+                plan = f"Change {parameter.name} from {values[parameter.name]} to {value}."
+                yield Choice({**values, parameter.name: value}, plan)
+
+
+def _by_move(context: Context, recipe: Recipe, values: Values, remedy: Remedy) -> Iterator[Choice]:
+    """Every parameter of the move's role, changed as it says. What is known of the very chip bounds
+    it, before what is known of its family."""
+    limit = _facts(context).get(remedy.limit_name or "")
+    if isinstance(limit, int | float):
+        remedy = replace(remedy, limit=float(limit))
+    element_bytes = ITEM_BYTES.get(context.problem.main.dtype or "")
+    for parameter in recipe.parameters:
+        if parameter.role != remedy.change.get("role"):
+            continue
+        value = moved(parameter, values[parameter.name], remedy, element_bytes)
+        if value is not None:
+            plan = f"{remedy.name}: {parameter.name} from {values[parameter.name]} to {value}."
+            chosen = {**values, parameter.name: value}
+            yield Choice(chosen, f"{plan} {remedy.why}", (remedy.id,), remedy.applies)
+
+
+def moved(
+    parameter: Parameter, value: Value, remedy: Remedy, element_bytes: int | None = None
+) -> Value | None:
+    """The value that a move asks for; None where the domain has none or the limit forbids it.
+    element_bytes: of one element of the problem, None where that is not known."""
+    direction = remedy.change.get("direction")
+    if direction in ("increase", "add"):
+        found = stepped(parameter, value, 1)
+    elif direction in ("decrease", "remove"):
+        found = stepped(parameter, value, -1)
+    elif direction == "set":
+        to = remedy.change.get("to")
+        found = next((v for v in parameter.values if str(v) == str(to) and v != value), None)
+    else:
+        others = [v for v in parameter.values if v != value]
+        found = others[0] if others else None
+    if direction == "increase" and isinstance(found, int | float) and remedy.limit is not None:
+        size = in_unit(found, parameter.unit, remedy.limit_unit, element_bytes)
+        if size is not None and size > remedy.limit:
+            return None
+    return found
+
+
+def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | None) -> float | None:
+    """A parameter's value in the unit of a limit; None where the two cannot be compared: lanes are
+    no registers, and a tile's side is no size."""
+    if not unit or wanted is None:
+        return None
+    if unit == wanted:
+        return value
+    if unit == "elements" and element_bytes and wanted in ("B", "bit"):
+        return value * element_bytes * (8 if wanted == "bit" else 1)
+    return None
+
+
+def stepped(parameter: Parameter, value: Value, step: int) -> Value | None:
+    """The neighbour in the domain's order."""
+    if value not in parameter.values:
+        return None
+    place = parameter.values.index(value) + step
+    return parameter.values[place] if 0 <= place < len(parameter.values) else None
+
+
+def _tried(nodes: Sequence[Node], recipe: str) -> set[tuple[tuple[str, Value], ...]]:
+    return {
+        _frozen(node.proposal.values)
+        for node in nodes
+        if node.proposal is not None and node.proposal.recipe == recipe
+    }
+
+
+def _frozen(values: Values) -> tuple[tuple[str, Value], ...]:
+    return tuple(sorted(values.items()))
+
+
+def _proposal(context: Context, fitting: Fitting, choice: Choice) -> Proposal:
+    recipe = fitting.recipe
+    return Proposal(
+        bundle=instantiate(recipe, choice.values, fitting.binding, context.problem.source),
+        synthesizer=NAME,
+        parent=context.parent.number,
+        plan=choice.plan,
+        recipe=recipe.name,
+        values=dict(choice.values),
+        attributed=choice.attributed,
+        cases=fitting.cases,
+    )

@@ -1,1 +1,0 @@
-"""Recipes: parameterised kernels as data. Standard library only, for the portable search core."""

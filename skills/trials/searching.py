@@ -1,0 +1,129 @@
+"""One side of a trial: a search with a skill or without it, and its kernels measured anew."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kb.catalog.skills import SkillRow
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.timing.statistics import combined
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
+from optimizer.search.loop import Search
+from optimizer.search.preconditions import decided
+from optimizer.search.records import Node, Proposal
+from optimizer.search.runs.skill_moves import remedies_of, skill_of
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.search.tree import Tree
+from skills.trajectories.build import ratio_of
+from skills.trials.held_out import Unseen
+from skills.trials.trial_context import ConfirmingBench, Means
+from skills.trials.verification import Arm
+
+ROUNDS = 2  # of fresh processes for each winner
+
+
+@dataclass(frozen=True)
+class Searches:
+    """Of one budget, all with what the means have."""
+
+    means: Means
+    budget: int
+
+    def languages(self, skill: SkillRow) -> list[str]:
+        about = skill.scopes.languages
+        return [n for n in self.means.hardware.languages if not about or n in about]
+
+    def run(
+        self,
+        bench: ConfirmingBench,
+        unseen: Unseen,
+        seed: int,
+        languages: Sequence[str],
+        skill: SkillRow | None = None,
+        recipe: Recipe | None = None,
+        without: str = "",
+    ) -> Tree:
+        recipes = [one for one in self.means.recipes if one.name != without]
+        if recipe is not None:
+            recipes = [recipe, *(one for one in recipes if one.name != recipe.name)]
+        knowledge = WithSkill(self.means.knowledge, skill, without)
+        with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
+            run = RunRow(
+                id="arm",
+                problem=str(unseen.problem.path),
+                problem_sha256=unseen.problem.sha256,
+                hardware=self.means.hardware.id,
+                goal=Goal(candidates=self.budget, seed=seed),
+            )
+            store = FileStore(Path(folder))
+            store.begin(run)
+            search = Search(
+                run=run,
+                store=store,
+                bench=bench,
+                synthesizers=[RecipeSynthesizer(recipes, languages)],
+                knowledge=knowledge,
+                problem=problem_view(unseen.problem, bench.device),
+                hardware=self.means.hardware,
+                listener=_Silent(),
+            )
+            search.go()
+            return search.tree
+
+
+class WithSkill:
+    """Knowledge with one skill among it, or without one of that name."""
+
+    def __init__(self, source: KnowledgeSource, skill: SkillRow | None, without: str) -> None:
+        self._source = source
+        self._skill = skill
+        self._without = without or (skill.name if skill is not None else "")
+
+    def consult(self, query: Query) -> Knowledge:
+        """As if nobody ran: nothing is withheld by chance, and both arms see the same."""
+        found = self._source.consult(replace(query, run_id=""))
+        skills = tuple(s for s in found.skills if s.name != self._without)
+        remedies = tuple(r for r in found.remedies if skill_of(r.id) != self._without)
+        if self._skill is None:
+            return replace(found, skills=skills, remedies=remedies)
+        own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
+        moves = decided(remedies_of(self._skill), query, found.facts)
+        return replace(found, skills=(own, *skills), remedies=(*moves, *remedies))
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """Trials say nothing of how useful an answer was to a run."""
+
+
+def confirmed(bench: ConfirmingBench, proposal: Proposal) -> list[Evaluation]:
+    """In ROUNDS of fresh processes."""
+    return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
+
+
+def figure_of(found: Sequence[Evaluation]) -> Interval | None:
+    """Of the reference over the kernel; None where no evaluation has one."""
+    intervals = [(one.speedup, 1.0) for one in found if one.speedup is not None]
+    return combined(intervals) if intervals else None
+
+
+def arm_of(tree: Tree, best: Node | None) -> Arm:
+    return Arm(
+        tried=len(tree) - 1,
+        correct=sum(node.correct for node in tree.nodes[1:]),
+        best=ratio_of(best.speedup) if best is not None and best.speedup is not None else None,
+        best_key=best.evaluation.key if best is not None and best.evaluation is not None else "",
+    )
+
+
+class _Silent:
+    def node(self, node: Node, tree: Tree) -> None:
+        """A trial is told as a whole."""
+
+    def said(self, message: str) -> None:
+        """A trial is told as a whole."""

@@ -1,0 +1,72 @@
+"""What is said to be here is here, and what is not has a reason."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from optimizer.evaluation.collectors.probe import DeviceIdentity, probe, read_caches, tool
+from optimizer.evaluation.evaluator import flush_bytes_of
+from optimizer.evaluation.targets import facts_of
+
+
+def test_every_tool_works_or_says_why_not() -> None:
+    for kind in ("cpu", "cuda"):
+        found = probe(kind)
+        assert "torch_profiler" in found.tools
+        for name, known in found.tools.items():
+            assert known.name == name
+            assert known.available or known.reason
+        assert set(found.not_measured()) == {n for n, t in found.tools.items() if not t.available}
+
+
+def test_the_processor_is_known_and_keeps_its_id() -> None:
+    device = probe("cpu").device
+    assert device.kind == "cpu" and device.id and device.uuid.startswith("CPU-")
+    assert device.name and (device.cores or 0) >= 1
+    assert device.versions["torch"] and device.versions["python"]
+    assert probe("cpu").device.id == device.id
+    assert device.as_json()["caches"] == dict(device.caches)
+
+
+def test_caches_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    rows = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K")]
+    for number, (level, kind, size) in enumerate([*rows, ("3", "Unified", "36M")]):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        for name, text in (("level", level), ("type", kind), ("size", size)):
+            (folder / name).write_text(f"{text}\n")
+    (tmp_path / "index9").mkdir()  # a hypervisor that describes nothing
+    assert read_caches(tmp_path) == {"L1d": 48 << 10, "L2": 2 << 20, "L3": 36 << 20}
+
+
+def test_a_processor_states_its_caches_and_the_width_of_its_vectors() -> None:
+    caches = {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20}
+    told = DeviceIdentity(
+        "i", "cpu", "a cpu", "u", None, None, flags=("avx", "avx2", "avx512f"), caches=caches
+    )
+    assert facts_of(told) == {
+        "l1_size": 48 << 10,
+        "l2_size": 1 << 20,
+        "l3_size": 32 << 20,
+        "vector_bits": 512,
+        "vector_load_max": 64,
+    }
+    assert facts_of(replace(told, flags=("avx", "avx2"), caches={}))["vector_bits"] == 256
+    assert facts_of(replace(told, kind="cuda")) == {}
+    assert flush_bytes_of(facts_of(told)) == 64 << 20  # not twice one core's second level
+    assert flush_bytes_of({"l2_size": 50 << 20}) == 100 << 20 and flush_bytes_of({}) == 256 << 20
+
+
+def test_a_tool_that_is_not_there_has_a_reason(monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tool.cache_clear()
+    assert tool("ncu").reason == "ncu is not installed"
+    # One that is there and fails is not available either.
+    fake = tmp_path / "rocprofv3"
+    fake.write_text("#!/bin/sh\necho 'no permission' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
+    assert "no permission" in tool("rocprofv3").reason
+    tool.cache_clear()

@@ -1,0 +1,152 @@
+"""Time against what the device can do, and times that no device can reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.collectors.work import (
+    Work,
+    achieved,
+    impossible_times,
+    limits_of,
+    metrics_of,
+    work_of,
+)
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.records import CaseTiming, Interval
+
+MIB, GIB = 1 << 20, 1 << 30
+SIZES = (MIB, 64 * MIB, GIB)
+DEVICE = Ceilings(
+    device="d",
+    kind="cpu",
+    threads=2,
+    cache_bytes=32 * MIB,
+    copy=tuple(Point(s, r, 0, 9) for s, r in zip(SIZES, (100e9, 20e9, 20e9), strict=True)),
+    read=tuple(Point(s, r, 0, 9) for s, r in zip(SIZES, (120e9, 25e9, 25e9), strict=True)),
+    matmul={"float32": Figure(300e9, 0, 9), "bfloat16": Figure(2000e9, 0, 9)},
+    dispatch=Figure(2e-6, 0, 9),
+)
+COPY = Work("elementwise", "float32", GIB // 2, GIB // 2)
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.linear(x)
+
+def get_inputs():
+    return [torch.randn(16, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_the_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> None:
+    path = tmp_path / "linear.py"
+    path.write_text(PROBLEM)
+    problem = load_problem(path)
+    work = work_of(open_case(problem, problem.cases[0]))
+    assert work.read_bytes == 4 * (16 * 64 + 32 * 64 + 32)
+    assert work.written_bytes == 4 * 16 * 32
+    assert work.flops == 2 * 16 * 64 * 32 and work.dtype == "float32"
+    assert work.element_bytes == 4 and work.reduction_length is not None
+
+
+def test_a_stream_is_limited_by_bytes() -> None:
+    told = achieved(COPY, 0.06, DEVICE)
+    assert told.limit == "bytes" and told.floor_seconds == pytest.approx(GIB / 20e9)
+    assert told.bandwidth == pytest.approx(GIB / 0.06)
+    assert told.bandwidth_pct == pytest.approx(89.5, abs=0.1) == told.roofline_pct
+    assert told.flops_pct is None or told.flops_pct == 0
+    assert achieved(COPY, 0.06, DEVICE, counted_bytes=2 * GIB).bytes_ratio == 2
+
+
+def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
+    work = Work("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
+    told = achieved(work, 0.01, DEVICE)
+    assert told.limit == "flops" and told.flops_pct == pytest.approx(71.6, abs=0.1)
+    relaxed = achieved(replace(work, relaxed=True), 0.01, DEVICE)
+    assert relaxed.flops_pct == pytest.approx(10.7, abs=0.1)
+    assert achieved(replace(work, dtype="int8"), 0.01, DEVICE).flops_pct is None
+
+
+def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
+    problem = load_problem(Path("attention"))
+    work = work_of(open_case(problem, problem.cases[0]))
+    assert work.causal and work.needed_flops == work.flops // 2 > 0
+    told = achieved(work, 1.0, DEVICE)
+    assert told.flops == work.needed_flops
+    assert limits_of(work, CaseTiming("main", "measured", 1e6, 1e6), None).flops == work.flops // 2
+
+
+def test_a_gather_reads_a_part_and_no_share_is_told() -> None:
+    gather = Work("embedding_bag", "float32", GIB, MIB)
+    assert achieved(gather, 0.001, DEVICE).bandwidth_pct is None
+    assert "copy_bandwidth_pct" not in metrics_of(gather, 0.001, DEVICE)
+    assert severities(gather, timing(0.001)) == []
+
+
+def test_shares_are_only_told_of_ceilings_of_a_quiet_machine() -> None:
+    assert metrics_of(COPY, 0.06, DEVICE)["copy_bandwidth_pct"] == pytest.approx(89.5, abs=0.1)
+    assert metrics_of(COPY, 0.06, replace(DEVICE, waited=0.5)) == {"call_us": 60_000.0}
+    assert metrics_of(COPY, 0.06, None) == {"call_us": 60_000.0}
+    assert metrics_of(COPY, 20e-6, DEVICE, launches=8)["dispatch_pct"] == pytest.approx(80)
+
+
+def timing(seconds: float, speedup: float = 2.0, baseline: float | None = None) -> CaseTiming:
+    gain = Interval(speedup, speedup, speedup, 9)
+    before = seconds * speedup if baseline is None else baseline
+    return CaseTiming("main", "measured", before * 1e6, seconds * 1e6, gain, 100)
+
+
+def severities(work: Work, found: CaseTiming, ceilings: Ceilings | None = DEVICE) -> list[str]:
+    flags = impossible_times(work, found, ceilings)
+    assert all(flag.defence == 29 for flag in flags)
+    return [flag.severity for flag in flags]
+
+
+def test_faster_than_the_bytes_is_rejected() -> None:
+    floor = (GIB - 32 * MIB) / 25e9
+    assert limits_of(COPY, timing(1.0), DEVICE).least_us == pytest.approx(floor * 1e6 / 1.05)
+    assert severities(COPY, timing(floor / 2, 8.0)) == ["reject"]
+    assert severities(COPY, timing(floor / 2, 20.0)) == ["reject", "review"]
+    assert severities(COPY, timing(floor / 1.04)) == []
+
+
+def test_faster_than_the_fastest_arithmetic_is_rejected_and_winograd_is_not() -> None:
+    work = Work("matmul", "float32", MIB, MIB, flops=2_000_000_000)
+    assert severities(work, timing(0.9e-3)) == ["reject"]
+    # Three products in bfloat16 give a float32 one: faster than float32's own peak, and honest.
+    assert severities(work, timing(4e-3)) == []
+    assert severities(replace(work, op="conv"), timing(0.9e-3)) == []
+    assert severities(replace(work, op="conv"), timing(0.5e-3)) == ["review"]
+
+
+def test_what_fits_the_cache_is_never_impossible() -> None:
+    small = Work("elementwise", "float32", 8 * MIB, 8 * MIB)
+    assert limits_of(small, timing(1.0), DEVICE).least_us == 0
+    assert severities(small, timing(1e-6)) == ["review"]
+
+
+def test_doubtful_ceilings_reject_nobody() -> None:
+    fast = GIB / 25e9 / 3
+    assert severities(COPY, timing(fast, 1.1)) == ["review"]
+    assert severities(COPY, timing(fast, 8.0), replace(DEVICE, waited=0.4)) == ["review"]
+
+
+def test_ten_times_as_fast_is_shown_to_a_person() -> None:
+    assert severities(COPY, timing(1.0, 10.5)) == ["review"]
+    assert severities(COPY, timing(1.0, 10.5), None) == ["review"]
+    assert severities(COPY, timing(1.0, 9.0), None) == []

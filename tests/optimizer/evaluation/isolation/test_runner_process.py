@@ -1,0 +1,197 @@
+"""Runners as real processes: what they may do, what is left of them, what they cannot fake."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.launch import Zygote
+from optimizer.evaluation.isolation.levels import Level, can_unshare, command, level_for
+from optimizer.evaluation.isolation.runner_process import (
+    RunnerDied,
+    RunnerHung,
+    RunnerProcess,
+    RunnerSettings,
+)
+from optimizer.evaluation.loaded_kernel import LoadedSubject, Sample, SubjectFailed
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.toolchains.base import Loader
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+def get_inputs():
+    return [torch.randn(8, 8)]
+"""
+CANDIDATE = """
+import torch
+
+class ModelNew:
+    def __call__(self, x):
+        {work}
+        return x + 1
+"""
+LEVELS: tuple[Level, ...] = ("process", "namespaces") if can_unshare() else ("process",)
+LIMITS = {"memory_bytes": 2 << 30, "file_bytes": 1 << 20, "cpu_seconds": 60}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> OpenCase:
+    path = tmp_path_factory.mktemp("p") / "plus_one.py"
+    path.write_text(PROBLEM)
+    problem = load_problem(path)
+    return open_case(problem, problem.cases[0])
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def zygote(request: pytest.FixtureRequest) -> Iterator[Zygote]:
+    made = Zygote.of_runners(1, request.param)
+    made.level = request.param  # type: ignore[attr-defined]
+    yield made
+    made.close()
+
+
+Calls = Callable[[str], tuple[RunnerProcess, LoadedSubject]]
+
+
+@pytest.fixture
+def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
+    made: list[RunnerProcess] = []
+
+    def load(work: str) -> tuple[RunnerProcess, LoadedSubject]:
+        level = zygote.level  # type: ignore[attr-defined]
+        runner = RunnerProcess(RunnerSettings("cpu", 1, level), zygote)
+        made.append(runner)
+        runner.wait_ready()
+        path = tmp_path / "candidate.py"
+        path.write_text(CANDIDATE.format(work=work))
+        inputs = tuple(case.inputs(1))
+        subject = LoadedSubject(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
+        loader = Loader("python", path, "ModelNew")
+        subject.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
+        return runner, subject
+
+    yield load
+    for runner in made:
+        assert runner.end()
+
+
+def test_a_call_gives_the_outputs(loaded: Calls, case: OpenCase) -> None:
+    runner, subject = loaded("pass")
+    (output,) = subject.call(10)
+    assert torch.equal(output, case.inputs(1)[0] + 1)
+    assert runner.end() and runner.processes() == []
+
+
+def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
+    """The mirror knows the inputs of the last call although it never saw them."""
+    _, subject = loaded("pass")
+    subject.block(seed=5, calls=7, seconds=10)
+    assert torch.equal(subject.outputs[0], subject.mirror.tensors[0] + 1)
+    assert subject.inputs_changed(10) == []
+
+
+def test_nothing_outlives_its_runner(loaded: Calls) -> None:
+    """A detached process with another session is found and ended all the same."""
+    work = "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
+    runner, subject = loaded(work)
+    subject.call(10)
+    until = time.monotonic() + 5
+    while len(runner.processes()) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(runner.processes()) >= 2
+    assert runner.end()
+    assert runner.processes() == []
+
+
+def test_a_hang_ends_at_its_deadline(loaded: Calls) -> None:
+    runner, subject = loaded("import time; time.sleep(300)")
+    began = time.monotonic()
+    with pytest.raises(RunnerHung):
+        subject.call(1)
+    assert time.monotonic() - began < 8
+    assert runner.processes() == []
+
+
+def test_a_crash_names_its_signal(loaded: Calls) -> None:
+    _, subject = loaded("import ctypes; ctypes.string_at(0)")
+    with pytest.raises(RunnerDied, match="SIGSEGV"):
+        subject.call(10)
+
+
+def test_memory_is_limited(loaded: Calls) -> None:
+    _, subject = loaded("torch.empty(8 << 30, dtype=torch.uint8).fill_(1)")
+    with pytest.raises(SubjectFailed) as failed:
+        subject.call(20)
+    assert "memory" in failed.value.message.lower() or "allocate" in failed.value.message.lower()
+
+
+def test_files_outside_the_scratch_folder_cannot_be_written(loaded: Calls, tmp_path: Path) -> None:
+    target = tmp_path / "kept"
+    _, subject = loaded(f"open({str(target)!r}, 'w').write('x')")
+    confined = _landlock()
+    if not confined:
+        pytest.skip("this kernel has no Landlock")
+    with pytest.raises(SubjectFailed, match="Permission"):
+        subject.call(10)
+    assert not target.exists()
+
+
+def test_the_scratch_folder_can_be_written(loaded: Calls) -> None:
+    _, subject = loaded("open('note', 'w').write('x')")
+    subject.call(10)
+
+
+def test_there_is_no_network_in_namespaces(loaded: Calls, zygote: Zygote) -> None:
+    if zygote.level != "namespaces":  # type: ignore[attr-defined]
+        pytest.skip("level process keeps the network, and the evaluation says so")
+    work = "import socket; socket.create_connection(('127.0.0.1', 9), 2)"
+    _, subject = loaded(work)
+    with pytest.raises(SubjectFailed, match=r"unreachable|refused|Cannot assign"):
+        subject.call(10)
+
+
+def test_a_printed_result_is_not_a_result(loaded: Calls) -> None:
+    runner, subject = loaded('print(\'{"ok": true, "ns": 1}\', flush=True)')
+    subject.call(10)
+    assert '"ns": 1' in runner.log
+
+
+def test_a_level_that_is_not_to_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kb.errors import Unavailable
+    from optimizer.evaluation.isolation import levels
+
+    monkeypatch.setattr(levels, "can_unshare", lambda: False)
+    assert level_for("auto") == "process"
+    with pytest.raises(Unavailable, match="namespaces"):
+        level_for("namespaces")
+    assert command("process", ["true"]) == ["true"]
+
+
+def test_the_device_lock_is_freed_with_its_process(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with DeviceLock("cpu", tmp_path):
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    with DeviceLock("cpu", tmp_path):
+        pass
+
+
+def _landlock() -> bool:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.syscall(444, None, 0, 1) > 0)

@@ -1,0 +1,337 @@
+"""Problem files as users have them: what loads, and what is said about what does not."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kb.errors import InvalidRequest, NotFound
+from optimizer.evaluation.problem.load import load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Case
+from optimizer.evaluation.problem.tensors import open_case
+
+Write = Callable[..., Path]
+PLAIN = """
+    import torch
+    import torch.nn as nn
+
+    rows, cols = 6, 40
+    size = (rows, cols)
+
+    class Model(nn.Module):
+        '''Adds a bias.'''
+        def __init__(self, cols, start=0.5):
+            super().__init__()
+            self.bias = nn.Parameter(torch.full((cols,), start))
+            self.register_buffer("scale", torch.rand(cols))
+
+        def forward(self, x, times):
+            return (x + self.bias) * self.scale * times, x.argmax(dim=1)
+
+    def get_inputs():
+        return [torch.rand(size), 3]
+
+    def get_init_inputs():
+        return [cols]
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def _write(source: str, toml: str = "", name: str = "mine.py") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        if toml:
+            path.with_suffix(".toml").write_text(textwrap.dedent(toml), encoding="utf-8")
+        return path
+
+    return _write
+
+
+def test_a_lone_file_is_a_problem_with_its_own_shape(write: Write) -> None:
+    problem = load_problem(write(PLAIN))
+    assert (problem.name, problem.declared, problem.summary) == ("mine", False, "Adds a bias.")
+    assert problem.cases == (Case("declared"),)
+    assert problem.op == "reduction"
+
+
+def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
+    case = open_case(load_problem(write(PLAIN)), Case("declared"))
+    told = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
+    assert told == [
+        ("x", "input", "float32", (6, 40)),
+        ("times", "input", "int64", ()),
+        ("bias", "parameter", "float32", (40,)),
+        ("scale", "buffer", "float32", (40,)),
+        ("output0", "output", "float32", (6, 40)),
+        ("output1", "output", "int64", (6,)),
+    ]
+    assert case.scalars == (False, True)
+    assert case.kinds == ("float", "exact")
+    assert case.fresh == (True, False, True, True)
+
+
+def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> None:
+    problem = load_problem(write(PLAIN))
+    case = open_case(problem, Case("small", {"cols": 5}, dtype="bfloat16"))
+    assert case.signature.tensors[0].shape == (6, 5)
+    assert case.signature.tensors[0].dtype == "bfloat16"
+    assert "rows, cols = 6, 5" in case.source
+
+
+def test_a_constant_that_is_not_there_names_those_that_are(write: Write) -> None:
+    with pytest.raises(InvalidRequest, match="no constant 'row'") as refused:
+        open_case(load_problem(write(PLAIN)), Case("bad", {"row": 5}))
+    assert "Did you mean rows?" in refused.value.hint
+    assert "cols, rows, size" in refused.value.hint
+
+
+def test_draws_depend_on_the_seed_alone(write: Write) -> None:
+    case = open_case(load_problem(write(PLAIN)), Case("declared"))
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one, again, other = case.inputs(3), case.inputs(3), case.inputs(4)
+    assert torch.equal(one[0], again[0]) and not torch.equal(one[0], other[0])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    state = case.state(3)
+    assert not torch.equal(case.banks(3).inputs[0], one[0])
+    assert state["bias"].unique().numel() > 30  # a constant weight could be left out unseen
+
+
+def test_the_golden_is_float64_and_near_the_reference(write: Write) -> None:
+    case = open_case(load_problem(write(PLAIN)), Case("declared", dtype="float16"))
+    inputs, state = case.inputs(0), case.state(0)
+    golden = case.reference(inputs, state, dtype=torch.float64)
+    reference = case.reference(inputs, state)
+    assert (golden[0].dtype, reference[0].dtype) == (torch.float64, torch.float16)
+    torch.testing.assert_close(golden[0], reference[0].double(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["{'cols': cols, 'start': 0.5}", "[[], {'cols': cols}]", "[[cols], {}]", "(cols, 0.5)", "cols"],
+)
+def test_every_form_of_init_inputs(write: Write, given: str) -> None:
+    path = write(PLAIN.replace("return [cols]", f"return {given}"))
+    case = open_case(load_problem(path), Case("declared"))
+    assert case.init_args[0] == 40
+    assert case.signature.of("parameter")[0].shape == (40,)
+
+
+def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def forward(self, a, b):
+                return {"sum": a + b, "product": a * b}
+        def get_inputs():
+            return {"b": torch.ones(3), "a": torch.arange(3).float()}
+    """)
+    case = open_case(load_problem(path), Case("declared"))
+    assert case.init_args == []
+    assert [t.name for t in case.signature.of("input")] == ["a", "b"]
+    assert len(case.outputs) == 2
+    assert case.fresh == (False, False)  # the same in every draw: a table, not a sample
+    assert load_problem(path).op == "elementwise"
+
+
+def test_structured_and_integer_inputs_are_not_replaced_piecewise(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        n = 50
+        class Model(nn.Module):
+            def forward(self, lower, symmetric, borders, plain, which):
+                return (lower + symmetric + plain)[which] + borders
+        def get_inputs():
+            s = torch.randn(n, n)
+            return [torch.randn(n, n).tril(), s + s.T, torch.randn(n).sort().values,
+                    torch.randn(n, n), torch.randint(0, n, (n,))]
+    """)
+    case = open_case(load_problem(path), Case("declared"))
+    assert case.fresh == (False, False, False, True, False)
+    problem = load_problem(write(path.read_text(), 'policy = {perturb = ["which"]}'))
+    assert open_case(problem, problem.cases[0]).fresh == (False, False, False, True, True)
+
+
+def test_running_statistics_stay_valid(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.BatchNorm1d(64)
+            def forward(self, x):
+                return self.norm(x)
+        def get_inputs():
+            return [torch.randn(8, 64)]
+    """)
+    case = open_case(load_problem(path), Case("declared"))
+    state, bank = case.state(0), case.banks(0).state
+    for draw in (state, bank):
+        assert bool((draw["norm.running_var"] > 0.4).all())
+    assert not torch.equal(state["norm.running_var"], bank["norm.running_var"])
+    assert case.fresh == (True, True, True, True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "dtype"),
+    [(d, t) for d in ("mean_zero", "offset", "wide") for t in ("float32", "float16", "bfloat16")],
+)
+def test_distributions(write: Write, distribution: str, dtype: str) -> None:
+    case = Case("d", {"rows": 64, "cols": 256}, dtype=dtype, distribution=distribution)  # type: ignore[arg-type]
+    x = open_case(load_problem(write(PLAIN)), case).inputs(0)[0].double()
+    if distribution == "mean_zero":
+        assert abs(float(x.mean())) < 0.01 and 0.95 < float(x.std()) < 1.05
+    elif distribution == "offset":
+        assert float(x.mean()) > 7 * float(x.std()) > 0
+    else:
+        magnitudes = x.abs().log10()
+        assert float(magnitudes.max() - magnitudes.min()) > (5.9 if dtype == "float32" else 2.9)
+        assert 0.45 < float((x > 0).double().mean()) < 0.55
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        ("def get_inputs():\n    return []\n", "does not define Model", "problem new"),
+        ("class Model:\n    pass\n", "does not define get_inputs", "problem new"),
+        ("class Model(:\n", "line 1", "syntax"),
+    ],
+)
+def test_what_is_no_problem_file(write: Write, source: str, message: str, hint: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as refused:
+        load_problem(write(source))
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        (("torch.rand(size), 3", "torch.rand(size, device='cuda'), 3"), "get_inputs", "on the CPU"),
+        (("torch.rand(size), 3", "[torch.rand(size)], 3"), "input 0 is list", "flat list"),
+        (("torch.rand(size), 3", "torch.rand(size).to_sparse(), 3"), "sparse", "by its parts"),
+        (("return (x", "return [[x]], (x"), "output 0 is list", "flat tuple"),
+        (('self.register_buffer("scale", torch.rand(cols))', "self.scale = torch.rand(cols)"),
+         "random values in scale", "register_buffer"),
+        (("(nn.Module)", ""), "not a class derived", "class Model"),
+        (("return [cols]", "return [cols, 1, 2, 3]"), "Model", "Run `python"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_opened_says_what_to_do(
+    write: Write, change: tuple[str, str], message: str, hint: str
+) -> None:
+    if "cuda" in change[1] and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    path = write(PLAIN.replace(*change))
+    with pytest.raises(InvalidRequest, match=message) as refused:
+        _ = open_case(load_problem(path), Case("declared")).signature
+    assert hint in refused.value.hint
+
+
+def test_a_toml_reports_every_mistake_at_once(write: Write) -> None:
+    toml = """
+        naem = "x"
+        [policy]
+        precision = "strickt"
+        outputs = ["floats"]
+        [[cases]]
+        name = "a"
+        constants = {row = 3}
+        dtype = "float33"
+        distribution = "offsets"
+        timed = 1
+        [[cases]]
+        name = "a"
+        shape = [3]
+    """
+    with pytest.raises(InvalidRequest) as refused:
+        load_problem(write(PLAIN, toml))
+    problems = refused.value.details["problems"]
+    for part in (
+        "unknown key 'naem', did you mean name?",
+        "'strickt' is none of strict, relaxed, did you mean strict?",
+        "'floats' is none of float, exact, index",
+        "no constant 'row', did you mean rows?",
+        "'float33' is none of",
+        "did you mean offset?",
+        "timed: must be bool, is 1",
+        "unknown key 'shape'",
+        "two cases are called 'a'",
+    ):
+        assert any(part in problem for problem in problems), part
+
+
+def test_a_toml_is_taken_over(write: Write) -> None:
+    toml = """
+        op = "GEMM"
+        [policy]
+        reduction_length = "4 * cols"
+        [[cases]]
+        name = "small"
+        constants = {rows = 2, cols = 8}
+        dtype = "bf16"
+        devices = ["cpu"]
+        [[cases]]
+        name = "later"
+        held_out = true
+    """
+    problem = load_problem(write(PLAIN, toml))
+    assert problem.declared and problem.op == "matmul"
+    assert [c.name for c in problem.searched] == ["small"]
+    assert problem.cases[0].dtype == "bfloat16" and not problem.cases[0].fits("cuda")
+    assert open_case(problem, problem.cases[0]).reduction_length() == 32
+
+
+def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def forward(self, a, b):
+                return a @ b
+        def get_inputs():
+            return [torch.randn(3, 70), torch.randn(70, 5)]
+    """)
+    case = open_case(load_problem(path), Case("declared"))
+    assert case.flops() == 2 * 3 * 70 * 5
+    assert case.reduction_length() == 70
+    assert case.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(NotFound) as refused:
+        load_problem(Path("softmx"))
+    assert "softmax" in refused.value.hint
+
+
+def test_a_case_for_another_device_is_described_without_its_memory() -> None:
+    problem = load_problem(Path("layernorm"))
+    gpu = next(case for case in problem.cases if case.name == "gpu")
+    case = open_case(problem, gpu)
+    assert case.compulsory_bytes > 1 << 30
+    assert case.signature.of("output")[0].shape == (32768, 4096)
+
+
+def test_twenty_four_problems_are_shipped() -> None:
+    assert len(shipped_problems()) == 24
+
+
+def test_a_default_of_forward_is_no_input(write: Write) -> None:
+    path = write("""
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def forward(self, x, scale=2.0, mask=None):
+                return x * scale
+        def get_inputs():
+            return {"x": torch.randn(4)}
+    """)
+    case = open_case(load_problem(path), Case("declared"))
+    assert [t.name for t in case.signature.of("input")] == ["x"]

@@ -1,0 +1,80 @@
+"""Every toolchain that a built-in hardware file names resolves, or says plainly why not."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kb.errors import InvalidRequest, Unavailable
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.registry import (
+    BUILTIN,
+    NOT_BUILT,
+    installed,
+    toolchain_for,
+    usable_toolchain,
+)
+from optimizer.evaluation.toolchains.torch_python import TorchPython
+
+ROOT = Path(__file__).resolve().parents[4]
+HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
+
+
+def named() -> list[tuple[str, str, str]]:
+    found = []
+    for path in sorted((ROOT / "hw_manuals" / "hardware").glob("*/hardware.toml")):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        for language, chain in table.get("toolchains", {}).items():
+            if "builtin" in chain:
+                found.append((table["id"], language, chain["builtin"]))
+    return found
+
+
+@pytest.mark.parametrize("hardware, language, builtin", named())
+def test_built_in_names_of_hardware_files(hardware: str, language: str, builtin: str) -> None:
+    target = Target(hardware, (hardware,))
+    if builtin in NOT_BUILT:
+        with pytest.raises(Unavailable, match="not supported"):
+            toolchain_for(language, target, builtin)
+        return
+    chain = toolchain_for(language, target, builtin)
+    assert (chain.name, language in chain.languages) == (builtin, True)
+
+
+def test_nothing_compiles_this_language() -> None:
+    with pytest.raises(InvalidRequest, match="no toolchain") as raised:
+        toolchain_for("sycl", HOPPER)
+    assert "[toolchains.sycl]" in raised.value.hint
+    with pytest.raises(InvalidRequest, match="does not compile 'cpp'"):
+        toolchain_for("cpp", HOPPER, "triton-nvidia")
+    with pytest.raises(InvalidRequest, match="unknown built-in"):
+        toolchain_for("cpp", HOPPER, "tcc")
+
+
+def test_what_cannot_be_used_here_says_what_is_installed() -> None:
+    with pytest.raises(Unavailable, match="no h100 to run on") as raised:
+        usable_toolchain("torch", HOPPER)
+    assert set(raised.value.details["installed"]) == set(BUILTIN)
+    assert installed(HOPPER)["g++"].startswith("unavailable")
+
+
+def test_command_templates() -> None:
+    templates = {"compile": "cc {source} {output}", "run": "cc {output} {input}"}
+    chain = toolchain_for("mylang", Target("chip", ("chip",), templates=templates))
+    assert chain.languages == ("mylang",)
+
+
+def test_torch_needs_only_valid_syntax(tmp_path: Path) -> None:
+    target = Target("x86-64", ("x86-64",), None, "cpu")
+    chain = usable_toolchain("torch", target)
+    assert isinstance(chain, TorchPython)
+    good = Bundle({"m.py": "class ModelNew:\n    pass\n"}, "m.py", "torch", "ModelNew")
+    done = chain.compile(good, target, tmp_path, ())
+    assert done.ok and done.loader is not None and done.loader.kind == "python"
+    bad = Bundle({"m.py": "class ModelNew(:\n"}, "m.py", "torch", "ModelNew")
+    done = chain.compile(bad, target, tmp_path, ())
+    assert not done.ok and "SyntaxError" in done.log and 'File "src/m.py", line 1' in done.log
+    assert "torch 2." in chain.version()

@@ -1,0 +1,154 @@
+"""Devices that measure side by side, with a stand-in for the list of devices."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.cpp import CppToolchain
+from optimizer.search.bench.devices import VISIBLE, Seat, SeatPool, SeatRunner, seats_here, seats_of
+from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.records import Proposal
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+"""
+SOURCE = """
+#include "kernlore_abi.h"
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
+  const float *x = (const float *)t[0].data;
+  float *y = (float *)t[1].data;
+  for (int64_t i = 0; i < 64 * 64; i++) y[i] = x[i] * 2;
+  return 0;
+}
+"""
+
+
+def test_one_device_is_one_seat_and_several_are_as_many() -> None:
+    assert seats_here("cpu") == (Seat("cpu"),)
+    assert seats_of("cuda", 1, "3") == (Seat("cuda"),)
+    assert seats_of("cuda", 2, None) == (Seat("cuda", 0, "0"), Seat("cuda", 1, "1"))
+    assert seats_of("cuda", 2, "5, GPU-7") == (Seat("cuda", 0, "5"), Seat("cuda", 1, "GPU-7"))
+
+
+def test_each_seat_has_its_own_lock_and_the_first_that_of_a_single_device() -> None:
+    first, second = seats_of("cuda", 2, None)
+    (alone,) = seats_of("cuda", 1, None)
+    assert first.lock._path == alone.lock._path
+    assert second.lock._path != first.lock._path
+
+
+def test_processes_that_see_different_devices_do_not_wait_for_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each counts its own from 0; the lock is the very device's. CUDA is a stand-in here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def path_where(uuid: str, number: int = 0) -> Path:
+        told = SimpleNamespace(uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda asked: told)
+        return Seat("cuda", number).lock._path
+
+    assert path_where("a") == path_where("a", number=1)  # counted differently, the same device
+    assert path_where("a") != path_where("b")
+    assert Seat("cpu").lock._path == DeviceLock("cpu")._path
+
+
+def test_a_runner_of_a_seat_sees_only_its_device() -> None:
+    runner = SeatRunner(RunnerSettings("cpu", 1), None, "5")
+    try:
+        runner.wait_ready()
+        told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+        assert f"{VISIBLE}=5".encode() in told
+    finally:
+        runner.end()
+
+
+def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the pool's own thread: a runner ends with the thread that started it."""
+    real, threads = SeatRunner.__init__, []
+
+    def watched(self: SeatRunner, *arguments: Any) -> None:
+        threads.append(threading.current_thread())
+        real(self, *arguments)
+
+    monkeypatch.setattr(SeatRunner, "__init__", watched)
+    pool = SeatPool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
+    try:
+        pool.prepare()
+        runner = pool.take()
+        try:
+            told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+            assert f"{VISIBLE}=5".encode() in told
+            assert [thread.name for thread in threads] == ["start-runner_0"]
+        finally:
+            runner.end()
+    finally:
+        pool.close()
+
+
+def test_evaluations_at_once_are_on_different_seats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processors stand in for two devices: what is looked at is who measures where."""
+    (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
+    place = Place(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
+    seats = (Seat("cpu", 0), Seat("cpu", 1))
+    problem = load_problem(tmp_path / "double.py")
+    together = threading.Barrier(2, timeout=60)
+    pools = []
+
+    # Two threads of one process that time calls on two processors at once delay each other, and
+    # what clocks say of that is not what is looked at.
+    settings = EvaluationSettings(seeds=1, without=frozenset({13}))
+    with LocalBench(problem, {"cpp": place}, settings, seats=seats) as bench:
+        assert bench.at_once == 2
+        real = bench._evaluator
+
+        def watched(language: str, fresh: bool, seat: Seat) -> object:
+            together.wait()  # both are under way, or this never ends
+            evaluator = real(language, fresh, seat)
+            pools.append((seat.number, evaluator, evaluator.lock._path))
+            return evaluator
+
+        monkeypatch.setattr(bench, "_evaluator", watched)
+        found: dict[int, Evaluation] = {}
+
+        def measure(number: int) -> None:
+            bundle = Bundle(
+                {"k.cpp": f"// {number}\n{SOURCE}"}, "k.cpp", "cpp", "kernlore_run", {}, "external"
+            )
+            found[number] = bench.evaluate(Proposal(bundle, "test"))
+
+        threads = [threading.Thread(target=measure, args=(number,)) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [evaluation.reached for evaluation in found.values()] == ["benchmark"] * 2, found
+    assert {evaluation.validity for evaluation in found.values()} == {"correct"}, found
+    assert {number for number, _, _ in pools} == {0, 1}
+    assert len({id(evaluator) for _, evaluator, _ in pools}) == 2
+    assert len({path for _, _, path in pools}) == 2

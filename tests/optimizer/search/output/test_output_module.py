@@ -1,0 +1,354 @@
+"""A written package on its own: torch beside it and nothing of this repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from output_runs import (
+    FIGURES,
+    SOURCE,
+    TOML,
+    cpp_bundle,
+    interval,
+    no_gain_run,
+    problem_in,
+    torch_bundle,
+    winner_run,
+)
+
+from optimizer.evaluation.abi import DTYPE_CODES
+from optimizer.evaluation.bundle import Bundle
+from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.output.module import package_name, write_module
+from optimizer.search.output.shipped import c_kernel
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+HEAD = """
+import sys, warnings
+for name in ("optimizer", "kb"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{name} can be imported")
+warnings.simplefilter("always")
+import torch
+from scaled_rows_kernel import Model, ModelNew
+
+def pair(width, **more):
+    torch.manual_seed(3)
+    new, old = ModelNew(width, **more).eval(), Model(width, **more).eval()
+    assert list(new.state_dict()) == list(old.state_dict())
+    state = {name: torch.randn_like(value) for name, value in old.state_dict().items()}
+    old.load_state_dict(state)
+    new.load_state_dict(state)
+    return new, old
+
+def by_kernel(new, old, x):
+    "Whether the mark of the kernel is there; everything else must be the reference's."
+    with torch.no_grad():
+        got, want = new(x), old(x)
+    marked = bool(got.flatten()[-1] > want.flatten()[-1] + 900)
+    got = got.clone()
+    got.view(-1)[-1] -= 1000.0 * marked
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-5)
+    with torch.no_grad():
+        chosen = new.dispatch(x)
+    assert chosen.which == ("kernel" if marked else "reference"), chosen
+    print(chosen.which, chosen.case, chosen.why)
+    return marked
+"""
+
+
+def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a fresh process that finds the package and torch only."""
+    site = next(p for p in sys.path if p.endswith("site-packages"))
+    lone = folder / "lone"
+    lone.mkdir(exist_ok=True)
+    for found in Path(site).iterdir():  # all but the editable install of this repository
+        skip = found.suffix == ".pth" or found.name.startswith(("__editable__", "kernlore"))
+        if not skip and not (lone / found.name).exists():
+            (lone / found.name).symlink_to(found)
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{folder}{os.pathsep}{lone}",
+        "KERNLORE_KERNEL_CACHE": str(folder / "cache"),
+        **environment,
+    }
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", HEAD + code],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def written(folder: Path, bundle: Bundle) -> Path:
+    _, tree, outcome = winner_run(bundle)
+    return write_module(tree, outcome, problem_in(folder / "problem"), folder)
+
+
+def test_the_cpp_kernel_takes_what_was_measured_and_nothing_else(tmp_path: Path) -> None:
+    package = written(tmp_path, cpp_bundle())
+    assert package.name == "scaled_rows_kernel"
+    found = {path.name for path in package.iterdir()}
+    own = [*(package / "_dispatch").glob("*.py"), package / "__init__.py"]
+    assert len(own) > 5 and not any("optimizer" in path.read_text() for path in own)
+    assert {"kernel.cpp", "kernel.so", "kernlore_abi.h", "build.json", "dispatch.json"} <= found
+    code = """
+new, old = pair(32)
+x = torch.randn(16, 32)
+assert by_kernel(new, old, x)
+assert by_kernel(new, old, torch.randn(32, 16).t())          # not contiguous: copied
+assert by_kernel(new, old, torch.randn(16 * 32 + 1)[1:].view(16, 32))  # not aligned: copied
+assert not by_kernel(new, old, torch.randn(17, 32))          # another shape
+assert by_kernel(*pair(48), torch.randn(24, 48))             # held out
+assert not by_kernel(*pair(5), torch.randn(3, 5))            # measured, does not win
+assert not by_kernel(*pair(9), torch.randn(7, 9))            # other constants in the Model
+assert not by_kernel(*pair(32, times=2), x)                  # other constructor arguments
+assert not by_kernel(*[m.double() for m in pair(32)], x.double())
+with torch.no_grad():                                        # weights are looked up at each call
+    for model in (new, old):
+        model.scale.mul_(3.0)
+assert by_kernel(new, old, x)
+new.scale = torch.nn.Parameter(old.scale.detach().clone())
+assert by_kernel(new, old, x)
+import copy, pickle
+assert by_kernel(copy.deepcopy(new), old, x)
+assert by_kernel(pickle.loads(pickle.dumps(new)), old, x)
+"""
+    run(tmp_path, code)
+
+
+def test_gradients_and_training_are_the_references(tmp_path: Path) -> None:
+    written(tmp_path, cpp_bundle())
+    code = """
+new, old = pair(32)
+x = torch.randn(16, 32)
+assert "requires a gradient" in new.dispatch(x).why           # of its weights
+new(x).sum().backward()
+assert new.scale.grad is not None
+for p in new.parameters():
+    p.requires_grad_(False)
+assert new.dispatch(x).which == "kernel"
+y = x.clone().requires_grad_()
+assert "input requires a gradient" in new.dispatch(y).why
+new(y).sum().backward()
+assert y.grad is not None
+with torch.no_grad():
+    assert "training" in new.train().dispatch(x).why
+    torch.testing.assert_close(new(x), old(x))
+    new.eval()
+    assert new.dispatch(x=x).which == "kernel"                # by name
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert new.dispatch(x).which == "reference"
+import inspect
+assert list(inspect.signature(ModelNew).parameters) == ["width", "times"]
+"""
+    run(tmp_path, code)
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "missing", "other_machine"])
+def test_a_library_that_does_not_fit_is_built_anew(tmp_path: Path, damage: str) -> None:
+    package = written(tmp_path, cpp_bundle())
+    spoil(package, damage)
+    code = """
+with warnings.catch_warnings(record=True) as seen:
+    assert by_kernel(*pair(32), torch.randn(16, 32))
+assert len(seen) == 1 and "built anew" in str(seen[0].message), [str(s.message) for s in seen]
+"""
+    run(tmp_path, code)
+    built = list((tmp_path / "cache").rglob("kernel.so"))
+    assert len(built) == 1
+    again = code.replace("len(seen) == 1 and", "not seen or").replace("built anew", "nothing")
+    run(tmp_path, again)  # from the cache, without a word
+
+
+def spoil(package: Path, damage: str) -> None:
+    library = package / "kernel.so"
+    if damage == "garbage":
+        library.write_bytes(b"no library")
+    elif damage == "truncated":
+        library.write_bytes(library.read_bytes()[:5000])
+    elif damage == "missing":
+        library.unlink()
+    else:
+        record = json.loads((package / "build.json").read_text())
+        record["built_on"]["instructions"].append("avx4096f")
+        (package / "build.json").write_text(json.dumps(record))
+
+
+def test_without_compiler_the_reference_runs_and_a_warning_says_what_to_install(
+    tmp_path: Path,
+) -> None:
+    package = written(tmp_path, cpp_bundle())
+    spoil(package, "garbage")
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    code = """
+new, old = pair(32)
+with warnings.catch_warnings(record=True) as seen:
+    assert not by_kernel(new, old, torch.randn(16, 32))
+    assert not by_kernel(new, old, torch.randn(16, 32))
+assert len(seen) == 1, [str(s.message) for s in seen]
+assert "install g++" in str(seen[0].message) and "runs the reference" in str(seen[0].message)
+assert "g++ is not installed" in new.eval().requires_grad_(False).dispatch(torch.randn(16, 32)).why
+"""
+    run(tmp_path, code, PATH=str(empty))
+
+
+def test_a_kernel_that_fails_is_told_and_replaced_by_the_reference(tmp_path: Path) -> None:
+    bundle = cpp_bundle()
+    failing = bundle.source.replace("return 0;", "return 5;")
+    written(tmp_path, Bundle({"k.cpp": failing}, "k.cpp", "cpp", "kernlore_run", {}))
+    code = """
+with warnings.catch_warnings(record=True) as seen:
+    assert not by_kernel(*pair(32), torch.randn(16, 32))
+assert "returned 5" in str(seen[0].message)
+"""
+    run(tmp_path, code)
+
+
+def test_a_torch_winner_works_on_the_callers_weights(tmp_path: Path) -> None:
+    package = written(tmp_path, torch_bundle())
+    assert (package / "kernel.py").is_file()
+    code = """
+new, old = pair(32)
+x = torch.randn(16, 32)
+assert by_kernel(new, old, x)
+with torch.no_grad():
+    for model in (new, old):
+        model.scale.add_(1.0)
+assert by_kernel(new, old, x)
+assert list(new.state_dict()) == ["scale"] and len(list(new.modules())) == 1
+assert not by_kernel(new, old, torch.randn(15, 32))
+"""
+    run(tmp_path, code)
+
+
+def test_a_kernel_that_cannot_take_the_weights_is_not_used(tmp_path: Path) -> None:
+    other = torch_bundle().source.replace("self.scale", "self.other")
+    bundle = Bundle({"c.py": other}, "c.py", "torch", "ModelNew", {}, "llm")
+    written(tmp_path, bundle)
+    code = """
+with warnings.catch_warnings(record=True) as seen:
+    assert not by_kernel(*pair(32), torch.randn(16, 32))
+assert "cannot take the reference's" in str(seen[0].message)
+"""
+    run(tmp_path, code)
+
+
+def test_a_missing_python_package_is_named(tmp_path: Path) -> None:
+    source = "import no_such_package\n" + torch_bundle().source
+    written(tmp_path, Bundle({"c.py": source}, "c.py", "triton", "ModelNew", {}, "llm"))
+    code = """
+with warnings.catch_warnings(record=True) as seen:
+    assert not by_kernel(*pair(32), torch.randn(16, 32))
+assert "pip install no_such_package" in str(seen[0].message)
+"""
+    run(tmp_path, code)
+
+
+def test_kernels_that_pack_frozen_weights_start_anew_with_others(tmp_path: Path) -> None:
+    packing = cpp_bundle().source.replace(
+        "*scale = (const float *)t[1].data;",
+        "*given = (const float *)t[1].data; static float scale[64]; static int packed;",
+    )
+    loop = "for (int64_t i"
+    pack = "if (!packed++) for (int64_t j = 0; j < width; j++) scale[j] = given[j];"
+    packing = packing.replace(loop, f"{pack}\n  {loop}", 1)
+    _, tree, outcome = winner_run(Bundle({"k.cpp": packing}, "k.cpp", "cpp", "kernlore_run", {}))
+    toml = TOML + '\n[policy]\nweights = "frozen"\n'
+    write_module(tree, outcome, problem_in(tmp_path / "problem", toml=toml), tmp_path)
+    code = """
+new, old = pair(32)
+x = torch.randn(16, 32)
+assert by_kernel(new, old, x)
+with torch.no_grad():
+    for model in (new, old):
+        model.scale.mul_(3.0)
+assert by_kernel(new, old, x)
+torch.manual_seed(9)
+assert by_kernel(*pair(32), x)
+"""
+    run(tmp_path, code)
+
+
+def test_modules_beside_the_problem_travel(tmp_path: Path) -> None:
+    folder = tmp_path / "problem"
+    folder.mkdir()
+    (folder / "my_shift.py").write_text("from my_half import half\nshift = half\n")
+    (folder / "my_half.py").write_text("half = 0.5\n")
+    source = SOURCE.replace("shift = 0.5\n", "from my_shift import shift\n")
+    toml = TOML.replace(", shift = 2.0", "")
+    _, tree, outcome = winner_run(cpp_bundle())
+    write_module(tree, outcome, problem_in(folder, source, toml), tmp_path)
+    run(tmp_path, "assert by_kernel(*pair(32), torch.randn(16, 32))")
+
+
+def test_without_a_winner_it_is_the_reference_and_says_so(tmp_path: Path) -> None:
+    _, tree, outcome = no_gain_run()
+    package = write_module(tree, outcome, problem_in(tmp_path / "problem"), tmp_path)
+    assert "no gain" in (package / "__init__.py").read_text()
+    code = """
+new, old = pair(32)
+assert not by_kernel(new, old, torch.randn(16, 32))
+assert "no gain" in new.dispatch(torch.randn(16, 32)).why
+"""
+    run(tmp_path, code)
+
+
+def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path) -> None:
+    """Two cases may look alike and differ in their values only."""
+    _, tree, _ = winner_run(cpp_bundle())
+    toml = TOML + (
+        '\n[[cases]]\nname = "wide"\nconstants = {rows = 16, width = 32}\ndtype = "float32"\n'
+        'distribution = "wide"\n'
+    )
+    figures = (*FIGURES, Figure("wide", False, interval(0.9), 10.0, 9.0))
+    outcome = Outcome(2, interval(1.5), "", None, figures)
+    write_module(tree, outcome, problem_in(tmp_path / "problem", toml=toml), tmp_path)
+    run(tmp_path, "assert not by_kernel(*pair(32), torch.randn(16, 32))")
+
+
+def test_the_table_holds_every_measured_case_with_its_interval(tmp_path: Path) -> None:
+    told = json.loads((written(tmp_path, cpp_bundle()) / "dispatch.json").read_text())
+    cases = {row["case"]: row for row in told["cases"]}
+    assert {name: row["wins"] for name, row in cases.items()} == {
+        "main": True, "slow": False, "shifted": False, "held": True
+    }  # fmt: skip
+    assert all(set(row["speedup"]) == {"value", "low", "high", "n"} for row in cases.values())
+    assert cases["main"]["inputs"] == [{"name": "x", "dtype": "float32", "shape": [16, 32]}]
+    assert "another Model" in cases["shifted"]["why"]
+
+
+def test_writing_again_replaces_the_package(tmp_path: Path) -> None:
+    package = written(tmp_path, cpp_bundle())
+    (package / "old.txt").write_text("old")
+    assert written(tmp_path, torch_bundle()) == package
+    assert not (package / "old.txt").exists() and not (package / "kernel.so").exists()
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [("softmax", "softmax_kernel"), ("1_Square-matmul", "problem_1_Square_matmul_kernel")],
+)
+def test_package_names_can_be_imported(problem: str, name: str) -> None:
+    assert package_name(problem) == name and name.isidentifier()
+
+
+def test_the_shipped_codes_are_those_of_the_abi() -> None:
+    assert {str(d).removeprefix("torch."): n for d, n in c_kernel.DTYPE_CODES.items()} == dict(
+        DTYPE_CODES
+    )

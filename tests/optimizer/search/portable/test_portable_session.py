@@ -1,0 +1,138 @@
+"""What a session takes along, and what it answers from it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.portable.pack import write_session
+from optimizer.search.portable.session import SESSION
+from optimizer.search.portable.snapshot import (
+    KEPT_EXCERPTS,
+    Snapshot,
+    SnapshotKnowledge,
+    take_snapshot,
+)
+
+FACTS: dict[str, float | str] = {"l1d_size": 32768.0}
+TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
+UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
+
+
+def remedy(name: str, when: str) -> Remedy:
+    return Remedy(name, name, UP, None, None, "why", None, when)
+
+
+class Source:
+    """A knowledge base that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.searched: list[tuple[str, str]] = []
+        self.acted: list[tuple[str, ...]] = []
+
+    def consult(self, query: Query) -> Knowledge:
+        self.searched.append((query.op, query.signals[0]))
+        texts = (f"{query.signals[0]} {n}" for n in range(KEPT_EXCERPTS + 2))
+        return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
+
+    def remedies(self, query: Query) -> Knowledge:
+        self.acted.append((query.op, *query.signals))
+        if not query.signals:
+            begun = ShownSkill(f"tuned-{query.op}", "values", "Begin with them.", 0.9)
+            return Knowledge("ret_begin", skills=(begun,))
+        moves = (
+            remedy("mv_low", "metrics.l2_hit < 0.5"),
+            remedy("mv_softmax", "problem.op == 'softmax'"),
+            remedy("mv_always", ""),
+        )
+        skill = ShownSkill("wider-tiles", "tiles", "Raise the tile.", 0.5)
+        return Knowledge(f"ret_{query.op}", (), moves, (skill,), FACTS)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def taken(source: Source) -> Snapshot:
+    signals, operators = ("memory_bound", "latency_bound"), ("softmax", "matmul", "softmax")
+    return take_snapshot(source.consult, source.remedies, signals, operators, TEMPLATE)
+
+
+def query(*signals: str, **told: object) -> Query:
+    given = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **told}
+    return Query(**given)  # type: ignore[arg-type]
+
+
+def test_documents_are_searched_once_for_a_signal(source: Source, taken: Snapshot) -> None:
+    assert source.searched == [("", "memory_bound"), ("", "latency_bound")]
+    # Two operators, one of them of two problems: their beginning, and each signal.
+    assert len(source.acted) == 6 and ("softmax",) in source.acted
+    assert [len(rows) for rows in taken.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
+
+
+def test_a_skill_is_stored_once(taken: Snapshot) -> None:
+    assert json.dumps(taken.as_json()).count("Raise the tile.") == 1
+
+
+def test_moves_are_decided_with_what_is_measured_there(taken: Snapshot) -> None:
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(taken.as_json())), "softmax", FACTS)
+    found = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
+    assert [(move.id, move.applies) for move in found.remedies] == [
+        ("mv_softmax", True),
+        ("mv_always", None),
+    ]
+    assert found.retrieval_id == "ret_softmax" and found.facts == FACTS
+    assert found.skills[0].text == "Raise the tile."
+    assert [excerpt.text for excerpt in found.excerpts][:1] == ["memory_bound 0"]
+    unmeasured = knowledge.consult(query("memory_bound"))
+    assert [move.applies for move in unmeasured.remedies] == [None, True, None]
+
+
+def test_a_search_begins_there_with_what_it_would_begin_with_here(taken: Snapshot) -> None:
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(taken.as_json())), "softmax", FACTS)
+    (skill,) = knowledge.consult(query()).skills
+    assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
+
+
+@pytest.mark.parametrize(
+    ("op", "signals"),
+    [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
+)
+def test_without_an_answer_there_are_the_facts(
+    taken: Snapshot, op: str, signals: tuple[str, ...]
+) -> None:
+    knowledge = SnapshotKnowledge(taken.as_json(), op, FACTS)
+    assert knowledge.consult(query(*signals)) == Knowledge(facts=FACTS)
+
+
+def test_a_session_holds_what_it_runs_on(tmp_path: Path, taken: Snapshot) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(load_problem(Path("map_id")).source)
+    problems = [load_problem(Path("map_id")), load_problem(own)]
+    path = write_session(
+        tmp_path / "session.zip",
+        session_id="session_1",
+        goal={},
+        target={},
+        problems=problems,
+        knowledge=taken,
+        recipes=[],
+    )
+    with zipfile.ZipFile(path) as packed:
+        told = json.loads(packed.read(SESSION))
+        names = set(packed.namelist())
+    known = {entry["name"]: entry["known_as"] for entry in told["problems"]}
+    assert known == {"map_id": "map_id", "mine": str(own)}
+    assert {"__main__.py", "problems/map_id/problem.toml", "problems/mine/problem.py"} <= names
+    assert "problems/mine/problem.toml" not in names
+    assert (
+        "optimizer/evaluation/runner/serve.py" in names and "retrieval/data/signals.toml" in names
+    )
+    assert not [name for name in names if name.startswith(("skills/library", "api/"))]

@@ -1,0 +1,94 @@
+"""A small problem, the contexts of a search over it, and all that comes from its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optimizer.evaluation.records import CaseCheck, Evaluation, Interval
+from optimizer.search.context import Context, HardwareView, ProblemView
+from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
+from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
+
+SOURCE = """
+import torch
+import torch.nn as nn
+
+rows, cols = 48, 96
+
+class Model(nn.Module):
+    def __init__(self, cols):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(cols) + 0.5)
+
+    def forward(self, x):
+        e = torch.exp(x - x.amax(dim=-1, keepdim=True))
+        return e / e.sum(dim=-1, keepdim=True) * self.scale
+
+def get_inputs():
+    return [torch.randn(rows, cols)]
+
+def get_init_inputs():
+    return [cols]
+"""
+
+REFERENCE_NODE = Node(REFERENCE, None, "evaluated", None, None)
+KNOWN = Installed(
+    {"default": {}, "reduce-overhead": {}, "max-autotune-no-cudagraphs": {"max_autotune": True}},
+    frozenset(option.name for option in shipped().options),
+)
+
+
+def context(
+    problem: ProblemView,
+    parent: Node = REFERENCE_NODE,
+    tried: Sequence[Node] = (),
+    device: str | None = "cpu",
+    remedies: tuple[Remedy, ...] = (),
+) -> Context:
+    return Context(
+        problem=problem,
+        hardware=HardwareView("x86-64", ("x86-64", "any"), device, ("torch",), {}),
+        parent=parent,
+        seen=(),
+        best=None,
+        knowledge=Knowledge(remedies=remedies),
+        tried=tried,
+        step=len(tried) + 1,
+        seed=1,
+        run_id="run_1",
+        max_tokens=1000,
+    )
+
+
+def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) -> Node:
+    """A node as a finished evaluation leaves it."""
+    found = Evaluation(
+        key="k",
+        problem="p",
+        candidate=proposal.bundle.sha256,
+        language="torch",
+        hardware="x86-64",
+        device="cpu",
+        toolchain="torch",
+        harness="2",
+        validity="correct",
+        timing="measured",
+        reached="benchmark",
+        checks=(CaseCheck("main", 1, True),),
+        speedup=Interval(speedup, speedup, speedup, 6),
+        verdict={"signals": [{"id": signal} for signal in signals]},
+    )
+    return Node(number, proposal.parent, "evaluated", proposal, found)
+
+
+def drained(problem: ProblemView, **given: str | None) -> list[Proposal]:
+    """What comes from the reference, one after the other."""
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    tried: list[Node] = []
+    while True:
+        proposal = synthesizer.propose(context(problem, tried=tried, **given))  # type: ignore[arg-type]
+        if proposal is None:
+            return [node.proposal for node in tried if node.proposal is not None]
+        tried.append(evaluated(len(tried) + 1, proposal, 1.0))

@@ -1,0 +1,324 @@
+"""Every rule on a small model: the same result, fewer operators, readable source."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
+from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, variants
+from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, Traced, trace
+from optimizer.search.synthesizers.compiler.source import rewritten
+from tests.optimizer.search.synthesizers.compiler.small_models import (
+    applied,
+    loaded,
+    model,
+    same_result,
+)
+from tests.optimizer.search.synthesizers.compiler.test_weight_rewrites import WEIGHT_CASES
+
+SQUARE = "torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.randn(2, 4, 6)"
+LONG = "torch.randn(64, 4), torch.randn(4, 64), torch.randn(64, 3)"
+FLAT = "torch.randn(3, 64), torch.randn(64, 4), torch.randn(4, 64)"
+SCALE = "self.scale = nn.Parameter(torch.rand(8) + 0.5); self.eps = 1e-5"
+CENTRED = "m = x.mean(-1, keepdim=True)\n"
+IMAGES = "self.conv = nn.Conv2d(3, 4, 3)"
+HIDING = "self.l = nn.Linear(8, 8); self.l.table = torch.arange(16)"
+SOFTMAX = (
+    "e = torch.exp(x - x.max(dim=-1, keepdim=True)[0])\nreturn e / e.sum(dim=-1, keepdim=True)"
+)
+CAUSAL = (
+    "n = x.size(-1)\nmask = torch.triu(torch.ones(n, n, device=x.device), diagonal=1).bool()\n"
+    "return x.masked_fill(mask, float('-inf'))"
+)
+BUFFERS = (
+    "self.a = torch.arange(24.0).view(3, 8); "
+    "self.register_buffer('b', torch.ones(8), persistent=False)"
+)
+RULE_CASES = [
+    ("idle_module", model("return torch.exp(self.d(x))", init="self.d = nn.Dropout(0.5)"), 2, 1),
+    ("idle_module", model("return torch.exp(F.dropout(x, 0.5, self.training))"), 2, 1),
+    ("neutral_number", model("return torch.exp(0 + x) - 0"), 3, 1),
+    ("done_twice", model("return torch.exp(x) * torch.exp(x)"), 3, 2),
+    ("neutral_number", model("return torch.exp(x * 1.0) / 1"), 3, 1),
+    ("twice_undone", model("return torch.exp(x.transpose(0, 1).transpose(-1, -2))"), 3, 1),
+    ("twice_undone", model("return x.permute(1, 0).permute(1, 0).exp()"), 3, 1),
+    ("same_again", model("return x.float().float().contiguous().contiguous()"), 4, 2),
+    ("needless_copy", model("return torch.exp(x).clone().sum(-1)"), 3, 2),
+    ("same_shape", model("return x.view(x.shape).exp()"), 2, 1),
+    ("numbers_together", model("return (x * 2.0) * 3.0 + 1.0 + 2.0"), 4, 2),
+    ("softmax", model(SOFTMAX), 5, 1),
+    ("softmax", model("e = x.exp()\nreturn e / e.sum(-1, keepdim=True)"), 3, 1),
+    ("log_softmax", model("return torch.log(F.softmax(x, dim=-1))"), 2, 1),
+    ("log_softmax", model("return x - torch.logsumexp(x, -1, keepdim=True)"), 2, 1),
+    ("logsumexp", model("return torch.log(torch.exp(x).sum(dim=1))"), 3, 1),
+    (
+        "rms_norm",
+        model(
+            "y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+            "return y * self.scale",
+            init=SCALE,
+        ),
+        6,
+        1,
+    ),
+    ("rms_norm", model("return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)"), 5, 1),
+    (
+        "layer_norm",
+        model(
+            CENTRED + "c = x - m\nv = (c * c).mean(dim=-1, keepdim=True)\n"
+            "return c / torch.sqrt(v + self.eps) * self.scale + self.scale",
+            init=SCALE,
+        ),
+        9,
+        1,
+    ),
+    (
+        "layer_norm",
+        model(
+            CENTRED + "v = x.var(dim=-1, keepdim=True, unbiased=False)\n"
+            "return (x - m) * torch.rsqrt(v + 1e-5)"
+        ),
+        6,
+        1,
+    ),
+    ("gelu", model("return 0.5 * x * (1 + torch.erf(x / math.sqrt(2.0)))"), 5, 1),
+    ("silu", model("return x * torch.sigmoid(x)"), 2, 1),
+    (
+        "attention",
+        model("s = x @ y.transpose(-2, -1) / 2.0\nreturn torch.softmax(s, -1) @ z", SQUARE),
+        5,
+        1,
+    ),
+    (
+        "attention",
+        model(
+            "s = torch.matmul(x, y.transpose(1, 2)) * x.size(-1) ** -0.5\n"
+            "return torch.matmul(F.softmax(s + 0.25 * x @ y.mT, dim=-1), z)",
+            SQUARE,
+        ),
+        9,
+        4,
+    ),
+    (
+        "merged_products",
+        model(
+            "return torch.stack([x[0] @ y[0], x[1] @ y[1]])",
+            "torch.randn(2, 3, 4), torch.randn(2, 4, 5)",
+        ),
+        3,
+        1,
+    ),
+    (
+        "linear",
+        model(
+            "return x @ self.w.t() + self.b",
+            init="self.w = nn.Parameter(torch.randn(3, 8)); self.b = nn.Parameter(torch.randn(3))",
+        ),
+        3,
+        1,
+    ),
+    ("added_product", model("return torch.bmm(x, y.mT) + z", SQUARE.replace("6)", "4)")), 2, 1),
+    ("common_factor", model("return x * y + x * z", "*torch.randn(3, 5, 8)"), 3, 2),
+    ("kept_constant", model(CAUSAL, "torch.randn(2, 5, 5)"), 4, 1),
+    ("kept_constant", model("return x * torch.arange(8).float().div(8).exp()"), 5, 1),
+    (
+        "kept_constant",
+        model("return x + (self.a * self.b).sum(0)", init=BUFFERS),
+        3,
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "source", "before", "after"), RULE_CASES)
+def test_rule_takes_operators_out_and_keeps_the_result(
+    rule: str, source: str, before: int, after: int
+) -> None:
+    made = applied(source, rule)
+    assert made is not None and made.names == (rule,)
+    assert (made.before, made.after) == (before, after), made.text.forward
+    same_result(source, made)
+
+
+def test_every_rule_has_a_case() -> None:
+    others = {"cheaper_order", "channels_last", *(case[0] for case in WEIGHT_CASES)}
+    assert {rule.name for rule in RULES} == others | {case[0] for case in RULE_CASES}
+
+
+@pytest.mark.parametrize(
+    ("forward", "cheaper"), [("return (x @ y) @ z", "y, z"), ("return x @ (y @ z)", "x, y")]
+)
+def test_products_take_the_order_with_fewer_multiplications(forward: str, cheaper: str) -> None:
+    inputs = LONG if cheaper == "y, z" else FLAT
+    made = applied(model(forward, inputs), "cheaper_order")
+    assert made is not None and f"torch.matmul({cheaper})" in made.text.forward
+    same_result(model(forward, inputs), made)
+    other = "return x @ (y @ z)" if cheaper == "y, z" else "return (x @ y) @ z"
+    assert applied(model(other, inputs), "cheaper_order") is None
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "init"),
+    [
+        ("return x * (self.w + 1).exp()", "torch.randn(5, 8)", "self.w = nn.Parameter(x0)"),
+        ("return x * (self.w + 1).exp()", "torch.randn(5, 8)", "self.register_buffer('w', x0)"),
+        ("return x * torch.arange(y).exp()", "torch.randn(5, 8), 8", "pass"),
+        ("return x * torch.randn(8).exp()", "torch.randn(5, 8)", "pass"),
+        ("return torch.arange(8).float().exp().expand_as(x)", "torch.randn(5, 8)", "pass"),
+        ("return x, torch.arange(8).float().exp()", "torch.randn(5, 8)", "pass"),
+        ("return self.r(torch.ones(8)) * x", "torch.randn(5, 8)", "self.r = nn.ReLU(True)"),
+    ],
+    ids=["parameter", "buffer", "number", "random", "view", "output", "overwritten"],
+)
+def test_what_may_change_is_not_kept(forward: str, inputs: str, init: str) -> None:
+    source = model(forward, inputs, init.replace("x0", "torch.ones(8)"))
+    assert applied(source, "kept_constant") is None
+
+
+def candidate_of(source: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    made = applied(source, "kept_constant")
+    assert made is not None
+    bundle = rewritten(source, made.text, made.names)
+    return loaded(source, "Model")[0], loaded(bundle.source, "ModelNew")[0]
+
+
+def test_a_kept_constant_is_made_again_for_another_size_or_dtype() -> None:
+    reference, candidate = candidate_of(
+        model("return x + torch.arange(x.size(-1), dtype=x.dtype).exp()")
+    )
+    for given in (torch.randn(3, 8), torch.randn(3, 4), torch.randn(3, 4).double()):
+        found = candidate(given)
+        assert found.dtype == given.dtype and torch.equal(found, reference(given))
+
+
+def test_a_kept_constant_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, candidate = candidate_of(model("return x + torch.arange(x.size(-1)).exp()"))
+    made: list[tuple[Any, ...]] = []
+    arange = torch.arange
+
+    def counted(*args: Any, **named: Any) -> torch.Tensor:
+        made.append(args)
+        return arange(*args, **named)
+
+    monkeypatch.setattr(torch, "arange", counted)
+    for _ in range(3):
+        candidate(torch.randn(3, 8))
+    assert made == [(8,)]
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "written in inference mode"])
+def test_a_kept_constant_follows_the_tensors_it_was_made_of(change: str) -> None:
+    with torch.inference_mode("inference" in change):
+        follows(change)
+
+
+def follows(change: str) -> None:
+    models = candidate_of(model("return x + (self.a * self.b).sum(0)", init=BUFFERS))
+    x = torch.randn(5, 8)
+    before = models[1](x)
+    for each in models:
+        kept = each.a
+        assert isinstance(kept, torch.Tensor)
+        if "written" in change:
+            kept.mul_(2)
+        else:
+            each.a = kept * 2
+    after = models[1](x)
+    assert torch.equal(after, models[0](x)) and not torch.equal(after, before)
+
+
+def test_tensors_that_forward_makes_are_written_out() -> None:
+    """Tracing keeps them as attributes that the candidate would not have."""
+    source = model("return (x + torch.arange(8)) * 1.0")
+    made = applied(source, "neutral_number")
+    assert made is not None and "torch.arange(8)" in made.text.forward
+    same_result(source, made)
+
+
+def test_tensors_without_a_name_leave_no_graph() -> None:
+    found = trace(model("return (x + self.l.table[:8]) * 1.0", init=HIDING))
+    assert isinstance(found, NotTraced) and "no name" in found.reason
+
+
+def test_other_threads_make_tensors_while_one_traces() -> None:
+    with ThreadPoolExecutor(1) as other:
+        tracing = other.submit(lambda: [trace(model(f"return x + {n}")) for n in range(30)])
+        while not tracing.done():
+            assert type(torch.zeros(2)) is torch.Tensor
+    assert all(isinstance(found, Traced) for found in tracing.result())
+
+
+# -- modules that overwrite their argument
+
+
+OVERWRITES = "self.r = nn.ReLU(inplace=True)"
+
+
+def test_results_that_are_overwritten_stay_apart() -> None:
+    forward = "a = self.r(x - 1.0)\nreturn a + (x - 1.0)"
+    assert applied(model(forward, init=OVERWRITES), "done_twice") is None
+    forward = "return self.r((x - 1.0).clone()) + 1.0"
+    assert applied(model(forward, init=OVERWRITES), "needless_copy") is None
+    found = trace(model("y = x - 1.0\nz = self.r(y)\nreturn z + y", init=OVERWRITES))
+    assert isinstance(found, NotTraced) and "place" in found.reason
+
+
+def test_rounded_quotients_are_not_combined() -> None:
+    forward = "return torch.div(torch.div(x, 3.0, rounding_mode='floor'), 2.0)"
+    assert applied(model(forward), "numbers_together") is None
+
+
+def test_convolutions_get_their_input_with_channels_last() -> None:
+    source = model("return self.conv(x).relu()", "torch.randn(2, 3, 8, 8)", IMAGES)
+    made = applied(source, "channels_last")
+    assert made is not None and made.text.forward.count("channels_last") == 1
+    same_result(source, made)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return torch.relu(x)",
+        "e = x.exp()\nreturn e / e.sum(0, keepdim=True).sum(1, keepdim=True)",
+        "return x * torch.sigmoid(x + 1)",
+        "return x.clone()",
+        "return x * torch.rsqrt((x * x).mean(0, keepdim=True) + 1e-6)",
+        "return x.transpose(0, 1).transpose(0, 0)",
+    ],
+)
+def test_what_only_looks_alike_is_left_alone(forward: str) -> None:
+    traced = trace(model(forward))
+    assert isinstance(traced, Traced) and variants(traced) == []
+
+
+def test_parts_that_are_needed_elsewhere_are_not_replaced() -> None:
+    forward = "g = torch.sigmoid(x)\nreturn x * g, g"
+    assert applied(model(forward), "silu") is None
+
+
+def test_a_graph_that_writes_in_place_is_left_alone() -> None:
+    found = trace(model("y = x.clone()\ny += 1\nreturn y * 1.0"))
+    assert isinstance(found, NotTraced) and "place" in found.reason
+
+
+def test_a_forward_that_depends_on_values_has_no_graph() -> None:
+    found = trace(model("return x if x.sum() > 0 else -x"))
+    assert isinstance(found, NotTraced)
+
+
+def test_numbers_of_the_model_stay_its_attributes() -> None:
+    made = applied(model("return (x * 1.0) * self.eps"), "neutral_number")
+    assert made is not None and "self.eps" in made.text.forward
+    same_result(model("return (x * 1.0) * self.eps"), made)
+
+
+def test_the_source_of_a_graph_is_not_changed_by_a_rewrite() -> None:
+    traced = trace(model(SOFTMAX))
+    assert isinstance(traced, Traced)
+    before = operators(traced.graph.graph)
+    assert variants(traced) == variants(traced)
+    assert operators(traced.graph.graph) == before == 5

@@ -1,0 +1,165 @@
+"""Compiled and rewritten candidates through a real evaluation: what is compiled when it is called
+has time for it, and is compiled once for one evaluation and for no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing.blocks import TimingPolicy
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.records import Proposal
+
+from .proposals import SOURCE, drained
+
+# Verdicts are tested here; a busy test machine has no timing to offer.
+QUICK = EvaluationSettings(
+    seeds=1,
+    call_seconds=3.0,
+    load_seconds=240.0,
+    threads=1,
+    timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0, seconds=5.0),
+)
+CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    path = tmp_path_factory.mktemp("problem") / "scaled_softmax.py"
+    path.write_text(SOURCE)
+    with Evaluator(load_problem(path), CPU, QUICK) as evaluator:
+        yield evaluator
+
+
+@pytest.fixture(scope="module")
+def proposals(evaluator: Evaluator) -> list[Proposal]:
+    return drained(replace(problem_view(evaluator.problem, "cpu"), op="softmax"))
+
+
+def evaluated(evaluator: Evaluator, source: str) -> Evaluation:
+    bundle = Bundle({"m.py": source}, "m.py", "torch", "ModelNew")
+    return evaluator.evaluate(bundle, TorchPython())
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_configurations_and_rewrites_are_correct(
+    evaluator: Evaluator, proposals: list[Proposal], number: int
+) -> None:
+    found = evaluator.evaluate(proposals[number].bundle, TorchPython())
+    assert found.validity == "correct", found.log or found.message
+    assert found.reached == "benchmark" and found.timings
+
+
+FOLDS = """
+import torch
+import torch.nn as nn
+
+length = 64
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        n = x.size(-1)
+        decay = torch.exp(-torch.arange(n, dtype=x.dtype, device=x.device) / n)
+        return self.norm(self.conv(x)) * 0.5 * decay
+
+def get_inputs():
+    return [torch.randn(16, 4, length)]
+
+def get_init_inputs():
+    return []
+"""
+FOLDED = "norm_in_weights, scale_in_weights, kept_constant"
+SIZES = """
+[[cases]]
+name = "main"
+
+[[cases]]
+name = "longer"
+constants = {{ length = 96 }}
+timed = false
+
+[policy]
+weights = "{weights}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "mode"), [("varying", "eager"), ("frozen", "eager"), ("varying", "default")]
+)
+def test_folded_candidates_are_correct_with_weights_that_change(
+    tmp_path: Path, weights: str, mode: str
+) -> None:
+    """Other sizes in one process; other weights for each seed, and where they vary, each call."""
+    path = tmp_path / "folds.py"
+    path.write_text(FOLDS)
+    (tmp_path / "problem.toml").write_text(SIZES.format(weights=weights))
+    with Evaluator(load_problem(path), CPU, replace(QUICK, seeds=2)) as evaluator:
+        made = drained(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
+        wanted = {"mode": mode, "rewrites": FOLDED}
+        proposal = next(p for p in made if p.values == wanted)
+        found = evaluator.evaluate(proposal.bundle, TorchPython())
+    assert found.validity == "correct", found.log or found.message
+    assert found.flags == () and found.reached == "benchmark" and len(found.checks) == 4
+
+
+LEAVES_SOMETHING = (
+    SOURCE.replace("class Model(", "class ModelNew(")
+    + """
+import os
+import pathlib
+
+store = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+if (store / "left").exists() and "LEFT_BY_THIS_PROCESS" not in os.environ:
+    raise RuntimeError("compiled already")
+store.mkdir(parents=True, exist_ok=True)
+(store / "left").touch()
+os.environ["LEFT_BY_THIS_PROCESS"] = "1"  # a process loads a candidate once for every case
+"""
+)
+
+
+def test_only_processes_of_one_evaluation_share_what_was_compiled(evaluator: Evaluator) -> None:
+    for text in (LEAVES_SOMETHING, LEAVES_SOMETHING):
+        found = evaluated(evaluator, text)
+        assert "compiled already" in found.message, found.log or found.message
+        assert (found.validity, found.reached) == ("crashed", "benchmark")
+
+
+SLOW = (
+    SOURCE.replace("class Model(", "class ModelNew(")
+    + """
+import time
+
+class ModelNew(ModelNew):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == {slow}:
+            time.sleep(5.0)
+        return super().forward(x)
+"""
+)
+
+
+@pytest.mark.parametrize(("slow", "validity"), [(1, "correct"), (2, "timed_out")])
+def test_the_first_call_alone_has_time_to_compile(
+    evaluator: Evaluator, slow: int, validity: str
+) -> None:
+    found = evaluated(evaluator, SLOW.format(slow=slow))
+    assert found.validity == validity, found.log or found.message

@@ -1,0 +1,213 @@
+"""What is proposed, in which order, from which node; and that proposals pass a real evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kb.moves_vocabulary import ROLES
+from kb.problem_terms import canonical_op, op_family
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.context import ProblemView
+from optimizer.search.knowledge import Remedy
+from optimizer.search.records import Node, Proposal, Value
+from optimizer.search.synthesizers.compiler.configurations import (
+    Installed,
+    Space,
+    installed,
+    shipped,
+)
+from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
+from retrieval.diagnose.signals import load_signals
+
+from .proposals import KNOWN, SOURCE, context, drained, evaluated
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory: pytest.TempPathFactory) -> ProblemView:
+    path = tmp_path_factory.mktemp("problem") / "scaled_softmax.py"
+    path.write_text(SOURCE)
+    return replace(problem_view(load_problem(path), "cpu"), op="softmax")
+
+
+def test_the_default_comes_first_then_rewrites_then_other_configurations(
+    problem: ProblemView,
+) -> None:
+    made = drained(problem)
+    told = [(p.origin, p.values["mode"], p.values.get("rewrites")) for p in made]
+    assert told == [
+        ("config", "default", None),
+        ("rewrite", "eager", "softmax"),
+        ("rewrite", "default", "softmax"),
+        ("config", "default", None),
+        ("config", "max-autotune-no-cudagraphs", None),
+    ]
+    assert len({p.bundle.sha256 for p in made}) == len(made)
+    assert all(p.bundle.parameters == p.values for p in made)
+
+
+def test_the_same_context_gives_the_same_proposal(problem: ProblemView) -> None:
+    assert drained(problem) == drained(problem)
+
+
+def test_each_device_gets_its_own_configurations(problem: ProblemView) -> None:
+    modes = {p.values["mode"] for p in drained(problem, device="cuda")}
+    assert "reduce-overhead" in modes
+    assert drained(problem, device=None) == []
+
+
+def test_forbidden_libraries_leave_nothing(problem: ProblemView) -> None:
+    strict = replace(problem, policy={**problem.policy, "library": "forbidden"})
+    assert drained(strict) == []
+
+
+def changed(parent: Proposal, child: Proposal) -> set[str]:
+    names = set(parent.values) | set(child.values)
+    return {name for name in names if parent.values.get(name) != child.values.get(name)}
+
+
+def test_neighbours_of_the_best_differ_in_one_thing_and_are_never_repeated(
+    problem: ProblemView,
+) -> None:
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    first = synthesizer.propose(context(problem))
+    assert first is not None
+    tried = [evaluated(1, first, 1.5)]
+    seen = {tuple(sorted(map(repr, first.values.items())))}
+    while (made := synthesizer.propose(context(problem, tried[0], tried))) is not None:
+        assert made.parent == 1 and len(changed(first, made)) == 1
+        key = tuple(sorted(map(repr, made.values.items())))
+        assert key not in seen
+        seen.add(key)
+        tried.append(evaluated(len(tried) + 1, made, 1.0))
+    assert len(tried) > 15
+
+
+def test_descent_goes_on_from_the_best_only(problem: ProblemView) -> None:
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    first = synthesizer.propose(context(problem))
+    assert first is not None
+    root = evaluated(1, first, 1.5)
+    second = synthesizer.propose(context(problem, root, [root]))
+    assert second is not None
+    worse, better = evaluated(2, second, 1.2), evaluated(2, second, 1.9)
+    assert synthesizer.propose(context(problem, worse, [root, worse])) is None
+    third = synthesizer.propose(context(problem, better, [root, better]))
+    assert third is not None and third.parent == 2 and len(changed(second, third)) == 1
+    assert synthesizer.propose(context(problem, root, [root, better])) is None
+
+
+def test_an_eager_rewrite_is_compiled_next(problem: ProblemView) -> None:
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    rewrite = drained(problem)[1]
+    node = evaluated(1, rewrite, 1.5)
+    made = synthesizer.propose(context(problem, node, [node]))
+    assert made is not None and made.values == {"mode": "default", "rewrites": "softmax"}
+    assert "class Rewritten(Model)" in made.bundle.source
+
+
+def test_nodes_of_others_and_wrong_ones_are_not_changed(problem: ProblemView) -> None:
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    first = synthesizer.propose(context(problem))
+    assert first is not None
+    other = evaluated(1, replace(first, synthesizer="recipe"), 3.0)
+    assert synthesizer.propose(context(problem, other, [other])) is None
+    failed = replace(evaluated(1, first, 1.0), evaluation=None)
+    assert synthesizer.propose(context(problem, failed, [failed])) is None
+
+
+@pytest.mark.parametrize(
+    ("signal", "option"),
+    [("not_vectorized", "cpp.enable_tiling_heuristics"), ("sync_stall", "cpp.min_chunk_size")],
+)
+def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, option: str) -> None:
+    node = evaluated(1, drained(problem)[0], 1.5, signal)
+    order = [next(iter(changed(drained(problem)[0], p))) for p in neighbours(problem, node)]
+    plain = evaluated(1, drained(problem)[0], 1.5)
+    before = [next(iter(changed(drained(problem)[0], p))) for p in neighbours(problem, plain)]
+    assert order.index(option) < before.index(option)
+
+
+def neighbours(problem: ProblemView, node: Node, *remedies: Remedy) -> list[Proposal]:
+    synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
+    tried = [node]
+    found = []
+    while True:
+        made = synthesizer.propose(context(problem, node, tried, remedies=remedies))
+        if made is None:
+            return found
+        found.append(made)
+        tried.append(evaluated(len(tried) + 1, made, 1.0))
+
+
+def test_a_move_brings_what_it_asks_for_forward_and_is_named(problem: ProblemView) -> None:
+    move = Remedy("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
+    node = evaluated(1, drained(problem)[0], 1.5)
+    first = neighbours(problem, node, move)[0]
+    assert first.attributed == ("move_1",)
+    assert next(iter(changed(drained(problem)[0], first))).startswith("cpp.")
+
+
+def test_what_needs_a_policy_is_only_tried_under_it(problem: ProblemView) -> None:
+    node = evaluated(1, drained(problem)[0], 1.5)
+    strict = {name for p in neighbours(problem, node) for name in p.values}
+    loose = replace(problem, policy={**problem.policy, "precision": "relaxed", "weights": "frozen"})
+    allowed = {name for p in neighbours(loose, node) for name in p.values}
+    assert {"cpp.enable_unsafe_math_opt_flag", "freezing"} <= allowed - strict
+
+
+def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> None:
+    few = Installed({"default": {}}, frozenset({"max_fusion_size"}))
+    synthesizer = CompilerSynthesizer(known=lambda: few)
+    first = synthesizer.propose(context(problem))
+    assert first is not None
+    tried = [evaluated(1, first, 1.5)]
+    names: set[str] = set()
+    while (made := synthesizer.propose(context(problem, tried[0], tried))) is not None:
+        names |= changed(first, made)
+        tried.append(evaluated(len(tried) + 1, made, 1.0))
+    assert names == {"max_fusion_size"}
+
+
+# -- the file
+
+
+def everything(space: Space) -> list[tuple[str, Value, tuple[str, ...]]]:
+    """Every option with every value that is set somewhere, and for which devices."""
+    rows = [(o.name, v, o.help.devices) for o in space.options for v in o.values]
+    return rows + [
+        (name, value, point.help.devices)
+        for point in space.points
+        for name, value in point.options.items()
+    ]
+
+
+def test_every_entry_is_an_option_of_the_installed_torch_with_the_right_type() -> None:
+    import torch
+
+    for name, value, _ in everything(shipped()):
+        torch._TorchCompileInductorWrapper(None, {name: value}, False)  # raises
+    assert {point.mode for point in shipped().points} <= set(installed().modes)
+
+
+def test_defaults_of_the_file_are_those_of_torch() -> None:
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    stated = {o.name: o.default for o in shipped().options if o.default is not None}
+    # Decided by the build of torch and by the machine.
+    stated.pop("prologue_fusion")
+    assert {name: known[name] for name in stated} == stated
+
+
+def test_the_words_of_the_file_are_known() -> None:
+    signals = set(load_signals().ids)
+    for entry in (*shipped().points, *shipped().options):
+        assert set(entry.help.signals) <= signals, entry.name
+        assert set(entry.help.roles) <= ROLES, entry.name
+        assert set(entry.help.devices) <= {"cpu", "cuda"}, entry.name
+        for op in entry.help.ops:
+            assert canonical_op(op) == op or op_family(op) == op, entry.name
+        assert entry.help.about.endswith(".")

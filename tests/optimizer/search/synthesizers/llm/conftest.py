@@ -1,0 +1,57 @@
+"""Real HTTP on loopback, real litellm; without the `llm` extra these tests do not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm_servers import ModelServer, Script
+
+from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
+from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
+
+KEY = "local-test-key-0123456789"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Script], ModelServer]]:
+    servers: list[ModelServer] = []
+
+    def start(script: Script) -> ModelServer:
+        servers.append(ModelServer(script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    """What the synthesizer would have slept."""
+    return []
+
+
+@pytest.fixture
+def synthesizer(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., LlmSynthesizer]:
+    # As `load` does: else the import itself asks the network for a price list.
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    pytest.importorskip("litellm", reason="the extra `llm` is not installed")
+
+    def make(
+        server: ModelServer, model: str = "openai/scripted", tools: Any = None, **told: Any
+    ) -> LlmSynthesizer:
+        settings = LlmSettings(
+            models_from(model),
+            **{"api_base": server.url, "api_key": KEY, "timeout_s": 30.0, **told},
+            tools=tools is not None,
+        )
+        folder = FolderTranscripts(tmp_path / "transcripts")
+        return LlmSynthesizer(settings, folder, tools=tools, sleep=waits.append)
+
+    return make

@@ -1,0 +1,118 @@
+"""Answers in the form that the prompt asks for, and what is said of those that miss it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llm_contexts import MOVE_ID, SOURCE, context
+from llm_servers import Answered, ModelServer, good
+
+from optimizer.search.synthesizers.llm.answers.answer import BadAnswer
+from optimizer.search.synthesizers.llm.answers.candidate import Answer, answer_from
+from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+
+CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "a\\tb\\n";\n'
+HEAD = {"plan": "larger tiles", "used": [MOVE_ID], "language": "cpp", "main": "kernel.cpp"}
+
+
+def read(text: str) -> Answer:
+    return answer_from(text, context(), {MOVE_ID})
+
+
+def told(*parts: str, **fields: Any) -> str:
+    return "\n\n".join([json.dumps({**HEAD, **fields}), *parts])
+
+
+def block(label: str, code: str = CODE, fence: str = "```", tag: str = "cpp") -> str:
+    return f"{label}\n{fence}{tag}\n{code}{fence}\n"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        block("File: kernel.cpp"),
+        block("**File: `kernel.cpp`**"),
+        block("### File: kernel.cpp"),
+        block("**File:** kernel.cpp\n"),
+        block("File: kernel.cpp", fence="~~~", tag=""),
+        block("File: kernel.cpp", fence="````"),
+        block("Here it is:"),
+        block("", tag=""),
+    ],
+)
+def test_source_text_is_taken_from_code_blocks_as_it_is(part: str) -> None:
+    made = read(told(part))
+    assert made.bundle.files == {"kernel.cpp": CODE}
+    assert (made.plan, made.claimed) == ("larger tiles", (MOVE_ID,))
+
+
+def test_the_object_may_stand_in_a_block_too() -> None:
+    head = f"```json\n{json.dumps(HEAD, indent=1)}\n```"
+    assert read(f"{head}\n\n{block('File: kernel.cpp')}").bundle.source == CODE
+    assert read(f"{head}\n\n{block('')}").bundle.source == CODE
+
+
+@pytest.mark.parametrize("files", [["kernel.cpp"], {}, "kernel.cpp"])
+def test_a_list_of_the_files_in_the_object_does_no_harm(files: Any) -> None:
+    assert read(told(block("File: kernel.cpp"), files=files)).bundle.files == {"kernel.cpp": CODE}
+
+
+def test_headers_have_blocks_of_their_own() -> None:
+    made = read(told(block("File: tiles.hpp", "// tiles\n"), block("File: kernel.cpp")))
+    assert made.bundle.files == {"tiles.hpp": "// tiles\n", "kernel.cpp": CODE}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (told(), "put each in a code block under a line `File: NAME`"),
+        (told(f"File: kernel.cpp\n```cpp\n{CODE}"), "block of kernel.cpp is not closed"),
+        (told(block("File: kernel.cpp"), block("File: kernel.cpp")), "two code blocks for kernel"),
+        (told(block("File: other.cpp")), "`main` is 'kernel.cpp', which is none of the files"),
+        (told(block("File: ../kernel.cpp")), "file name '../kernel.cpp' is not allowed"),
+        (told(block(""), block("")), "no file was found"),
+    ],
+)
+def test_what_is_wrong_with_the_files_is_said(text: str, says: str) -> None:
+    with pytest.raises(BadAnswer) as caught:
+        read(text)
+    assert says in str(caught.value)
+
+
+def test_an_object_that_breaks_says_where() -> None:
+    """Source text with its own quotes inside a JSON string: the commonest way to break one."""
+    text = (
+        '{"plan": "p", "language": "cpp",\n "files": {"kernel.cpp": "#include "kernlore_abi.h""}}'
+    )
+    with pytest.raises(BadAnswer, match=r"it breaks at line 2, column \d+: Expecting"):
+        read(text)
+
+
+def test_the_repair_round_asks_for_the_same_form(
+    serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer]
+) -> None:
+    def forgets_the_end(body: dict[str, Any], number: int) -> Answered:
+        answer = good(body)
+        whole = str(answer.content)
+        return Answered(whole.rstrip("`\n")) if number == 0 else answer
+
+    server = serve(forgets_the_end)
+    proposal = synthesizer(server).propose(context())
+    assert "TILE_ROWS = 16" in proposal.bundle.source
+    repair = server.requests[1]["messages"][-1]["content"]
+    assert "the code block of kernel.cpp is not closed" in repair
+    assert "`File: NAME`" in repair
+
+
+def test_prompts_of_one_run_share_their_beginning(
+    serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer]
+) -> None:
+    server = serve(lambda body, number: good(body))
+    asker = synthesizer(server)
+    for step in (4, 5):
+        asker.propose(context(step=step))
+    first, second = ([m["content"] for m in body["messages"]] for body in server.requests)
+    assert first == second

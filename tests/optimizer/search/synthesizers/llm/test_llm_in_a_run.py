@@ -1,0 +1,110 @@
+"""A whole search over HTTP: a model that is wrong every other time does not end it, and the stored
+transcripts give the same tree again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llm_contexts import SOURCE, context, evaluation, knowledge
+from llm_servers import Answered, ModelServer, good
+
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, Query
+from optimizer.search.loop import Search
+from optimizer.search.records import Proposal
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
+from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
+from optimizer.search.tree import Tree
+
+LIMIT = 100
+
+
+class TileBench:
+    """Stands for the machine: the larger the tile in the source, the faster. It takes one candidate
+    at a time."""
+
+    at_once = 1
+
+    def reference(self) -> Evaluation:
+        return evaluation(speedup=Interval(1.0, 1.0, 1.0, 20))
+
+    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+        tile = re.search(r"TILE_ROWS = (\d+)", bundle_of.bundle.source)
+        assert tile
+        gain = 1 + int(tile[1]) / 100
+        return evaluation(speedup=Interval(gain, gain - 0.001, gain + 0.001, 20))
+
+
+class OneMove:
+    """The same knowledge for every question; keeps what it was told came of it."""
+
+    def consult(self, query: Query) -> Knowledge:
+        return knowledge(limit=LIMIT)
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None: ...
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def node(self, node: Any, tree: Tree) -> None: ...
+
+    def said(self, message: str) -> None:
+        self.heard.append(message)
+
+
+def search(folder: Path, run: str, asker: LlmSynthesizer) -> tuple[RunRow, Tree, list[str]]:
+    store, told, listener = FileStore(folder), context(), Listening()
+    row = RunRow(run, "double", "sha", "x86-64", Goal(candidates=10, seed=3))
+    store.begin(row)
+    first = Bundle({"kernel.cpp": SOURCE}, "kernel.cpp", "cpp", "kernlore_run", origin="recipe")
+    going = Search(
+        row,
+        store,
+        TileBench(),
+        [asker],
+        OneMove(),
+        told.problem,
+        told.hardware,
+        listener,
+        inherited=[Proposal(first, "recipe")],
+    )
+    return going.go(), going.tree, listener.heard
+
+
+def tiles(tree: Tree) -> list[tuple[int | None, str | None]]:
+    return [(n.parent, n.proposal.bundle.sha256 if n.proposal else None) for n in tree]
+
+
+def test_a_run_survives_its_models_and_is_replayed(
+    serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer], tmp_path: Path
+) -> None:
+    def every_other_wrong(body: dict[str, Any], number: int) -> Answered:
+        return good(body) if number % 3 == 2 else Answered("I would rather not.")
+
+    server = serve(every_other_wrong)
+    row, tree, heard = search(tmp_path / "runs", "run_live", synthesizer(server))
+    assert row.state == "finished"
+    sources = [node.proposal.bundle.source for node in tree if node.proposal is not None]
+    found = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
+    # doubled as far as the limit; then only the parent again, until nobody listens any more
+    assert found == [8, 16, 32, 64, LIMIT]
+    assert "proposals in a row came to nothing" in row.ended
+    assert all("llm: openai/scripted: " in said for said in heard)
+
+    asked = len(server.requests)
+    settings = LlmSettings(models_from("openai/scripted"), api_base="http://127.0.0.1:1/v1")
+    stored = FolderTranscripts(tmp_path / "transcripts")
+    replay = LlmSynthesizer(settings, stored, replay="run_live")
+    again, same, heard_again = search(tmp_path / "runs", "run_again", replay)
+    assert tiles(same) == tiles(tree)
+    assert (again.ended, heard_again) == (row.ended, heard)
+    assert len(server.requests) == asked

@@ -1,0 +1,309 @@
+"""Recipes: read, matched, pruned by facts, changed by moves, and built for real."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.errors import InvalidKnowledge
+from kb.hardware.checks import Problems
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.cpp import CppToolchain
+from optimizer.search.bench.local import Place
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.records import Node, Proposal
+from optimizer.search.synthesizers.recipe.instantiate import instantiate
+from optimizer.search.synthesizers.recipe.match import Binding, Refusal, match, space
+from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, moved, stepped
+
+KERNEL = """
+#include "kernlore_abi.h"
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
+@{host}
+#pragma omp parallel for schedule(static, @{chunk})
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < cols; j++) y[i * cols + j] = x[i * cols + j] * @{factor};
+  (void)@{tile};
+  return 0;
+}
+"""
+RAW: dict[str, Any] = {
+    "format": 1,
+    "language": "cpp",
+    "template": "references/kernel.cpp",
+    "ops": ["elementwise"],
+    "tensors": [
+        {"name": "x", "role": "input", "dtypes": ["float32"], "dims": ["*rows", "cols"]},
+        {"name": "y", "role": "output", "dtypes": ["float32"], "dims": ["*rows", "cols"]},
+    ],
+    "traits": {"factor": "mul.other"},
+    "when": "cols >= 8",
+    "parameters": [
+        {"name": "chunk", "role": "block", "values": [1, 4, 16], "default": 4},
+        {"name": "tile", "role": "tile_m", "values": [8, 16, 32, 64], "default": 32},
+    ],
+    "constraints": ["tile * cols * 4 <= facts.l1d_size"],
+}
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+rows, cols = 48, 96
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 1.5
+
+def get_inputs():
+    return [torch.randn(rows, cols)]
+"""
+
+
+def recipe(**changed: Any) -> Recipe:
+    problems = Problems("test")
+    found = parse_recipe("scale", {**RAW, **changed}, {"references/kernel.cpp": KERNEL}, problems)
+    problems.raise_if_any()
+    assert found is not None
+    return found
+
+
+def signature(*shape: int, dtype: str = "float32", out: tuple[int, ...] | None = None) -> Signature:
+    return Signature(
+        (
+            TensorSpec("x", "input", dtype, shape),
+            TensorSpec("output0", "output", dtype, out or shape),
+        )
+    )
+
+
+def bound(found: Binding | Refusal) -> Binding:
+    assert isinstance(found, Binding), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"format": 2}, "this version reads format 1"),
+        ({"template": "nowhere"}, "no file nowhere"),
+        ({"constraints": ["tile * width < 9"]}, "width is nothing"),
+        ({"when": "chunk > 1"}, "chunk is nothing"),
+        ({"tensors": RAW["tensors"][:1]}, "has no output"),
+        ({"parameters": [{"name": "chunk", "role": "size", "values": [1]}]}, "is not allowed"),
+        ({"parameters": [{"name": "chunk", "role": "block", "values": ["1; x"]}]}, "no value"),
+        ({"parameters": []}, "@{chunk} is nothing"),
+        ({"colour": 1}, "unknown key"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidKnowledge) as caught:
+        recipe(**changed)
+    assert said in str(caught.value)
+
+
+def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
+    found = recipe()
+    traits = {"mul.other": 2.0}
+    assert bound(match(found, signature(2, 3, 16), traits, {}, "elementwise")).dims == {
+        "rows": 6,
+        "cols": 16,
+    }
+    refused = {
+        "is for elementwise": match(found, signature(4, 16), traits, {}, "softmax"),
+        "x is float32": match(found, signature(4, 16, dtype="float16"), traits, {}, "elementwise"),
+        "rows is 4": match(found, signature(4, 16, out=(5, 16)), traits, {}, "elementwise"),
+        "the problem has no": match(found, signature(4, 16), {}, {}, "elementwise"),
+        "does not hold": match(found, signature(4, 4), traits, {}, "elementwise"),
+    }
+    for said, refusal in refused.items():
+        assert isinstance(refusal, Refusal) and said in refusal.reason
+
+
+def test_facts_prune_the_space_and_their_absence_does_not() -> None:
+    found = recipe()
+    binding = bound(match(found, signature(64, 256), {"mul.other": 2.0}, {}, "elementwise"))
+    assert len(list(space(found, binding, {}))) == 12
+    assert {v["tile"] for v in space(found, binding, {"l1d_size": 16384})} == {8, 16}
+
+
+def test_values_can_carry_no_code() -> None:
+    binding = Binding({"rows": 1, "cols": 8}, {"factor": 1.5})
+    built = instantiate(recipe(), {"chunk": 4, "tile": 8}, binding, PROBLEM)
+    assert "static, 4" in built.source and "* 1.5;" in built.source
+    assert built.origin == "recipe" and built.parameters == {"chunk": 4, "tile": 8}
+
+
+REMEDY = Remedy("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
+
+
+def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> Context:
+    case = CaseView("main", signature(64, 96), {"mul.other": 1.5}, True, "float32")
+    given = {
+        "problem": ProblemView("scale", "elementwise", "", PROBLEM, (case,), {}),
+        "hardware": HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 1 << 20}),
+        "parent": parent,
+        "seen": (),
+        "best": None,
+        "knowledge": Knowledge("ret_1", remedies=(REMEDY,)),
+        "tried": tried,
+        "step": len(tried) + 1,
+        "seed": 1,
+        "run_id": "run_1",
+        "max_tokens": 100,
+    }
+    return Context(**{**given, **changed})
+
+
+def node(number: int, proposal: Proposal | None) -> Node:
+    return Node(number, None if proposal is None else 0, "evaluated", proposal, None)
+
+
+def test_defaults_come_first_then_the_move_then_neighbours_then_the_rest() -> None:
+    proposers = RecipeSynthesizer([recipe()], ["cpp"])
+    first = proposers.propose(context(node(0, None), ()))
+    assert first is not None and first.values == {"chunk": 4, "tile": 32}
+    assert first.attributed == ("scale",) and first.cases == ("main",)
+    parent = node(1, first)
+    tried, seen = [parent], []
+    while (found := proposers.propose(context(parent, tuple(tried)))) is not None:
+        seen.append((found.values["chunk"], found.values["tile"], found.attributed))
+        tried.append(node(len(tried) + 1, found))
+    assert seen[0] == (4, 64, ("mv_1",))
+    assert {(c, t) for c, t, _ in seen[1:4]} == {(16, 32), (1, 32), (4, 16)}
+    assert len(seen) == 11  # the whole space but the default, each once
+
+
+def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
+    proposers = RecipeSynthesizer([recipe()], ["cpp"])
+    tight = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 96 * 4 * 8})
+    with_facts = proposers.propose(context(node(0, None), (), hardware=tight))
+    assert with_facts is not None and with_facts.values["tile"] == 8
+    without = proposers.propose(
+        context(node(0, None), (), hardware=tight, with_knowledge=False, knowledge=Knowledge())
+    )
+    assert without is not None and without.values["tile"] == 32
+
+
+def test_a_moves_limit_and_direction() -> None:
+    tile = recipe().parameter("tile")
+    up = {"role": "tile_m", "direction": "increase"}
+    limited = Remedy("m", "m", up, 32, "f", "", True, limit_unit="count")
+    counted = replace(tile, unit="count")
+    assert moved(counted, 16, limited) == 32 and moved(counted, 32, limited) is None
+    assert moved(tile, 32, limited) == 64  # of no stated unit: a limit says nothing of it
+    bits = replace(limited, limit=512.0, limit_unit="bit")
+    lanes = replace(tile, unit="elements")
+    assert moved(lanes, 8, bits, 4) == 16 and moved(lanes, 16, bits, 4) is None
+    assert moved(lanes, 16, bits, 2) == 32 and moved(lanes, 16, bits) == 32
+    down = Remedy("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
+    assert moved(tile, 32, down) == 16 and moved(tile, 8, down) is None
+    to = Remedy("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
+    assert moved(tile, 8, to) == 64 and moved(tile, 64, to) is None
+    assert stepped(tile, 99, 1) is None
+
+
+def measured(number: int, parent: int, values: dict[str, Any], merit: float, *moves: str) -> Node:
+    bundle = instantiate(
+        recipe(), values, Binding({"rows": 64, "cols": 96}, {"factor": 1.5}), PROBLEM
+    )
+    proposal = Proposal(bundle, "recipe", parent, "", "scale", values, attributed=moves)
+    found = Evaluation(
+        key="", problem="scale", candidate="", language="cpp", hardware="x86-64", device="cpu",
+        toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
+        speedup=Interval(merit, merit, merit, 6),
+    )  # fmt: skip
+    return Node(number, parent, "evaluated", proposal, found)
+
+
+def after(
+    parent: Node, *tried: Node, **changed: Any
+) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """What is proposed for the parent, one after another; nothing of it is measured."""
+    proposer, nodes, seen = RecipeSynthesizer([recipe()], ["cpp"]), list(tried), []
+    while (found := proposer.propose(context(parent, tuple(nodes), **changed))) is not None:
+        seen.append((dict(found.values), found.attributed))
+        nodes.append(node(len(nodes) + 1, found))
+    return seen
+
+
+def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
+    start = measured(1, 0, {"chunk": 1, "tile": 16}, 1.0)
+    won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
+    assert after(won, start, won)[0] == ({"chunk": 16, "tile": 16}, ())  # before the move
+    lost = measured(2, 1, {"chunk": 1, "tile": 32}, 0.5, "mv_1")
+    tried = [values for values, _ in after(start, start, lost)]
+    assert tried[:2] == [{"chunk": 4, "tile": 16}, {"chunk": 1, "tile": 8}]
+    elsewhere = measured(3, 1, {"chunk": 4, "tile": 16}, 1.5)
+    later = after(elsewhere, start, lost, elsewhere)
+    place = next(n for n, (_, moves) in enumerate(later) if moves == ("mv_1",))
+    assert place == 2  # after chunk 16, which won, and tile 8, which was not tried
+
+
+def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() -> None:
+    start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
+    open_ = replace(REMEDY, applies=None)
+    holds = Remedy("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
+    both = after(start, start, knowledge=Knowledge("ret_1", remedies=(open_, holds)))
+    assert [moves for _, moves in both[:3]] == [("mv_2",), ("mv_1",), ()]
+    refuted = Knowledge("ret_1", remedies=(replace(REMEDY, applies=False),))
+    assert not [moves for _, moves in after(start, start, knowledge=refuted) if moves]
+
+
+def test_a_limit_is_that_of_the_very_chip() -> None:
+    raw = [RAW["parameters"][0], {**RAW["parameters"][1], "unit": "elements"}]
+    wide = Remedy("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
+    start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
+    for bits, asked in ((512.0, False), (1024.0, True)):
+        chip = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"vector_bits": bits})
+        told = Knowledge("ret_1", remedies=(wide,))
+        proposer = RecipeSynthesizer([recipe(parameters=raw)], ["cpp"])
+        found = proposer.propose(context(start, (start,), hardware=chip, knowledge=told))
+        assert found is not None and (found.attributed == ("mv_1",)) is asked
+    assert proposer.roles(context(start, ()).problem) == ("block", "tile_m")
+
+
+def test_an_instance_is_compiled_and_right(tmp_path: Path) -> None:
+    path = tmp_path / "scale.py"
+    path.write_text(PROBLEM, encoding="utf-8")
+    problem = load_problem(path)
+    view = problem_view(problem, "cpu")
+    binding = bound(
+        match(recipe(), view.main.signature, view.main.traits, {}, problem.op)
+        if problem.op == "elementwise"
+        else match(recipe(ops=[]), view.main.signature, view.main.traits, {}, problem.op)
+    )
+    bundle = instantiate(recipe(), recipe().defaults, binding, problem.source)
+    place = Place(Target("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
+    with Evaluator(problem, place.target, EvaluationSettings(threads=1)) as evaluator:
+        found = evaluator.evaluate(bundle, place.toolchain)
+    assert found.correct, found.log
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted(Path("skills/library").glob("*/references/recipe.json")),
+    ids=lambda p: p.parts[2],
+)
+def test_every_shipped_recipe_can_be_read(folder: Path) -> None:
+    root = folder.parents[1]
+    files = {
+        p.relative_to(root).as_posix(): p.read_text(encoding="utf-8")
+        for p in root.rglob("*")
+        if p.is_file()
+    }
+    problems = Problems(root.name)
+    found = parse_recipe(root.name, json.loads(files["references/recipe.json"]), files, problems)
+    problems.raise_if_any()
+    assert found is not None and len(found.parameters) >= 1

@@ -1,0 +1,189 @@
+"""What a skill says to avoid is tried last, is reached all the same, and can be left out again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.search.attribution import CHANGED, attribution
+from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.loop import Search
+from optimizer.search.propose import Task
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.recipe.knobs import (
+    Knob,
+    NoStep,
+    avoided,
+    avoiding,
+    beside,
+    does,
+    turned,
+)
+from optimizer.search.synthesizers.recipe.recipe import Parameter
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, TableBench, Told
+from tests.optimizer.search.synthesizers.test_recipe import (
+    PROBLEM,
+    REMEDY,
+    after,
+    context,
+    measured,
+    recipe,
+)
+
+LARGER = Knob("tile_m", "increase")
+PROBLEM_VIEW = replace(
+    VIEW,
+    op="elementwise",
+    source=PROBLEM,
+    cases=(replace(VIEW.cases[0], traits={"mul.other": 1.5}),),
+)
+
+
+def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> Remedy:
+    return Remedy(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
+
+
+def proposed(*remedies: Remedy, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    parent = measured(1, 0, {"chunk": 4, "tile": 16, **values}, 1.0)
+    return after(parent, parent, knowledge=Knowledge("ret_1", remedies=remedies))
+
+
+# -- the order
+
+
+def test_the_avoided_step_comes_last_and_nothing_is_lost() -> None:
+    free, warned = proposed(REMEDY), proposed(REMEDY, warning(LARGER))
+    assert free[0] == ({"chunk": 4, "tile": 32}, ("mv_1",))
+    larger = [{"chunk": 4, "tile": 32}, {"chunk": 4, "tile": 64}]
+    last = [values for values, _ in warned[-2:]]
+    assert last[0] == larger[0] and last[1] == larger[1]
+    others = [values for values, _ in free if values not in larger]
+    assert [values for values, _ in warned[:-2]] == others  # all else in its order
+    assert warned[-2][1] == ("mv_1",)  # the move still made it
+
+
+def test_a_warning_that_does_not_hold_or_is_of_another_role_changes_nothing() -> None:
+    free = proposed(REMEDY)
+    assert proposed(REMEDY, warning(LARGER, applies=False)) == free
+    assert proposed(REMEDY, warning(Knob("unroll", "increase"))) == free
+    assert proposed(REMEDY, warning()) == free
+
+
+def test_no_warning_is_followed_as_a_move_or_named_as_the_maker() -> None:
+    made = proposed(warning(Knob("tile_m", "decrease")), warning(LARGER, identity="other#0"))
+    assert {attributed for _, attributed in made} == {()}
+    assert made[0][0]["tile"] == 16 and len(made) == 11
+
+
+def test_of_two_knobs_only_both_together_are_avoided() -> None:
+    both = warning(LARGER, Knob("block", "decrease"))
+    made = [values for values, _ in proposed(both)]
+    assert {(v["chunk"], v["tile"]) for v in made[-2:]} == {(1, 32), (1, 64)}
+    assert {"chunk": 4, "tile": 32} in made[:4] and {"chunk": 1, "tile": 16} in made[:4]
+
+
+def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
+    start = measured(1, 0, {"chunk": 4, "tile": 8}, 1.0)
+    won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
+    told = Knowledge("ret_1", remedies=(warning(LARGER),))
+    assert after(won, start, won, knowledge=told)[0] == ({"chunk": 4, "tile": 32}, ())
+    lost = measured(2, 1, {"chunk": 4, "tile": 16}, 0.5)
+    waiting = [values for values, _ in after(start, start, lost, knowledge=told)[-2:]]
+    assert sorted(values["tile"] for values in waiting) == [32, 64]
+    assert {values["chunk"] for values in waiting} == {4}
+
+
+def test_a_late_step_says_who_warned_of_it() -> None:
+    parent = measured(1, 0, {"chunk": 4, "tile": 32}, 1.0)
+    told = Knowledge("ret_1", remedies=(warning(LARGER),))
+    others = [
+        measured(2 + number, 1, {"chunk": chunk, "tile": tile}, 0.5)
+        for number, (chunk, tile) in enumerate(
+            (c, t) for c in (1, 4, 16) for t in (8, 16, 32, 64) if (c, t) not in ((4, 32), (4, 64))
+        )
+    ]
+    found = RecipeSynthesizer([recipe()], ["cpp"]).propose(
+        context(parent, (parent, *others), knowledge=told)
+    )
+    assert found is not None and found.values == {"chunk": 4, "tile": 64}
+    assert found.plan.endswith("Tried last: avoid-it#0 says to avoid it.")
+
+
+# -- one step
+
+
+def test_a_change_is_told_by_its_values_whatever_the_order_of_the_domain() -> None:
+    first = Parameter("rows_first", "order", (True, False), True)
+    assert (beside(first, True, "remove"), beside(first, True, "add")) == (False, None)
+    falling = Parameter("tile", "tile_m", (64, 32, 16, 8), 32)
+    assert (beside(falling, 32, "increase"), beside(falling, 32, "decrease")) == (64, 16)
+    tested = replace(falling, tested=(8, 32))
+    assert (beside(tested, 32, "decrease"), beside(tested, 32, "increase")) == (8, None)
+    names = Parameter("kind", "dtype", ("float", "double"), "float")
+    assert beside(names, "float", "increase") is None
+
+
+def test_one_step_of_each_knob_or_why_there_is_none() -> None:
+    values = {"chunk": 4, "tile": 32}
+    knobs = (LARGER, Knob("block", "decrease"))
+    changed = turned(recipe(), values, knobs)
+    assert changed == {"chunk": 1, "tile": 64} and does(recipe(), values, changed, knobs)
+    assert not does(recipe(), values, changed, knobs[:1])
+    with pytest.raises(NoStep, match="tile is 64 in scale, which has no tested value to increase"):
+        turned(recipe(), changed, knobs[:1])
+    with pytest.raises(NoStep, match="no parameter of the role unroll"):
+        turned(recipe(), values, [Knob("unroll", "increase")])
+    assert avoided(warning(*knobs)) == knobs and avoided(REMEDY) == ()
+
+
+# -- in a run
+
+
+def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, Task]:
+    """Over a table in which larger tiles are slower."""
+    goal = Goal(candidates=6, seed=2, knowledge=on)
+    row = RunRow("run_1", "hill", "0" * 64, "x86-64", goal)
+    store = FileStore(folder)
+    store.begin(row)
+    bench = TableBench(lambda made: 2.0 - int(made.values["tile"]) / 100)
+    search = Search(row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, Told())
+    search.go()
+    return Tree(store.nodes("run_1")), Task("run_1", goal, PROBLEM_VIEW, HARDWARE)
+
+
+def proposer() -> RecipeSynthesizer:
+    return RecipeSynthesizer([recipe(constraints=[])], ["cpp"])
+
+
+def values_of(tree: Tree) -> list[dict[str, Any]]:
+    return [dict(node.proposal.values) for node in tree if node.proposal is not None]
+
+
+def test_a_warning_that_was_shown_is_stored_and_found_by_leaving_it_out(tmp_path: Path) -> None:
+    up = replace(REMEDY, id="mv_up")
+    knowledge = Moves(up, warning(LARGER))
+    tree, task = run(tmp_path / "warned", knowledge)
+    assert {node.shown.moves for node in tree.nodes[1:]} == {("mv_up", "avoid-it#0")}
+    free, _ = run(tmp_path / "free", Moves(up))
+    assert values_of(free)[1] == {"chunk": 4, "tile": 64} != values_of(tree)[1]
+    found = {one.node: one for one in attribution(tree, task, [proposer()], knowledge)}
+    assert found[2].attributed == ("avoid-it#0",) and not found[2].note
+    assert found[2].recorded == ()  # it made no candidate, so none counts as its use
+    assert found[1].attributed == ()  # the defaults come first either way
+    gone = attribution(tree, task, [proposer()], Moves(up))
+    assert {one.note for one in gone} == {CHANGED}
+
+
+def test_a_run_without_knowledge_sees_no_warning(tmp_path: Path) -> None:
+    off, _ = run(tmp_path / "off", Moves(warning(LARGER)), on=False)
+    plain, _ = run(tmp_path / "plain", Moves(), on=False)
+    assert values_of(off) == values_of(plain)
+    assert {node.shown.moves for node in off} == {()}
+    silent, _ = run(tmp_path / "silent", Moves())
+    assert values_of(silent) == values_of(run(tmp_path / "other", Moves(warning()))[0])

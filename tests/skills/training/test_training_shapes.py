@@ -1,0 +1,200 @@
+"""Samples in the shapes of TRL's trainers, in both formats, and what may be trained on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.errors import Conflict
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.context import Context, HardwareView
+from optimizer.search.knowledge import Knowledge
+from optimizer.search.records import Node
+from optimizer.search.synthesizers.llm.answers.candidate import answer_from
+from skills.training.answers import answer_text
+from skills.training.samples import Licences, Prompt
+from skills.training.shapes import SHAPES, Shape, preferred, shaped
+from skills.training.trainable import stated_licence, trainable
+from skills.training.write import FORMATS, Format, write_manifest, write_rows
+from tests.skills.training.judged import SAMPLES, TYPE, WRONG, reward, sample
+
+# What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.
+RESERVED = {
+    "text",
+    "messages",
+    "image",
+    "images",
+    "label",
+    "labels",
+    "tools",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+    "input_ids",
+}
+
+
+def test_only_what_is_faster_for_certain_is_imitated() -> None:
+    found = shaped(SAMPLES, "sft")
+    assert [row["id"] for row in found.rows] == ["run_1/1", "run_1/2", "run_1/6"]
+    assert sum(found.left_out.values()) + len(found.rows) == len(SAMPLES)
+    assert found.left_out["slower than what it changes for certain"] == 1
+    first = found.rows[0]
+    assert first["prompt"] == [
+        {"role": "system", "content": "system"},
+        {"role": "user", "content": "user 1"},
+    ]
+    assert first["completion"] == [{"role": "assistant", "content": "answer 1"}]
+    told = json.loads(first["provenance"])
+    assert told["checks"] == [4, 4] and told["speedup"]["low"] == pytest.approx(1.425)
+    assert (told["harness"], told["device"], told["flags"]) == ("3", "cpu", [])
+
+
+def test_pairs_are_of_one_parent_and_certain() -> None:
+    pairs = {(r["id"], r["rejected_id"]): r for r in shaped(SAMPLES, "dpo").rows}
+    assert set(pairs) == {
+        ("run_1/2", "run_1/1"),
+        ("run_1/1", "run_1/3"),
+        ("run_1/2", "run_1/3"),
+        ("run_1/6", "run_1/1"),
+        ("run_1/6", "run_1/3"),
+        ("run_1/1", "run_1/4"),
+        ("run_1/2", "run_1/4"),
+        ("run_1/6", "run_1/4"),
+    }  # 2 and 6 overlap; 5 is unknown; 7 has another parent; 3 is right but slow
+    by_time, by_check = pairs["run_1/2", "run_1/1"], pairs["run_1/6", "run_1/4"]
+    assert (by_time["preferred_by"], by_check["preferred_by"]) == ("speed-up", "validity")
+    # Of the earlier proposal: the later one may have been shown the other.
+    assert by_time["prompt"][1]["content"] == "user 1"
+    assert by_check["prompt"][1]["content"] == "user 4"
+    assert by_check["rejected_reward"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"cases": ("other",)}, {"device": "cuda"}, {"timing": "simulator"}, {"harness": "2"}],
+)
+def test_figures_of_different_clocks_are_not_compared(changes: dict[str, Any]) -> None:
+    assert preferred(sample(1, reward(3.0)), sample(2, reward(1.5))) is not None
+    assert preferred(sample(1, reward(3.0)), sample(2, reward(1.5, **changes))) is None
+
+
+def test_one_row_for_each_prompt() -> None:
+    same = tuple(replace(s, prompt=Prompt("system", "the same", "rendered")) for s in SAMPLES)
+    found = shaped(same, "grpo")
+    assert len(found.rows) == 1 and found.left_out == {"the same prompt as another": 6}
+    row = found.rows[0]
+    assert "completion" not in row and row["best_known"] == pytest.approx(3.1 * 0.95)
+    assert row["problem_source"] == "class Model: ..."
+
+
+# -- files
+
+
+def read_back(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_written_is_read_back(shape: Shape, format: Format, tmp_path: Path) -> None:
+    rows = shaped(SAMPLES, shape).rows
+    path = write_rows(rows, shape, format, tmp_path / "out")
+    assert read_back(path) == list(rows) and rows
+    assert all(set(row) == set(rows[0]) for row in rows)
+    assert set(TYPE[shape]) <= set(rows[0]) and not RESERVED & set(rows[0])
+    assert not {"completion", "chosen"} & set(rows[0]) - set(TYPE[shape])
+    told = write_manifest({"rows": len(rows)}, path)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == len(rows)
+    assert told["bytes"] == path.stat().st_size
+    with pytest.raises(Conflict):
+        write_rows(rows, shape, format, tmp_path / "out")
+
+
+def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
+    path = write_rows((), "dpo", "parquet", tmp_path / "out")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert parquet.read_table(path).column_names == ["prompt", "chosen", "rejected"]
+
+
+# -- what may be trained on
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"licences": Licences(None, "MIT")}, "of a problem without a known licence"),
+        ({"licences": Licences("MIT", None)}, "of a source without a known licence"),
+        (
+            {"reward": reward(1.5, flags=("too fast",))},
+            "held for a person by an integrity flag",
+        ),
+        ({"reward": replace(WRONG, validity="rejected")}, "rejected for integrity"),
+        ({"reward": reward(None)}, "without a known reward"),
+        ({"completion": f"key = 'sk-{'a1' * 12}'"}, "with what looks like a secret"),
+        (
+            {"prompt": Prompt("s", f"hf_{'Ab3' * 10}", "stored")},
+            "with what looks like a secret",
+        ),
+        ({"bundle_sha256": "sha-1"}, "the same bundle as another"),
+    ],
+)
+def test_what_may_not_be_trained_on(changes: dict[str, Any], reason: str) -> None:
+    other = replace(sample(2, reward(1.5)), **changes)
+    kept = trainable((sample(1, reward(1.5)), other))
+    assert [s.node for s in kept.samples] == [1]
+    assert kept.left_out == Counter({reason: 1})
+
+
+def test_an_unchanged_sample_is_kept() -> None:
+    kept = trainable((sample(1, reward(1.5)), sample(2, WRONG)))
+    assert len(kept.samples) == 2 and not kept.left_out
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        ("# SPDX-License-Identifier: MIT\nimport torch", "MIT"),
+        ("/* SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause */", "Apache-2.0 OR BSD-3-Clause"),
+        ("// licensed to nobody", None),
+    ],
+)
+def test_a_licence_that_a_source_states(text: str, licence: str | None) -> None:
+    assert stated_licence(text) == licence
+
+
+# -- the words of an answer
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        ("int kernlore_run;\n", "kernlore_run"),
+        ('int run_it;\nconst char *s = "\\n```\\n";\n', "run_it"),
+        ("// kernlore_run\n/*\n```\nFile: other.cpp\n```\n*/\n", "kernlore_run"),
+    ],
+)
+def test_an_answer_is_read_back_as_the_same_bundle(text: str, entry: str) -> None:
+    bundle = Bundle({"kernel.cpp": text}, "kernel.cpp", "cpp", entry, {"tile": 8, "fast": True})
+    problem = load_problem(Path("map_id"))
+    view = problem_view(problem, "cpu")
+    hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
+    root = Node(0, None, "evaluated", None, None)
+    context = Context(view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True)
+    told = answer_text(bundle, 'Wider "vectors".', ("mv_1", "psg_2"))
+    again = answer_from(told, context, {"mv_1", "psg_2"})
+    assert again.bundle.sha256 == bundle.sha256
+    assert (again.plan, again.claimed) == ('Wider "vectors".', ("mv_1", "psg_2"))

@@ -1,0 +1,135 @@
+"""A small problem with its kernels in C++, and a real bench for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kb.catalog import Catalog
+from kb.catalog import skills as store
+from kb.catalog.skills import SkillRow
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing.blocks import TimingPolicy
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.cpp import CppToolchain
+from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.search.bench.local import LocalBench, Place
+from skills.library import SkillLibrary
+from skills.schema import SkillFile
+from skills.skillfile import write_skill
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+rows = 96
+cols = 1024
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x.sum(dim=1)
+
+def get_inputs():
+    return [torch.randn(rows, cols)]
+"""
+TOML = """
+name = "row_total"
+op = "reduction"
+[policy]
+reduction_length = "cols"
+[[cases]]
+name = "main"
+constants = {rows = 96, cols = 1024}
+[[cases]]
+name = "odd"
+constants = {rows = 7, cols = 640}
+timed = false
+[[cases]]
+name = "held_out"
+constants = {rows = 33, cols = 2048}
+held_out = true
+"""
+# Sums `LANES` at a time; what is left over at the end of a row is summed by itself.
+KERNEL = """
+#include "kernlore_abi.h"
+#define LANES 8
+constexpr int64_t CHUNK = 16;
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
+  const float *x = (const float *)t[0].data;
+  float *y = (float *)t[1].data;
+  const int64_t rows = t[0].shape[0], cols = t[0].shape[1];
+  for (int64_t first = 0; first < rows; first += CHUNK)
+    for (int64_t i = first; i < rows && i < first + CHUNK; i++) {
+      double part[LANES] = {};
+      int64_t j = 0;
+      for (; j + LANES <= cols; j += LANES)
+        for (int l = 0; l < LANES; l++) part[l] += x[i * cols + j + l];
+      double sum = 0;
+      for (; j < cols; j++) sum += x[i * cols + j];
+      for (int l = 0; l < LANES; l++) sum += part[l];
+      y[i] = (float)sum;
+    }
+  return 0;
+}
+"""
+# What is tested here are verdicts; a busy test machine has no timing to offer.
+QUICK = EvaluationSettings(
+    seeds=1,
+    threads=1,
+    call_seconds=5.0,
+    timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0, seconds=5.0),
+)
+TEMPLATE = KERNEL.replace("LANES 8", "LANES @{LANES}")
+WRONG = TEMPLATE.replace("y[i] = (float)sum", "y[i] = (float)sum + 1")
+CPU = Target("x86-64", ("x86-64",), None, "cpu")
+
+
+def problem_in(folder: Path) -> Problem:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "problem.toml").write_text(TOML, encoding="utf-8")
+    path = folder / "problem.py"
+    path.write_text(PROBLEM, encoding="utf-8")
+    return load_problem(path)
+
+
+@contextmanager
+def bench_of(problem: Problem) -> Iterator[LocalBench]:
+    places = {"cpp": Place(CPU, CppToolchain()), "torch": Place(CPU, TorchPython())}
+    with LocalBench(problem, places, QUICK) as bench:
+        yield bench
+
+
+def skill_in(catalog: Catalog, folder: Path, template: str, **changed: Any) -> SkillRow:
+    """A candidate whose recipe has this template, by way of a folder as anybody would bring it."""
+    body: dict[str, Any] = {
+        "format": 1,
+        "language": "cpp",
+        "template": "references/kernel.cpp",
+        "ops": ["reduction"],
+        "tensors": [
+            {"name": "x", "role": "input", "dtypes": ["float32"], "dims": ["rows", "cols"]},
+            {"name": "y", "role": "output", "dtypes": ["float32"], "dims": ["rows"]},
+        ],
+        "parameters": [{"name": "LANES", "role": "vector", "values": [4, 8, 16], "default": 8}],
+    }
+    name = changed.pop("name", "cpp-row-total")
+    metadata = {"kb.ops": "reduction", **changed.pop("metadata", {})}
+    files = {
+        "references/recipe.json": json.dumps(body).encode(),
+        "references/kernel.cpp": template.encode(),
+    }
+    written = SkillFile(
+        name=name,
+        description="Use when rows are summed.",
+        body="## When to use\n\nRows are summed.\n\n## Sources\n\n- a test",
+        metadata=metadata,
+        files=changed.pop("files", files),
+    )
+    SkillLibrary(catalog).import_folder(write_skill(written, folder), actor="test")
+    with catalog.read() as connection:
+        return store.get(connection, name)

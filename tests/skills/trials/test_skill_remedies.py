@@ -1,0 +1,40 @@
+"""What a skill is to a proposer: moves, or a step that comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from optimizer.search.knowledge import Knowledge, knowledge_from_json
+from optimizer.search.runs.skill_moves import remedies_of, skill_of
+from optimizer.search.synthesizers.recipe.knobs import Knob, avoided
+from tests.skills.trials.curated import skill_in
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    told = {
+        "kb.polarity": "avoid",
+        "kb.transformation": "decrease-vector",
+        "kb.predicate": "problem.op in ['reduction']",
+    }
+    skill = skill_in(catalog, tmp_path, "", name="avoid-narrow", files={}, metadata=told)
+    (found,) = remedies_of(skill)
+    assert (found.id, skill_of(found.id)) == ("avoid-narrow#0", "avoid-narrow")
+    assert found.when == skill.predicate and found.change.get("role") is None
+    assert avoided(found) == (Knob("vector", "decrease"),)
+    assert remedies_of(replace(skill, transformation="set-dtype")) == ()
+    again = knowledge_from_json(Knowledge("ret_1", remedies=(found,)).as_json())
+    assert again.remedies == (found,)  # as a portable session carries it

@@ -1,0 +1,24 @@
+"""A catalog and a small problem to try skills on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from optimizer.evaluation.problem.spec import Problem
+from tests.skills.trials.curated import problem_in
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    return problem_in(tmp_path / "problem")
