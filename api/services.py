@@ -6,8 +6,9 @@ own beyond the wiring."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,53 +20,27 @@ from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
-from kb.blobs import Blobs, open_blobs
-from kb.catalog import Catalog, open_catalog
-from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs
-from kb.catalog.knowledge import embeddings
-from kb.catalog.knowledge.documents import Documents
-from kb.embedding import Embedder, open_embedder
 from kb.errors import KernloreError
-from kb.index.exact import ExactIndex
 from kb.settings import MIB, Settings
 from retrieval.diagnose.signals import load_signals
-from retrieval.search.vectors import VectorIndex
-from retrieval.service import Retriever
-from skills.library import SkillLibrary
-
-DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part
+from retrieval.knowledge_base import KnowledgeBase
+from skills.skill_library import SkillLibrary
 
 log = structlog.get_logger(__name__)
 
 
-class Services:
-    """The parts, built when first used."""
+# What the service starts in processes of their own.
+EVALUATE_COMMAND = (sys.executable, "-m", "api.cli.main", "evaluate")
+RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
+
+
+class Services(KnowledgeBase):
+    """A knowledge base with what the doors add to it: uploads, reading and the skill library."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.catalog: Catalog = open_catalog(settings.data_dir)
-        self.blobs: Blobs = open_blobs(settings.data_dir, settings.blob_url)
+        super().__init__(settings)
         self.jobs = Jobs(self.catalog)
-        self.documents = Documents(self.catalog)
-        self.registry = HardwareRegistry(self.catalog)
-
-    @cached_property
-    def dense_ready(self) -> bool:
-        """Whether vectors take part in answers: where few passages have one, those would win by
-        having it. Decided once; the service decides anew as its start goes on.
-        """
-        embedded, passages = self.vectors()
-        return embedded >= DENSE_SHARE * passages
-
-    def vectors(self) -> tuple[int, int]:
-        """(embedded, all) passages."""
-        with self.catalog.read() as connection:
-            return embeddings.counts(connection, self.embedder.fingerprint)
-
-    @cached_property
-    def embedder(self) -> Embedder:
-        return open_embedder(self.settings.embedder, self.settings.data_dir / "models")
 
     @cached_property
     def tagger(self) -> Tagger:
@@ -83,24 +58,11 @@ class Services:
         )
 
     @cached_property
-    def index(self) -> VectorIndex:
-        """Exact search over the catalog; the service puts Chroma in its place."""
-        return ExactIndex(self.catalog, self.embedder.fingerprint)
-
-    @cached_property
-    def retriever(self) -> Retriever:
-        return Retriever(
-            self.catalog,
-            self.registry,
-            self.embedder,
-            lambda: self.index,
-            lambda: self.dense_ready,
-            self.settings.skills_withheld_share,
-        )
-
-    @cached_property
     def skills(self) -> SkillLibrary:
         return SkillLibrary(self.catalog)
+
+    def report_skill_use(self, names: Sequence[str]) -> None:
+        self.skills.observed(names)
 
     def parser_pool(self) -> ParserPool:
         return ParserPool(
@@ -133,11 +95,6 @@ class Services:
         skills = self.skills.sync_builtin(self.settings.skills_dir)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report
-
-    def close(self) -> None:
-        if "retriever" in self.__dict__:
-            self.retriever.close()
-        self.catalog.close()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ do next.
     |-- Conflict                409  conflict            the thing exists, or changed underneath
     |-- ParseFailed             422  parse_failed        a document could not be read
     |-- Unavailable             503  unavailable         a part that is needed is not there
-    `-- StoreError              500  store_error         the catalog is damaged, or newer than this
+    |-- StoreError              500  store_error         the catalog is damaged, or newer than this
+    `-- InternalError           500  internal_error      a defect of Kernlore, to be reported
 
 It does not know HTTP: `status` is the number a door should use, nothing more.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 
 class KernloreError(Exception):
@@ -125,3 +126,31 @@ class Unavailable(KernloreError):
 
 class StoreError(KernloreError):
     code, status = "store_error", 500
+
+
+class InternalError(KernloreError):
+    code, status = "internal_error", 500
+
+
+MAX_ERROR_TEXT = 20_000  # characters of one text in an error's JSON
+
+
+def error_json(error: KernloreError) -> dict[str, Any]:
+    """The error's JSON shape, safe to encode.
+
+    Text that repeats hostile input may hold lone surrogates, which UTF-8 refuses; they are
+    replaced, and each text is cut at `MAX_ERROR_TEXT` characters.
+    """
+    return cast(dict[str, Any], _encodable(error.as_json()))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_encodable(str(key)): _encodable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_encodable(entry) for entry in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return _encodable(str(value))

@@ -6,6 +6,7 @@ Defaults are finite and local: loopback only, bounded sizes, no key needed.
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import Field
@@ -71,3 +72,11 @@ class Settings(BaseSettings):
         5000, ge=1, description="A learned skill unused in so many retrievals is retired."
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
+
+
+def product_version() -> str:
+    """The installed version of the product, or `0+source` in a source folder."""
+    try:
+        return version("kernlore")
+    except PackageNotFoundError:
+        return "0+source"

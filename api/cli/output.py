@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from api.http.plain import plain
 from kb.errors import KernloreError
+from kb.plain import plain
 
 Json = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from api.http import errors
 from api.http.dependencies import access_scope, known_parameters
 from api.http.metrics import Metrics
 from api.http.middleware import RequestLog
-from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe, service_version
+from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe
 from api.http.routes import (
     documents,
     evaluations,
@@ -33,7 +33,7 @@ from api.http.routes import (
     trajectories,
 )
 from api.services import Background, open_services
-from kb.settings import Settings
+from kb.settings import Settings, product_version
 
 _STATIC = "/docs-static"
 
@@ -43,7 +43,7 @@ def create_app(settings: Settings) -> FastAPI:
     metrics = Metrics()
     app = FastAPI(
         title=TITLE,
-        version=service_version(),
+        version=product_version(),
         description=DESCRIPTION,
         openapi_tags=TAGS,
         docs_url=None,

@@ -16,9 +16,16 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
-from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable, nearest
+from kb.errors import (
+    InternalError,
+    InvalidRequest,
+    KernloreError,
+    NotFound,
+    Unavailable,
+    error_json,
+    nearest,
+)
 
-_SHOWN = 20_000  # characters of a message
 _PROBLEMS = 20
 
 
@@ -41,10 +48,6 @@ class ForeignPage(KernloreError):
     code, status = "foreign_page", 403
 
 
-class InternalError(KernloreError):
-    code, status = "internal_error", 500
-
-
 def internal_error(request_id: str) -> InternalError:
     return InternalError(
         "the service failed to answer this request",
@@ -55,23 +58,6 @@ def internal_error(request_id: str) -> InternalError:
 
 def respond(error: KernloreError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(error_json(error), status_code=error.status, headers=headers)
-
-
-def error_json(error: KernloreError) -> dict[str, Any]:
-    return cast(dict[str, Any], _sendable(error.as_json()))
-
-
-def _sendable(value: Any) -> Any:
-    """Text that repeats hostile input may hold halves of characters, which UTF-8 refuses."""
-    if isinstance(value, str):
-        return value[:_SHOWN].encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, Mapping):
-        return {_sendable(str(key)): _sendable(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_sendable(entry) for entry in value]
-    return (
-        value if value is None or isinstance(value, bool | int | float) else _sendable(str(value))
-    )
 
 
 def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,6 +11,7 @@ from pydantic import BaseModel
 
 from api.http import models
 from api.http.errors import ErrorBody
+from kb.settings import product_version
 from retrieval.diagnose.signals import load_signals
 
 TITLE = "Kernlore"
@@ -55,13 +55,6 @@ _METRICS = {
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": 22.8,
     "launch__registers_per_thread": 64,
 }
-
-
-def service_version() -> str:
-    try:
-        return version("kernlore")
-    except PackageNotFoundError:  # run from its source folder
-        return "0+source"
 
 
 def retrieve_examples() -> dict[str, Any]:
@@ -132,7 +125,7 @@ def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
         if app.openapi_schema is None:
             schema = get_openapi(
                 title=TITLE,
-                version=service_version(),
+                version=product_version(),
                 description=DESCRIPTION,
                 routes=app.routes,
                 tags=TAGS,

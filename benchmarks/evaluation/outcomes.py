@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.evaluation import ask_for, evaluate_files, known_about
 from api.services import Services
 from benchmarks.knowledge.builtin_coverage import builtin_services
 from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from kb.hardware.schema import parse_hardware
 from optimizer.evaluation.bundle import read_bundle
+from optimizer.evaluation.evaluate import ask_for, evaluate_files, known_about
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation, Stage, TimingState, Validity

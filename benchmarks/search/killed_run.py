@@ -28,7 +28,6 @@ from typing import Any
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
-from api.optimization.runs import builtin, places_for, run_store
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
@@ -39,6 +38,7 @@ from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
 from optimizer.search.replay import ReplayBench
+from optimizer.search.runs.optimize import builtin, places_for, run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 
@@ -138,7 +138,7 @@ class KilledRun:
             "goal": self.goal.as_json(),
             "proposers": ["builtin"],
         }
-        first = ["-m", "api.optimization.worker", json.dumps(told)]
+        first = ["-m", "api.run_worker", json.dumps(told)]
         again = ["-m", "api.cli.main", "runs", "resume", self.run_id, "--json"]
         environment = {
             **os.environ,

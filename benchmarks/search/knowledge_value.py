@@ -18,8 +18,6 @@ from typing import Any
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
-from api.evaluation import choose_target, known_ceilings
-from api.optimization.knowledge import ServiceKnowledge, library_recipes
 from benchmarks.report import ended, say, write_result
 from benchmarks.search.replay.answers import Answers, load_answers, query_of, save_answers
 from benchmarks.search.replay.arms import (
@@ -55,11 +53,13 @@ from benchmarks.search.replay.spaces import Space, space_of
 from benchmarks.search.replay.table import Table, load, save
 from kb.errors import InvalidRequest
 from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.evaluate import choose_target, known_ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import POLICIES
+from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.synthesizers.recipe.match import allowed
 
 TITLE = "What knowledge saves the search, in candidates"

@@ -21,12 +21,12 @@ from typing import Any
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
-from api.optimization.runs import Finished, optimize, places_for
-from api.optimization.samples import AS_IT_STANDS, manual_samples
 from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
+from optimizer.search.runs.optimize import Finished, optimize, places_for
+from optimizer.search.runs.samples import AS_IT_STANDS, manual_samples
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree

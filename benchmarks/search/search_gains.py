@@ -15,7 +15,6 @@ from pathlib import Path
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
-from api.optimization.runs import Finished, optimize
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.gains.module_check import checked
 from benchmarks.search.gains.report import NOT_UNSEEN, means, origins, told
@@ -24,7 +23,9 @@ from kb.errors import KernloreError
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
+from optimizer.search.runs.optimize import Finished, optimize
 from optimizer.search.tree import Tree
+from skills.upkeep import prepare_library
 
 TITLE = "What the search gains on this CPU, without a key"
 
@@ -72,6 +73,7 @@ def main() -> None:
             if any(row["problem"] == name for row in done):
                 continue
             try:
+                prepare_library(local.services, "auto", None, say)
                 found = optimize(
                     local.services, load_problem(Path(name)).path, goal, "auto", _Quiet()
                 )

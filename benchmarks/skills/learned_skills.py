@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from api.optimization.knowledge import ServiceKnowledge
 from api.services import Services
 from benchmarks.report import ended, say, write_result
 from benchmarks.search import knowledge_value
@@ -51,6 +50,7 @@ from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, Query
+from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.store import FileStore
 from optimizer.search.synthesizers.recipe.recipe import Value
 from optimizer.search.tree import Tree

@@ -34,7 +34,7 @@ from retrieval.answer import RetrieveRequest
 from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal
 from retrieval.service import Retriever
-from skills.library import SkillLibrary
+from skills.skill_library import SkillLibrary
 
 TITLE = "5,000 skills"
 LANGUAGES = ("triton", "cuda", "cpp", "hip")

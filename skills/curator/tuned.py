@@ -13,23 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from optimizer.search.runs.knowledge import RecipeSource
 from skills.curator.distillation import Lifted, Lifter
 from skills.curator.records import Change, Kernel, Measured, Side, Step, Trajectory, Value
 
 COMPOSED = "composed"  # synthesizer of the composed step
-
-
-@dataclass(frozen=True)
-class Source:
-    """A recipe of the library: its JSON, its template by path, and the signals of its skill."""
-
-    body: Mapping[str, Any]
-    files: Mapping[str, str]
-    signals: tuple[str, ...] = ()
-
-    @property
-    def defaults(self) -> dict[str, Value]:
-        return {p["name"]: p.get("default", p["values"][0]) for p in self.body["parameters"]}
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class Instance:
         return self.measured.speedup.low if self.measured.speedup is not None else 0.0
 
 
-def tuned_instance(trajectory: Trajectory, recipes: Mapping[str, Source]) -> Tuned | str:
+def tuned_instance(trajectory: Trajectory, recipes: Mapping[str, RecipeSource]) -> Tuned | str:
     """Of the candidate that is certainly fastest; a text says why there is none."""
     best = _best(trajectory)
     if best is None:
@@ -127,7 +115,7 @@ def _correct(step: Step) -> Instance | None:
     return Instance(step, side.kernel, side.measured)
 
 
-def _body(source: Source, winner: Kernel, instances: Sequence[Instance]) -> dict[str, Any]:
+def _body(source: RecipeSource, winner: Kernel, instances: Sequence[Instance]) -> dict[str, Any]:
     """The recipe's JSON with the winner's values as defaults. tested: values of correct candidates,
     in the order of the domain."""
     parameters = []
@@ -140,7 +128,7 @@ def _body(source: Source, winner: Kernel, instances: Sequence[Instance]) -> dict
     return {**source.body, "parameters": parameters}
 
 
-def _signals(trajectory: Trajectory, source: Source) -> tuple[str, ...]:
+def _signals(trajectory: Trajectory, source: RecipeSource) -> tuple[str, ...]:
     """What a search sees that has nothing but the reference, then what the recipe is said to be
     for: the verdict of an instance is what one sees after having used it."""
     references = (s.parent.measured for s in trajectory.steps if s.parent.kernel is None)
@@ -148,7 +136,7 @@ def _signals(trajectory: Trajectory, source: Source) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*seen, *source.signals)))
 
 
-def _template(source: Source) -> dict[str, str]:
+def _template(source: RecipeSource) -> dict[str, str]:
     path = source.body["template"]
     return {path: source.files[path]}
 

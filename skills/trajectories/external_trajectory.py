@@ -17,6 +17,8 @@ from typing import Any
 from kb.errors import InvalidRequest, KernloreError, PayloadTooLarge
 from kb.ids import derived_id
 from optimizer.evaluation.bundle import MANIFEST, Bundle
+from optimizer.evaluation.evaluate import problem_named, problem_sent
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
 from optimizer.search.tree import Tree
@@ -217,3 +219,10 @@ def tree_of(
             )
         )
     return tree
+
+
+def problem_of(told: ToldProblem) -> Problem:
+    """Nothing of it runs. Raises NotFound or InvalidRequest."""
+    if told.name is not None:
+        return problem_named(told.name)
+    return problem_sent(told.source, told.toml)

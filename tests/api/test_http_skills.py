@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.curation.folders import MAX_BYTES
+from skills.folders import MAX_BYTES
 from skills.skillfile import MAX_FILE_BYTES, MAX_FILES
 from tests.api.conftest import assert_error
 

@@ -13,11 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.http.app import create_app
-from api.optimization.stored import run_store
 from api.services import Services
-from api.trajectories.accept import trajectory_store
-from api.trajectories.export import Asked, export_trajectories
-from api.trajectories.reading import trajectory
 from ingestion.builtin import load_hardware
 from kb.catalog.search.evaluations import (
     CandidateRow,
@@ -33,8 +29,12 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from skills.curator.reading.gate import gate
+from skills.training.export import Asked, export_trajectories
+from skills.trajectories.accept import trajectory_store
+from skills.trajectories.reading import trajectory
 from tests.api.cli_process import kernlore
 from tests.api.conftest import BUILTIN, assert_error
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from api.cli.backends.local import LocalTarget
-from api.curation.states import change_state
-from api.evaluation import choose_target
-from api.optimization.knowledge import ServiceKnowledge
 from api.services import Services
 from kb.catalog import skills as store
 from kb.hardware.detection.detect import detect_devices
 from kb.settings import Settings
 from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
+from optimizer.search.runs.knowledge import ServiceKnowledge
+from skills.states import change_state
 from tests.api.conftest import BUILTIN, small_knowledge
 from tests.skills.trials.curated import skill_in
 

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.services import Services
-from api.trajectories.accept import again, trajectory_store
-from api.trajectories.export import Asked, export_trajectories
-from api.trajectories.reading import trajectory
 from kb.errors import Conflict
 from skills.curator.reading.gate import gate
 from skills.curator.records import Trajectory
+from skills.training.export import Asked, export_trajectories
+from skills.trajectories.accept import again, trajectory_store
+from skills.trajectories.reading import trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TOML
 

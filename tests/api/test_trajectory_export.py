@@ -14,15 +14,7 @@ import pytest
 
 from api.cli.backends.local import LocalTarget
 from api.cli.search.progress import plain_lines
-from api.optimization.export import export_run
-from api.optimization.runs import optimize
 from api.services import Services
-from api.trajectories.accept import trajectory_store
-from api.trajectories.export import Asked, export_trajectories
-from api.trajectories.knowledge_again import LEFT_OUT, KnowledgeAgain
-from api.trajectories.licences import LicenceBook
-from api.trajectories.prompts import Prompts, without_uploads
-from api.trajectories.reading import parameter_roles, trajectory
 from kb.errors import Conflict, InvalidRequest
 from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle, Origin
@@ -30,13 +22,21 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
+from optimizer.search.runs.export import export_run
+from optimizer.search.runs.optimize import optimize
 from optimizer.search.synthesizers.llm.answers.replies import Reply
 from optimizer.search.synthesizers.llm.prompting.fence import Fence
 from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
+from skills.training.export import Asked, export_trajectories
+from skills.training.licences import LicenceBook
+from skills.training.prompts import Prompts, without_uploads
 from skills.training.samples import Licences
 from skills.training.shapes import SHAPES
+from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
 from skills.training.write import FORMATS
+from skills.trajectories.accept import trajectory_store
+from skills.trajectories.reading import parameter_roles, trajectory
 from tests.api.cli_process import kernlore
 
 CANDIDATES = 3
@@ -60,7 +60,7 @@ def run(services: Services) -> str:
 
 
 def tree_of(services: Services, run: str) -> Tree:
-    from api.optimization.stored import run_store
+    from optimizer.search.runs.run_store import run_store
 
     return Tree(run_store(services).nodes(run))
 
@@ -163,7 +163,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     services: Services, run: str, tmp_path: Path
 ) -> None:
     """Without the texts of documents that are not this product's own."""
-    from api.trajectories.export import _source, _task
+    from skills.training.export import _source, _task
 
     source = _source(services, run, tmp_path)
     quoted = Fence("b" * 16).around("excerpt", f"id: {ID}\nfrom: A manual\nits words")

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from api.evaluation_queue import EvaluationQueue
-from api.services import Services
-from api.trajectories.accept import accept, again, trajectory_store
-from api.trajectories.bodies import TrajectoryBody
-from api.trajectories.lease import renewed
-from api.trajectories.queue import TrajectoryQueue
+from api.http.trajectory_bodies import TrajectoryBody
+from api.http.trajectory_parser import accept_body
+from api.services import EVALUATE_COMMAND, Services
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
+from optimizer.evaluation.queue import EvaluationQueue
+from skills.trajectories.accept import again, trajectory_store
+from skills.trajectories.lease import renewed
+from skills.trajectories.queue import TrajectoryQueue
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
 
@@ -40,7 +41,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 @pytest.fixture
 def queue(services: Services) -> Iterator[TrajectoryQueue]:
-    evaluations = EvaluationQueue(services)
+    evaluations = EvaluationQueue(services, EVALUATE_COMMAND)
     made = TrajectoryQueue(services, evaluations)
     yield made
     made.close()
@@ -123,11 +124,11 @@ def test_what_a_killed_worker_left_is_taken_up(services: Services, queue: Trajec
 def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
     """Neither a second telling nor `verify`, until the lease has run out."""
     told = TrajectoryBody.model_validate(body(steps=[{"source": "int a;"}]))
-    row = accept(services, told)
+    row = accept_body(services, told)
     store = trajectory_store(services)
     assert row.state == "queued" and store.take(row.id, "service1", 600)
     held = store.find(row.id)
-    assert again(services, held) == held and accept(services, told) == held
+    assert again(services, held) == held and accept_body(services, told) == held
     add_damaged(services)
     assert store.take(DAMAGED, "command1", GONE)
     data = services.settings.data_dir

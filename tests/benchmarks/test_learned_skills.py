@@ -14,8 +14,6 @@ import torch
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
-from api.optimization.knowledge import library_recipes
-from api.optimization.stored import run_store
 from benchmarks.search.replay.arms import Target
 from benchmarks.search.replay.ground import CPP, TRITON
 from benchmarks.search.replay.spaces import Space, proposal_of, space_of
@@ -63,6 +61,8 @@ from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
+from optimizer.search.runs.knowledge import library_recipes
+from optimizer.search.runs.run_store import run_store
 from skills.trials.held_out import unseen_cases
 from skills.trials.targets import MAX_TRIALS
 from tests.benchmarks.test_knowledge_value import (

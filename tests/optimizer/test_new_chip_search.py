@@ -13,9 +13,6 @@ import pytest
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
-from api.optimization.runs import Finished, optimize, places_for
-from api.optimization.samples import manual_samples
-from api.optimization.stored import run_store
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import proposed_recipes
 from optimizer.evaluation.problem.load import load_problem
@@ -24,6 +21,9 @@ from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
+from optimizer.search.runs.optimize import Finished, optimize, places_for
+from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.samples import manual_samples
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal

@@ -28,8 +28,8 @@ from kb.errors import (
     UnknownSignal,
 )
 from kb.hardware.schema import parse_hardware
-from skills.library import SkillLibrary
 from skills.schema import SkillFile
+from skills.skill_library import SkillLibrary
 from skills.skillfile import read_skill, render, skill_folders, write_skill
 
 SHIPPED = Path(__file__).parents[2] / "skills" / "library"

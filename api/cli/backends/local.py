@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Json
-from api.http.plain import plain
 from kb.errors import InvalidRequest, PayloadTooLarge, StoreError, Unavailable, nearest
+from kb.plain import plain
 from kb.scope import ALL_ACCESS, CATEGORIES, Category
 from kb.service_lock import running_service
 from kb.settings import Settings
@@ -27,7 +27,7 @@ from kb.settings import Settings
 if TYPE_CHECKING:
     from api.services import Services
     from kb.catalog.hardware import HardwareRegistry
-    from skills.library import SkillLibrary
+    from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 2.0
@@ -297,7 +297,7 @@ class LocalTarget:
 
     def _library(self) -> SkillLibrary:
         """The library alone, without what documents and models need; filled when it is empty."""
-        from skills.library import SkillLibrary
+        from skills.skill_library import SkillLibrary
 
         library = SkillLibrary(self._library_catalog)
         if not library.list():

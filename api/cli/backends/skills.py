@@ -13,11 +13,11 @@ from urllib.parse import quote
 from api.cli.backends.contract import Json, Target
 from api.cli.backends.local import LocalTarget
 from api.cli.backends.remote import RemoteTarget
-from api.curation.folders import packed, unpacked
-from api.http.plain import plain
 from kb.catalog.skills import STATES, TIERS
 from kb.errors import InvalidKnowledge, InvalidRequest, Unavailable
+from kb.plain import plain
 from kb.scope import ALL_ACCESS
+from skills.folders import packed, unpacked
 from skills.skillfile import SKILL_MD, read_skill, skill_folders, write_skill
 
 

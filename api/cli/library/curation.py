@@ -45,7 +45,7 @@ def distill(
             "distill needs one run or one trajectory", hint="Give RUN, or --trajectory ID."
         )
     with opened(data_dir) as local:
-        from api.curation.distil import distil_source
+        from skills.curator.distil import distil_source
 
         told = distil_source(local.services, identity, model).as_json()
     show(told, as_json, distilled_text)
@@ -81,7 +81,7 @@ def replay(
 ) -> int:
     """Judge a stored distillation again; exit code 1 where it comes out differently."""
     with opened(data_dir) as local:
-        from api.curation.distil import replayed
+        from skills.curator.distil import replayed
 
         found = replayed(local.services, record)
     told = {"record": record, "same": not found, "differs": found}
@@ -110,7 +110,7 @@ def verify(
             "verify needs one of NAME, --queued and --candidates", hint="Give just one of them."
         )
     with opened(data_dir) as local:
-        from api.curation.verify import Verifier, waiting
+        from skills.trials.verify import Verifier, waiting
 
         services = local.services
         local.load_knowledge(note)
@@ -135,7 +135,7 @@ def ablate(
 ) -> None:
     """The trials of `verify`, and nothing is changed."""
     with opened(data_dir) as local:
-        from api.curation.verify import Verifier
+        from skills.trials.verify import Verifier
 
         local.load_knowledge(note)
         told = Verifier(local.services, problems).tried(name, budget)
@@ -146,7 +146,7 @@ def ablate(
 def lift(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """How often answers that showed it helped, beside those that withheld it."""
     with opened(data_dir) as local:
-        from api.curation.lift import lift_told
+        from skills.lift import lift_told
 
         told = lift_told(local.services, name)
     show(told, as_json, pairs)

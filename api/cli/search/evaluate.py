@@ -34,7 +34,7 @@ def evaluate(
 ) -> int:
     """Compile, check and time one candidate; exit code 1 unless it is correct."""
     from api.cli.backends.local import LocalTarget
-    from api.evaluation import known_about
+    from optimizer.evaluation.evaluate import known_about
 
     send_logs_to_stderr("error")
     local = LocalTarget(read_settings(data_dir))
@@ -57,7 +57,7 @@ def _evaluated(
     cases: list[str] | None,
     isolation: str,
 ) -> Evaluation:
-    from api.evaluation import evaluate_files
+    from optimizer.evaluation.evaluate import evaluate_files
 
     return evaluate_files(
         local.services,

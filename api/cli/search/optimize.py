@@ -14,7 +14,8 @@ from api.cli.output import note, show
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
-    from api.optimization.runs import Finished
+    from optimizer.search.runs.optimize import Finished
+    from skills.upkeep import prepare_library
 
 Target = Annotated[
     str | None,
@@ -129,7 +130,7 @@ def _synthesizers(text: str) -> tuple[str, ...]:
 
 
 def _distilled(local: LocalTarget, run: str) -> dict[str, Any]:
-    from api.curation.distil import distil_source
+    from skills.curator.distil import distil_source
 
     return distil_source(local.services, run).as_json()
 
@@ -143,11 +144,12 @@ def _search(
     if hardware != "auto":
         local.services.registry.resolve(hardware)
     from api.cli.search.progress import progress
-    from api.optimization.runs import optimize as run
+    from optimizer.search.runs.optimize import optimize as run
 
     if goal.knowledge:
         local.load_knowledge(note)
     with progress(goal, quiet) as listener:
+        prepare_library(local.services, hardware, goal.language, listener.said)
         return run(local.services, Path(problem), goal, hardware, listener, models=models)
 
 

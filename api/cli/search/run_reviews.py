@@ -25,7 +25,7 @@ RunId = Annotated[
 def flagged(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Candidates too good to be believed unseen, and what a person answered."""
     with opened(data_dir) as local:
-        from api.optimization.reviews import flagged_nodes
+        from skills.trajectories.reviews import flagged_nodes
 
         found = [one.as_json() for one in flagged_nodes(local.services, run)]
     show(found, as_json, _listed)
@@ -55,7 +55,7 @@ def review(
         )
     decision = "accepted" if accept else "refused"
     with opened(data_dir) as local:
-        from api.optimization.reviews import review_node
+        from skills.trajectories.reviews import review_node
 
         answered = review_node(
             local.services, run, node, decision, login() if actor is None else actor, reason

@@ -33,7 +33,7 @@ def group() -> None:
 def list_runs(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The newest first."""
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
+        from optimizer.search.runs.run_store import run_store
 
         rows = [_summary(run) for run in run_store(local.services).latest()]
     headers = ("run", "problem", "hardware", "state", "gain", "ended")
@@ -55,8 +55,8 @@ def show_run(
         _show_attribution(run, data_dir, as_json)
         return
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
         from optimizer.search.output.account import model_costs
+        from optimizer.search.runs.run_store import run_store
 
         store = run_store(local.services)
         row, tree = _loaded(store, run)
@@ -79,7 +79,7 @@ def show_run(
 def _show_attribution(run: str, data_dir: Path | None, as_json: bool) -> None:
     """Its proposers are asked again, with all that was shown and without each item of it."""
     with opened(data_dir) as local:
-        from api.optimization.runs import attributed
+        from optimizer.search.runs.optimize import attributed
 
         found = [one.as_json() for one in attributed(local.services, run)]
     headers = ("node", "shown", "claimed", "attributed", "note")
@@ -104,7 +104,7 @@ def _ids(ids: Any) -> str:
 def tree_of(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Every candidate under the one that it changes."""
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
+        from optimizer.search.runs.run_store import run_store
 
         _, tree = _loaded(run_store(local.services), run)
     rows = [_node_row(node) for node in tree]
@@ -115,7 +115,7 @@ def tree_of(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> No
 def compare(one: RunId, other: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Two runs beside each other."""
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
+        from optimizer.search.runs.run_store import run_store
 
         store = run_store(local.services)
         found = {run: _loaded(store, run) for run in (one, other)}
@@ -139,13 +139,15 @@ def resume(
 ) -> None:
     """Go on with a run that was killed or cancelled, from its last candidate."""
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
+        from optimizer.search.runs.run_store import run_store
 
         row = run_store(local.services).run(run)
         from api.cli.search.progress import progress
-        from api.optimization.runs import optimize
+        from optimizer.search.runs.optimize import optimize
+        from skills.upkeep import prepare_library
 
         with progress(row.goal, as_json) as listener:
+            prepare_library(local.services, row.hardware, row.goal.language, listener.said)
             finished = optimize(
                 local.services,
                 Path(row.problem),
@@ -162,7 +164,7 @@ def resume(
 def cancel(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a run after the candidate that it is measuring."""
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
+        from optimizer.search.runs.run_store import run_store
 
         run_store(local.services).cancel(run)
     show({"run": run, "cancel": "requested"}, as_json, pairs)
@@ -177,7 +179,7 @@ def export(
 ) -> None:
     """Module, report, plots, trajectory, and the rows themselves."""
     with opened(data_dir) as local:
-        from api.optimization.export import export_run
+        from optimizer.search.runs.export import export_run
 
         told = export_run(local.services, run, output)
     show(told, as_json, pairs)
@@ -207,7 +209,7 @@ def pack(
         local.services.registry.resolve(hardware)
         if goal.knowledge:
             local.load_knowledge(note)
-        from api.optimization.portable import pack_session
+        from optimizer.search.runs.portable import pack_session
 
         written = pack_session(
             local.services, [Path(name) for name in problems], hardware, goal, output
@@ -224,7 +226,7 @@ def import_runs(
 ) -> None:
     """Bring tree, evaluations and evidence of a portable session home."""
     with opened(data_dir) as local:
-        from api.optimization.portable import import_results
+        from optimizer.search.runs.portable import import_results
 
         rows = [_summary(run) for run in import_results(local.services, results)]
     headers = ("run", "problem", "hardware", "state", "gain", "ended")

@@ -35,9 +35,9 @@ def group() -> None:
 def list_trajectories(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Told ones and runs, each the newest first."""
     with opened(data_dir) as local:
-        from api.optimization.stored import run_store
-        from api.trajectories.accept import trajectory_store
-        from api.trajectories.reading import shown
+        from optimizer.search.runs.run_store import run_store
+        from skills.trajectories.accept import trajectory_store
+        from skills.trajectories.reading import shown
 
         rows = [shown(row) for row in trajectory_store(local.services).latest()]
         for run in run_store(local.services).latest():
@@ -52,8 +52,8 @@ def show_trajectory(
 ) -> None:
     """What was measured of it, beside what was claimed; --json has every step."""
     with opened(data_dir) as local:
-        from api.trajectories.accept import trajectory_store
-        from api.trajectories.reading import shown, trajectory
+        from skills.trajectories.accept import trajectory_store
+        from skills.trajectories.reading import shown, trajectory
 
         services = local.services
         if identity.startswith("run_"):
@@ -80,9 +80,9 @@ def submit(
     """Evaluate every step here; exit code 1 unless it is ready afterwards."""
     body = _body(file, problem)
     with opened(data_dir) as local:
-        from api.trajectories.accept import accept
+        from api.http.trajectory_parser import accept_body
 
-        row = _verified(local.services, accept(local.services, body))
+        row = _verified(local.services, accept_body(local.services, body))
     return _told(row, as_json)
 
 
@@ -91,7 +91,7 @@ def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = F
     """Evaluate one that is not ready, now that its hardware is here; not what another process is
     evaluating already."""
     with opened(data_dir) as local:
-        from api.trajectories.accept import again, trajectory_store
+        from skills.trajectories.accept import again, trajectory_store
 
         store = trajectory_store(local.services)
         store.expire()
@@ -122,7 +122,7 @@ def export(
 ) -> None:
     """State, action and reward of every candidate as training data, with a manifest."""
     with opened(data_dir) as local:
-        from api.trajectories.export import Asked, export_trajectories
+        from skills.training.export import Asked, export_trajectories
 
         asked = Asked(
             shape,
@@ -141,7 +141,7 @@ def export(
 
 def _body(file: Path, problem: Path | None) -> Any:
     from api.http.bodies import load_json, validated
-    from api.trajectories.bodies import TrajectoryBody
+    from api.http.trajectory_bodies import TrajectoryBody
 
     if file.stat().st_size > MAX_FILE:
         raise InvalidRequest(
@@ -160,7 +160,7 @@ def _body(file: Path, problem: Path | None) -> Any:
 
 def _problem(given: Path) -> Any:
     """A shipped name as it is; else the texts that make the same problem."""
-    from api.evaluation import declaration_of
+    from optimizer.evaluation.evaluate import declaration_of
     from optimizer.evaluation.problem.load import load_problem, shipped_problems
 
     if str(given) in shipped_problems():
@@ -171,12 +171,13 @@ def _problem(given: Path) -> Any:
 
 
 def _verified(services: Services, row: StoredTrajectory) -> StoredTrajectory:
-    from api.evaluation_queue import EvaluationQueue
-    from api.trajectories.reevaluate import Reevaluation
-    from api.trajectories.reevaluate import verify as carry_out
+    from api.services import EVALUATE_COMMAND
+    from optimizer.evaluation.queue import EvaluationQueue
+    from skills.trajectories.reevaluate import Reevaluation
+    from skills.trajectories.reevaluate import verify as carry_out
 
     if row.state == "queued":
-        queue = EvaluationQueue(services)
+        queue = EvaluationQueue(services, EVALUATE_COMMAND)
         try:
             owner = new_id(f"command{os.getpid()}")
             row = carry_out(Reevaluation(services, queue, said=note), row, owner)
@@ -188,7 +189,7 @@ def _verified(services: Services, row: StoredTrajectory) -> StoredTrajectory:
 
 
 def _told(row: StoredTrajectory, as_json: bool) -> int:
-    from api.trajectories.reading import shown
+    from skills.trajectories.reading import shown
 
     show(shown(row), as_json, _rendered)
     return 0 if row.state == "ready" else 1

@@ -9,15 +9,14 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Access, Counters, Parts
-from api.http.errors import error_json
 from api.http.multipart import Incoming, UploadForm, read_upload
 from api.http.openapi import upload_request
-from api.http.plain import plain
 from api.services import Services
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import moves
 from kb.catalog.knowledge.documents import Document, Version
-from kb.errors import KernloreError, NotFound, PayloadTooLarge
+from kb.errors import KernloreError, NotFound, PayloadTooLarge, error_json
+from kb.plain import plain
 from kb.scope import Category
 
 router = APIRouter(tags=["documents"])

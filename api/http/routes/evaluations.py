@@ -14,15 +14,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 
-from api.evaluation_queue import EvaluationJob, EvaluationQueue, Sent
 from api.http.bodies import json_body
 from api.http.dependencies import Access, Parts
 from api.http.models import EvaluationBody
 from api.http.openapi import json_request
-from api.http.plain import plain
+from api.services import EVALUATE_COMMAND
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import KernloreError
+from kb.plain import plain
 from kb.settings import Settings
+from optimizer.evaluation.queue import EvaluationJob, EvaluationQueue, Sent
 
 
 class EvaluationForbidden(KernloreError):
@@ -66,7 +67,7 @@ def _loopback(name: str) -> bool:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
-    app.state.evaluations = EvaluationQueue(app.state.services)
+    app.state.evaluations = EvaluationQueue(app.state.services, EVALUATE_COMMAND)
     try:
         yield
     finally:
@@ -90,8 +91,8 @@ def evaluate(
     body: Annotated[EvaluationBody, Depends(json_body(EvaluationBody))],
 ) -> dict[str, Any]:
     """Queued; GET /evaluations/{id} has the result. One at a time is carried out."""
-    from api.evaluation import ask_for, problem_named, problem_sent
     from optimizer.evaluation.bundle import Bundle, default_entry
+    from optimizer.evaluation.evaluate import ask_for, problem_named, problem_sent
 
     sent, given = body.problem, body.candidate
     bundle = Bundle(
@@ -121,7 +122,7 @@ def show(evaluation_id: str, parts: Parts, access: Access, evaluations: Queue) -
     stored = Evaluations(parts.catalog, access).find(evaluation_id)
     if stored is None or stored.record is None:
         return _shown(evaluations.get(evaluation_id))
-    from api.evaluation import with_knowledge
+    from optimizer.evaluation.evaluate import with_knowledge
     from optimizer.evaluation.records import evaluation_from_json
 
     result = plain(with_knowledge(parts, evaluation_from_json(stored.record)))

@@ -21,7 +21,6 @@ from api.http.bodies import (
 from api.http.dependencies import Access, Parts
 from api.http.models import FactPatch, HardwareBody
 from api.http.openapi import json_request, text_request
-from api.http.plain import plain
 from api.services import Services
 from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
 from kb.catalog.hardware import Fact
@@ -29,6 +28,7 @@ from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.hardware.lineage import find
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
+from kb.plain import plain
 from kb.settings import Settings
 from retrieval.diagnose.signatures import signature_from_mapping
 

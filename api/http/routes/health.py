@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Counters, Threads
 from api.http.metrics import CONTENT_TYPE
-from api.http.openapi import service_version
-from api.http.plain import plain
 from api.services import Readiness
+from kb.plain import plain
+from kb.settings import product_version
 
 router = APIRouter(tags=["service"])
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["service"])
 def start() -> dict[str, Any]:
     return {
         "service": "kernlore",
-        "version": service_version(),
+        "version": product_version(),
         "docs": "/docs",
         "try": [
             "GET /retrieve?signal=memory_bound&hardware=h100",
@@ -32,7 +32,7 @@ def start() -> dict[str, Any]:
 
 @router.get("/healthz", summary="Alive")
 def healthz() -> dict[str, str]:
-    return {"status": "alive", "version": service_version()}
+    return {"status": "alive", "version": product_version()}
 
 
 @router.get("/readyz", summary="How far the service is", response_model=Readiness)

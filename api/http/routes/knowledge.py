@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Access, Parts
-from api.http.plain import plain
 from kb.catalog.knowledge import proposed_recipes
+from kb.plain import plain
 from retrieval.diagnose.signals import load_signals
 
 router = APIRouter(tags=["knowledge"])

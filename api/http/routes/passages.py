@@ -10,13 +10,13 @@ from api.http.bodies import json_body
 from api.http.dependencies import Access, Parts
 from api.http.models import PassagePatch
 from api.http.openapi import json_request
-from api.http.plain import plain
 from api.http.routes.documents import VersionNumber
 from api.services import Services
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.embedding.text import embedding_text
 from kb.errors import InvalidRequest, NotFound
+from kb.plain import plain
 from kb.scope import ANY
 from retrieval.diagnose.signals import load_signals
 

@@ -39,7 +39,7 @@ def flagged(run_id: str, parts: Parts, access: Access) -> dict[str, Any]:
     """Candidates of a run, or of a told trajectory that is ready, with integrity flags that only a
     person can decide on. `decision` is the newest answer, null while nobody has answered: until
     then nothing is learned from the candidate, and it is left out of training data."""
-    from api.optimization.reviews import flagged_nodes
+    from skills.trajectories.reviews import flagged_nodes
 
     found = flagged_nodes(parts, run_id, access)
     return {"run": run_id, "flagged": [one.as_json() for one in found]}
@@ -60,7 +60,7 @@ def review(
 ) -> dict[str, Any]:
     """Answers are kept, the newest counts. 409 where no flag of the candidate waits for a person,
     or a check rejected it, which nobody can overrule."""
-    from api.optimization.reviews import flagged_nodes, review_node
+    from skills.trajectories.reviews import flagged_nodes, review_node
 
     if not (number.isascii() and number.isdigit() and len(number) < 10):
         flagged_nodes(parts, run_id, access)  # an unknown run is said first

@@ -15,11 +15,12 @@ from api.http.bodies import json_body
 from api.http.dependencies import Parts
 from api.http.models import CandidateBody, RunBody, StepBody
 from api.http.openapi import json_request
-from api.http.plain import plain
 from api.http.routes import run_reviews
 from api.http.routes.evaluations import from_this_machine
-from api.optimization.processes import RunProcesses, Sent
+from api.services import RUN_COMMAND
 from kb.errors import NotFound
+from kb.plain import plain
+from optimizer.search.runs.processes import RunProcesses, Sent
 
 
 def _processes(request: Request) -> RunProcesses:
@@ -30,7 +31,7 @@ def _processes(request: Request) -> RunProcesses:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
-    app.state.runs = RunProcesses(app.state.services)
+    app.state.runs = RunProcesses(app.state.services, RUN_COMMAND)
     try:
         yield
     finally:
@@ -44,7 +45,7 @@ Processes = Annotated[RunProcesses, Depends(_processes)]
 
 @router.get("/runs", summary="Every run, the newest first")
 def list_runs(parts: Parts) -> dict[str, Any]:
-    from api.optimization.stored import run_store
+    from optimizer.search.runs.run_store import run_store
 
     return {"runs": [row.as_json() for row in run_store(parts).latest()]}
 
@@ -63,7 +64,7 @@ def start(
 ) -> dict[str, Any]:
     """`proposers`: builtin, external or both. A run that external proposers take part in waits for
     POST /runs/{id}/candidates; GET /runs/{id}/context says what for."""
-    from api.evaluation import problem_named, problem_sent
+    from optimizer.evaluation.evaluate import problem_named, problem_sent
     from optimizer.search.goal import goal_from_json
 
     goal = goal_from_json(body.goal.model_dump(exclude_none=True))
@@ -81,7 +82,7 @@ def start(
 
 @router.get("/runs/{run_id}", summary="Goal, state and result of a run")
 def show(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
-    from api.optimization.stored import run_store
+    from optimizer.search.runs.run_store import run_store
 
     try:
         row = run_store(parts).run(run_id).as_json()
@@ -97,7 +98,7 @@ def show(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/tree", summary="Every candidate of a run")
 def tree(run_id: str, parts: Parts) -> dict[str, Any]:
-    from api.optimization.stored import run_store
+    from optimizer.search.runs.run_store import run_store
     from optimizer.search.synthesizers.external import shown_node
 
     store = run_store(parts)
@@ -109,7 +110,7 @@ def tree(run_id: str, parts: Parts) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/candidates/{number}", summary="One candidate with its evaluation")
 def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
-    from api.optimization.stored import run_store
+    from optimizer.search.runs.run_store import run_store
 
     store = run_store(parts)
     store.run(run_id)

@@ -15,8 +15,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.curation.folders import MAX_BYTES, packed, placed, unpacked
-from api.curation.states import Wanted, change_state
 from api.http.bodies import (
     is_json,
     json_body,
@@ -28,9 +26,11 @@ from api.http.bodies import (
 )
 from api.http.dependencies import Access, Parts
 from api.http.multipart import read_upload
-from api.http.plain import plain
 from api.services import Services
 from kb.errors import InvalidRequest
+from kb.plain import plain
+from skills.folders import MAX_BYTES, packed, placed, unpacked
+from skills.states import Wanted, change_state
 
 router = APIRouter(tags=["skills"])
 ACTOR = "http"

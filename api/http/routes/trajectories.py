@@ -14,11 +14,11 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 
 from api.http.bodies import is_json, load_json, media_type, read_limited, validated
 from api.http.dependencies import Parts
-from api.http.plain import plain
 from api.http.routes.evaluations import from_this_machine
-from api.trajectories.bodies import TrajectoryBody
-from api.trajectories.queue import TrajectoryQueue
+from api.http.trajectory_bodies import TrajectoryBody
 from kb.errors import InvalidRequest, UnsupportedFormat
+from kb.plain import plain
+from skills.trajectories.queue import TrajectoryQueue
 
 if TYPE_CHECKING:
     from kb.catalog.search.trajectories import StoredTrajectory
@@ -106,10 +106,11 @@ def submit(
     """Every step is evaluated here; what the teller claims is kept beside it and used for nothing.
     `state`: queued, running, ready or failed; unverified where its hardware is not here. The same
     trajectory again is the same id, and is tried again where it was not ready."""
-    from api.trajectories.accept import accept
 
     queue.check_room()
-    row = accept(parts, body)
+    from api.http.trajectory_parser import accept_body
+
+    row = accept_body(parts, body)
     if row.state == "queued":
         queue.wake()
     return _shown(row)
@@ -117,7 +118,7 @@ def submit(
 
 @router.get("/trajectories", summary="Every told trajectory, the newest first")
 def list_trajectories(parts: Parts) -> dict[str, Any]:
-    from api.trajectories.accept import trajectory_store
+    from skills.trajectories.accept import trajectory_store
 
     return {"trajectories": [_shown(row) for row in trajectory_store(parts).latest()]}
 
@@ -125,8 +126,8 @@ def list_trajectories(parts: Parts) -> dict[str, Any]:
 @router.get("/trajectories/{trajectory_id}", summary="How far it is, and what was measured")
 def show(trajectory_id: str, parts: Parts) -> dict[str, Any]:
     """`trajectory` is there once it is ready. The id of a run is an id too."""
-    from api.trajectories.accept import trajectory_store
-    from api.trajectories.reading import trajectory
+    from skills.trajectories.accept import trajectory_store
+    from skills.trajectories.reading import trajectory
 
     if trajectory_id.startswith("run_"):
         found = trajectory(parts, trajectory_id)
@@ -138,7 +139,7 @@ def show(trajectory_id: str, parts: Parts) -> dict[str, Any]:
 
 
 def _shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
-    from api.trajectories.reading import shown
+    from skills.trajectories.reading import shown
 
     answer: dict[str, Any] = plain(shown(row, **more))
     return answer

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from api.evaluation import known_ceilings, known_signatures
-from api.optimization.runs import places_for
 from benchmarks.search.replay.ground import Ground
 from benchmarks.search.replay.spaces import Space, proposal_of
 from benchmarks.search.replay.table import REFERENCE, Row, Table, append
 from kb.errors import KernloreError, Unavailable
+from optimizer.evaluation.evaluate import known_ceilings, known_signatures
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.records import Proposal
+from optimizer.search.runs.optimize import places_for
 
 ATTEMPTS = 3  # measurements of one point
 PLAN = "A point of the table."

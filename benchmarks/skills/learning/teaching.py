@@ -16,11 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.curation.distil import distil_source
-from api.curation.verify import Verifier, waiting
-from api.optimization.knowledge import ServiceKnowledge
-from api.optimization.portable import adopt
-from api.optimization.runs import bench_for, hardware_view_of
 from api.services import Services
 from benchmarks.search.replay.measuring import places_on
 from benchmarks.skills.learning.plan import Plan
@@ -34,11 +29,16 @@ from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
+from optimizer.search.runs.knowledge import ServiceKnowledge
+from optimizer.search.runs.optimize import bench_for, hardware_view_of
+from optimizer.search.runs.portable import adopt
 from optimizer.search.runs.skill_moves import recipe_of
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
+from skills.curator.distil import distil_source
+from skills.trials.verify import Verifier, waiting
 
 SEED = 7
 ACTOR = "benchmark"

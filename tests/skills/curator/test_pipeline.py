@@ -18,7 +18,7 @@ from skills.curator.drafting.delta import DELTA_SCHEMA, Task
 from skills.curator.pipeline import distil, judge, replay
 from skills.curator.records import Side, Trajectory, trajectory_from_json
 from skills.curator.storing import means_of, snapshot, store_deltas
-from skills.library import SkillLibrary
+from skills.skill_library import SkillLibrary
 from tests.skills.curator.drafting.test_lint import INJECTIONS
 from tests.skills.curator.planted import (
     LINEAGES,

@@ -18,7 +18,7 @@ from skills.curator.matching.match import ALIKE_COSINE, Known, Texts
 from skills.curator.matching.vectors import KeptVectors
 from skills.curator.pipeline import distil
 from skills.curator.storing import means_of, snapshot
-from skills.library import SkillLibrary
+from skills.skill_library import SkillLibrary
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, step, trajectory, tuned
 
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"

@@ -19,8 +19,8 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 from optimizer.search.bench.local import LocalBench, Place
-from skills.library import SkillLibrary
 from skills.schema import SkillFile
+from skills.skill_library import SkillLibrary
 from skills.skillfile import write_skill
 
 PROBLEM = """

@@ -23,9 +23,9 @@ from skills.curator.reading.contrast import contrast
 from skills.curator.reading.evidence import dangling, render, rows_of
 from skills.curator.reading.gate import gate
 from skills.curator.records import Trajectory
-from skills.library import SkillLibrary
 from skills.lint import Allowed, lint
 from skills.schema import advice, check
+from skills.skill_library import SkillLibrary
 from tests.skills.curator.planted import ROLES, SEEDS, VALUES, at_random, catalog_in, tuned
 from tests.skills.curator.planted import trajectory as told
 

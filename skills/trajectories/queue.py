@@ -10,11 +10,11 @@ import threading
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from api.evaluation_queue import EvaluationQueue
-from api.services import Services
 from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
+from optimizer.evaluation.queue import EvaluationQueue
+from retrieval.knowledge_base import KnowledgeBase
 
 WAITING = 20  # each is many minutes of measuring
 STOP_SECONDS = 15.0
@@ -26,11 +26,11 @@ class TrajectoryQueue:
     """The thread looks for work when it is woken, and once in a lease: a worker that was killed
     wakes nobody."""
 
-    def __init__(self, services: Services, evaluations: EvaluationQueue) -> None:
-        self._services = services
+    def __init__(self, base: KnowledgeBase, evaluations: EvaluationQueue) -> None:
+        self._base = base
         self._evaluations = evaluations
         # Not `accept.trajectory_store`: what that imports takes seconds.
-        self._store = Trajectories(services.catalog, services.blobs)
+        self._store = Trajectories(base.catalog, base.blobs)
         self._owner = new_id(f"service{os.getpid()}")
         self._changing = threading.Lock()  # protects _thread
         self._wake = threading.Event()
@@ -65,7 +65,7 @@ class TrajectoryQueue:
         while not self._stopped.is_set():
             self._wake.clear()
             if not self._worked():
-                self._wake.wait(self._services.settings.lease_seconds)
+                self._wake.wait(self._base.settings.lease_seconds)
 
     def _worked(self) -> bool:
         """Whether there may be more to do at once."""
@@ -88,9 +88,9 @@ class TrajectoryQueue:
         return waiting[-1] if waiting else None
 
     def _carry_out(self, row: StoredTrajectory) -> None:
-        from api.trajectories.reevaluate import Reevaluation, verify
+        from skills.trajectories.reevaluate import Reevaluation, verify
 
-        work = Reevaluation(self._services, self._evaluations, self._stopped.is_set)
+        work = Reevaluation(self._base, self._evaluations, self._stopped.is_set)
         try:
             verify(work, row, self._owner)
         except DBAPIError:  # the catalog's failure, not the trajectory's, which is queued again

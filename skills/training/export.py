@@ -14,19 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from api.evaluation import declaration_of
-from api.http.openapi import service_version
-from api.optimization.stored import run_store
-from api.services import Services
-from api.trajectories.accept import trajectory_store
-from api.trajectories.knowledge_again import KnowledgeAgain
-from api.trajectories.licences import LicenceBook
-from api.trajectories.prompts import Prompts
-from api.trajectories.reading import searched_problem
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest, KernloreError
+from kb.settings import product_version
+from optimizer.evaluation.evaluate import declaration_of
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
@@ -36,15 +29,22 @@ from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Node
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.llm.redact import Redaction
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
 from skills.training.answers import answer_text
+from skills.training.licences import LicenceBook
+from skills.training.prompts import Prompts
 from skills.training.samples import Reward, Sample, reward_of, state_of
 from skills.training.shapes import SHAPES, shaped
+from skills.training.shown_knowledge import KnowledgeAgain
 from skills.training.trainable import trainable
 from skills.training.write import FORMATS, write_manifest, write_rows
+from skills.trajectories.accept import trajectory_store
 from skills.trajectories.external_trajectory import Told, told_from_json, tree_of
+from skills.trajectories.reading import searched_problem
 from skills.trajectories.reviewed import flagged_in, reviewed_tree
 
 FORMAT = 1
@@ -79,7 +79,7 @@ class Source:
     licence: str | None = None
 
 
-def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[str, Any]:
+def export_trajectories(base: KnowledgeBase, asked: Asked, folder: Path) -> dict[str, Any]:
     """The manifest, which accounts for every candidate. Raises Conflict where the folder has files,
     and for one that was asked for by its id and cannot be exported."""
     shape = next((name for name in SHAPES if name == asked.shape), None)
@@ -92,9 +92,9 @@ def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[
     if folder.exists() and any(folder.iterdir()):  # said before minutes of work
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     left_out = Counter[str]()
-    samples = list(_samples(services, asked, left_out))
+    samples = list(_samples(base, asked, left_out))
     candidates = len(samples) + left_out.total()
-    reviews = _answered(services, samples)
+    reviews = _answered(base, samples)
     if asked.trainable:
         kept = trainable(samples)
         samples = list(kept.samples)
@@ -112,7 +112,7 @@ def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[
             "reviews": reviews,
             "trajectories": sorted({sample.trajectory for sample in samples}),
             "columns": sorted(found.rows[0]) if found.rows else [],
-            "version": service_version(),
+            "version": product_version(),
             "harness": HARNESS,
             "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
@@ -120,9 +120,9 @@ def export_trajectories(services: Services, asked: Asked, folder: Path) -> dict[
     )
 
 
-def _answered(services: Services, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _answered(base: KnowledgeBase, samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """What people answered to flags of these candidates; an accepted one has no flag in its row."""
-    reviews = Reviews(services.catalog).latest(sample.reward.evaluation for sample in samples)
+    reviews = Reviews(base.catalog).latest(sample.reward.evaluation for sample in samples)
     return [
         {"candidate": sample.id, **reviews[sample.reward.evaluation].as_json()}
         for sample in samples
@@ -130,56 +130,56 @@ def _answered(services: Services, samples: Sequence[Sample]) -> list[dict[str, A
     ]
 
 
-def _samples(services: Services, asked: Asked, left_out: Counter[str]) -> Iterator[Sample]:
-    knowledge = KnowledgeAgain(services, asked.with_excerpts)
-    book = LicenceBook(services, asked.models)
-    for identity in _wanted(services, asked):
+def _samples(base: KnowledgeBase, asked: Asked, left_out: Counter[str]) -> Iterator[Sample]:
+    knowledge = KnowledgeAgain(base, asked.with_excerpts)
+    book = LicenceBook(base, asked.models)
+    for identity in _wanted(base, asked):
         missing = Counter[str]()
         try:
             with tempfile.TemporaryDirectory(prefix="kernlore-problem-") as place:
-                source = _source(services, identity, Path(place))
-                found = list(_of(services, source, knowledge, book, missing))
+                source = _source(base, identity, Path(place))
+                found = list(_of(base, source, knowledge, book, missing))
         except KernloreError as error:
             if asked.only:
                 raise
             # What was not asked for by its id may be missing, and is counted.
-            left_out[f"of {identity}: {error.message}"] += _steps(services, identity)
+            left_out[f"of {identity}: {error.message}"] += _steps(base, identity)
             continue
         left_out.update(missing)
         yield from found
 
 
-def _wanted(services: Services, asked: Asked) -> list[str]:
+def _wanted(base: KnowledgeBase, asked: Asked) -> list[str]:
     if asked.only:
         return list(dict.fromkeys(asked.only))
-    runs = [run.id for run in run_store(services).latest(ALL)]
-    told = [row.id for row in trajectory_store(services).latest(ALL)]
+    runs = [run.id for run in run_store(base).latest(ALL)]
+    told = [row.id for row in trajectory_store(base).latest(ALL)]
     return [*reversed(runs), *reversed(told)]
 
 
-def _steps(services: Services, identity: str) -> int:
+def _steps(base: KnowledgeBase, identity: str) -> int:
     if identity.startswith("run_"):
-        return max(0, len(run_store(services).nodes(identity)) - 1)
-    return int(trajectory_store(services).find(identity).summary["steps"])
+        return max(0, len(run_store(base).nodes(identity)) - 1)
+    return int(trajectory_store(base).find(identity).summary["steps"])
 
 
-def _source(services: Services, identity: str, place: Path) -> Source:
+def _source(base: KnowledgeBase, identity: str, place: Path) -> Source:
     """With people's answers to the integrity flags of its candidates."""
-    found = _stored(services, identity, place)
-    answers = Reviews(services.catalog).latest(flagged_in(found.tree))
+    found = _stored(base, identity, place)
+    answers = Reviews(base.catalog).latest(flagged_in(found.tree))
     return replace(found, tree=reviewed_tree(found.tree, answers))
 
 
-def _stored(services: Services, identity: str, place: Path) -> Source:
+def _stored(base: KnowledgeBase, identity: str, place: Path) -> Source:
     if identity.startswith("run_"):
-        return _of_run(services, run_store(services).run(identity))
-    return _of_told(services, trajectory_store(services).find(identity), place)
+        return _of_run(base, run_store(base).run(identity))
+    return _of_told(base, trajectory_store(base).find(identity), place)
 
 
-def _of_run(services: Services, run: RunRow) -> Source:
+def _of_run(base: KnowledgeBase, run: RunRow) -> Source:
     problem = searched_problem(run)
     languages = (run.goal.language,) if run.goal.language else tuple(run.environment)
-    tree = Tree(run_store(services).nodes(run.id))
+    tree = Tree(run_store(base).nodes(run.id))
     return Source(
         run.id,
         run.goal,
@@ -192,13 +192,13 @@ def _of_run(services: Services, run: RunRow) -> Source:
     )
 
 
-def _of_told(services: Services, row: StoredTrajectory, place: Path) -> Source:
-    store = trajectory_store(services)
+def _of_told(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> Source:
+    store = trajectory_store(base)
     told = told_from_json(store.told(row))
     found = store.found(row)
     if row.state != "ready" or found is None:
         raise Conflict("it was not evaluated here", hint=f"Verify it first: `... verify {row.id}`.")
-    tree = _told_tree(services, told, found["evaluations"])
+    tree = _told_tree(base, told, found["evaluations"])
     problem = _placed(told, place)
     languages = tuple(dict.fromkeys(step.bundle.language for step in told.steps))
     # Nobody says what it was shown, so the prompt is that of a search without knowledge.
@@ -207,9 +207,9 @@ def _of_told(services: Services, row: StoredTrajectory, place: Path) -> Source:
     return Source(row.id, goal, told.hardware, languages, tree, problem, toml, True, told.licence)
 
 
-def _told_tree(services: Services, told: Told, keys: Mapping[str, str]) -> Tree:
+def _told_tree(base: KnowledgeBase, told: Told, keys: Mapping[str, str]) -> Tree:
     """Evaluations are read anew from their rows."""
-    rows = Evaluations(services.catalog)
+    rows = Evaluations(base.catalog)
 
     def evaluation(number: int) -> Evaluation | None:
         stored = rows.find(keys.get(str(number), ""))
@@ -237,13 +237,13 @@ def _placed(told: Told, place: Path) -> Problem:
 
 
 def _of(
-    services: Services,
+    base: KnowledgeBase,
     source: Source,
     knowledge: KnowledgeAgain,
     book: LicenceBook,
     left_out: Counter[str],
 ) -> Iterator[Sample]:
-    prompts = Prompts(services, _task(services, source), knowledge)
+    prompts = Prompts(base, _task(base, source), knowledge)
     for node in source.tree.nodes[1:]:
         reward = reward_of(source.tree, node)
         if reward is None:
@@ -286,10 +286,10 @@ def _sample(
     )
 
 
-def _task(services: Services, source: Source) -> Task:
+def _task(base: KnowledgeBase, source: Source) -> Task:
     found = [node.evaluation.device for node in source.tree if node.evaluation is not None]
     device = found[0] if found else "cpu"
-    registry = services.registry
+    registry = base.registry
     hardware = HardwareView(
         source.hardware,
         tuple(registry.lineage(source.hardware)),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from api.services import Services
 from kb.catalog.skills import SkillEvent
 from kb.errors import Conflict, InvalidRequest
 from kb.scope import ALL_ACCESS
+from retrieval.knowledge_base import KnowledgeBase
 from skills import lifecycle
+from skills.skill_library import SkillLibrary
 
 Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
 
 
 def change_state(
-    services: Services,
+    base: KnowledgeBase,
     name: str,
     wanted: Wanted,
     *,
@@ -28,7 +29,7 @@ def change_state(
     a step that there is not, and InvalidRequest for `force` where nothing is approved."""
     if wanted == "active":
         return lifecycle.approve(
-            services.catalog,
+            base.catalog,
             name,
             actor=actor,
             reason=reason,
@@ -46,14 +47,14 @@ def change_state(
     }
     if wanted in step:
         return step[wanted](
-            services.catalog, name, actor=actor, reason=reason, access_scope=access_scope
+            base.catalog, name, actor=actor, reason=reason, access_scope=access_scope
         )
-    known = services.skills.show(name, access_scope=access_scope).summary.state
+    known = SkillLibrary(base.catalog).show(name, access_scope=access_scope).summary.state
     if known in ("retired", "quarantined"):
         raise Conflict(
             f"{name} is {known}: what it comes back as follows from its measurements",
             hint="Restore it: state `restored`, or `kernlore skills restore`.",
         )
-    return services.skills.set_state(
+    return SkillLibrary(base.catalog).set_state(
         name, "candidate", actor=actor, reason=reason, access_scope=access_scope
     )

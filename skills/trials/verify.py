@@ -10,9 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from api.optimization.knowledge import ServiceKnowledge, library_recipes
-from api.optimization.runs import bench_for, hardware_view_of, places_for
-from api.services import Services
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest, NotFound, Unavailable
@@ -22,17 +19,20 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.simulated import SimulatedBench
+from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
+from optimizer.search.runs.optimize import bench_for, hardware_view_of, places_for
+from retrieval.knowledge_base import KnowledgeBase
 from skills.lifecycle import queue
 from skills.trials.ablation import RecipeAblation
 from skills.trials.trial_context import ConfirmingBench, Means
 from skills.trials.verification import judge, verify
 
 
-def waiting(services: Services, *, queued: bool) -> list[str]:
+def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
     """Names: of what is to be measured again, else of learned candidates."""
     if queued:
-        return [one.name for one in queue(services.catalog)]
-    with services.catalog.read() as connection:
+        return [one.name for one in queue(base.catalog)]
+    with base.catalog.read() as connection:
         rows = store.heads(
             connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
         )
@@ -42,8 +42,8 @@ def waiting(services: Services, *, queued: bool) -> list[str]:
 class Verifier:
     """problems: a folder of them, None for the shipped ones."""
 
-    def __init__(self, services: Services, problems: Path | None = None) -> None:
-        self._services = services
+    def __init__(self, base: KnowledgeBase, problems: Path | None = None) -> None:
+        self._base = base
         self._folder = problems
 
     def verified(self, name: str, budget: int, actor: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Verifier:
         skill = self._skill(name)
         try:
             found = verify(
-                self._services.catalog, name, self._ablation(skill), budget=budget, actor=actor
+                self._base.catalog, name, self._ablation(skill), budget=budget, actor=actor
             )
         except Unavailable as problem:
             told = f"not verified: {problem.message}. {problem.hint}"
@@ -79,7 +79,7 @@ class Verifier:
         }
 
     def _skill(self, name: str) -> SkillRow:
-        with self._services.catalog.read() as connection:
+        with self._base.catalog.read() as connection:
             return store.get(connection, name, ALL_ACCESS)
 
     # -- what trials are run with
@@ -100,17 +100,17 @@ class Verifier:
 
     @cached_property
     def _places(self) -> dict[str, Place]:
-        return places_for(self._services, AUTO, None)
+        return places_for(self._base, AUTO, None)
 
     def _ablation(self, skill: SkillRow) -> RecipeAblation:
-        services, places = self._services, self._places
+        base, places = self._base, self._places
         target = next(iter(places.values())).target
         return RecipeAblation(
             Means(
                 problems=self._problems,
                 bench=self._bench,
-                recipes=library_recipes(services),
-                knowledge=ServiceKnowledge(services),
+                recipes=library_recipes(base),
+                knowledge=ServiceKnowledge(base),
                 hardware=hardware_view_of(target, places),
                 seen=self._seen(skill),
             )
@@ -118,7 +118,7 @@ class Verifier:
 
     @contextmanager
     def _bench(self, problem: Problem) -> Iterator[ConfirmingBench]:
-        with bench_for(self._services, problem, self._places) as bench:
+        with bench_for(self._base, problem, self._places) as bench:
             if isinstance(bench, SimulatedBench):
                 raise Unavailable(
                     "only a simulator is here, and its times are no wall time",
@@ -129,7 +129,7 @@ class Verifier:
     def _seen(self, skill: SkillRow) -> frozenset[tuple[str, str]]:
         """Pairs that its evidence was measured on, except by trials; with the searched cases of
         those problems, which the search that it comes from saw too."""
-        with self._services.catalog.read() as connection:
+        with self._base.catalog.read() as connection:
             rows = store.evidence_of(connection, skill.id, ALL_ACCESS)
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
         found = {(str(row.problem_id), row.case_id or "") for row in made_of}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import skills as rows
@@ -9,14 +11,27 @@ from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.preconditions import decided
-from optimizer.search.records import Node
+from optimizer.search.records import Node, Value
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
-from skills.curator.tuned import Source
+from retrieval.knowledge_base import KnowledgeBase
 
 EXCERPTS = 8
 USABLE = ("active",)
+
+
+@dataclass(frozen=True)
+class RecipeSource:
+    """A recipe of the library: its JSON, its template by path, and the signals of its skill."""
+
+    body: Mapping[str, Any]
+    files: Mapping[str, str]
+    signals: tuple[str, ...] = ()
+
+    @property
+    def defaults(self) -> dict[str, Value]:
+        return {p["name"]: p.get("default", p["values"][0]) for p in self.body["parameters"]}
 
 
 class ServiceKnowledge:
@@ -24,22 +39,21 @@ class ServiceKnowledge:
     that one run sees one version of it.
     """
 
-    def __init__(self, services: Any) -> None:
-        """services: api.services.Services."""
-        self._services = services
+    def __init__(self, base: KnowledgeBase) -> None:
+        self._base = base
         self._skills: dict[str, rows.SkillRow] = {}  # by name
 
     def consult(self, query: Query) -> Knowledge:
         """A verdict without a signal is asked about by its operator."""
-        return self._knowledge(self._services.retriever.retrieve(_request(query)), query)
+        return self._knowledge(self._base.retriever.retrieve(_request(query)), query)
 
     def remedies(self, query: Query) -> Knowledge:
         """Moves, skills and facts without excerpts: a tenth of the time."""
-        return self._knowledge(self._services.retriever.remedies(_request(query)), query)
+        return self._knowledge(self._base.retriever.remedies(_request(query)), query)
 
     def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
         """What was measured here says more than a move that holds in general, and comes first."""
-        facts = self._services.registry.values(query.hardware)
+        facts = self._base.registry.values(query.hardware)
         measured, others = list[Remedy](), list[Remedy]()
         for skill in answer.skills:
             place = others if skill.evidence is None else measured
@@ -65,7 +79,7 @@ class ServiceKnowledge:
 
     def _skill(self, name: str) -> rows.SkillRow:
         if name not in self._skills:
-            with self._services.catalog.read() as connection:
+            with self._base.catalog.read() as connection:
                 self._skills[name] = rows.get(connection, name, ALL_ACCESS)
         return self._skills[name]
 
@@ -76,13 +90,13 @@ class ServiceKnowledge:
         # A skill's move is credited to the skill, which is what the answer showed.
         named = (skill_of(name) if skill_of(name) in node.shown.skills else name for name in used)
         kept = list(dict.fromkeys(name for name in named if name in shown))
-        self._services.retriever.report_outcome(
+        self._base.retriever.report_outcome(
             retrieval_id,
             used=kept,
             correct=node.correct if node.evaluation is not None else None,
             speedup=found.value if found is not None and found.value > 0 else None,
         )
-        self._services.skills.observed(kept)
+        self._base.report_skill_use(kept)
 
 
 def _request(query: Query) -> RetrieveRequest:
@@ -125,10 +139,10 @@ def _remedy(move: MoveAnswer) -> Remedy:
     )
 
 
-def library_recipes(services: Any) -> list[Recipe]:
+def library_recipes(base: KnowledgeBase) -> list[Recipe]:
     """Recipes of skills that are active. Raises InvalidKnowledge for one that cannot be read."""
     recipes = []
-    for name, source in library_sources(services).items():
+    for name, source in library_sources(base).items():
         problems = Problems(f"skill {name}")
         recipe = parse_recipe(name, source.body, source.files, problems)
         problems.raise_if_any()
@@ -137,12 +151,12 @@ def library_recipes(services: Any) -> list[Recipe]:
     return recipes
 
 
-def library_sources(services: Any) -> dict[str, Source]:
+def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
     """Recipes of active skills as they are stored, by name."""
-    with services.catalog.read() as connection:
+    with base.catalog.read() as connection:
         found = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
-        row.name: Source(row.recipe, row.metadata.get("files", {}), row.scopes.signals)
+        row.name: RecipeSource(row.recipe, row.metadata.get("files", {}), row.scopes.signals)
         for row in found
         if row.recipe is not None
     }

@@ -14,23 +14,22 @@ from typing import Any
 
 import structlog
 
-from api.evaluation import ask_for, choose_target
-from api.evaluation_queue import EvaluationQueue, Sent
-from api.services import Services
-from api.trajectories.accept import trajectory_store
-from api.trajectories.lease import renewed
-from api.trajectories.reading import main_dtype
-from api.trajectories.telling import problem_of
 from kb.catalog.search.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.evaluate import ask_for, choose_target
 from optimizer.evaluation.problem.importing import substituted
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.queue import EvaluationQueue, Sent
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.records import Trajectory
+from skills.trajectories.accept import trajectory_store
 from skills.trajectories.build import measured_sizes, steps_of, subject_of
-from skills.trajectories.external_trajectory import Told, told_from_json, tree_of
+from skills.trajectories.external_trajectory import Told, problem_of, told_from_json, tree_of
+from skills.trajectories.lease import renewed
+from skills.trajectories.reading import main_dtype
 
 POLL_SECONDS = 0.2
 FULL_SECONDS = 600.0  # how long to wait for a place in the queue
@@ -64,14 +63,14 @@ class Ended:
 class Reevaluation:
     """Of one trajectory. stopped: asked between polls; nothing is stored here but evaluations."""
 
-    services: Services
+    base: KnowledgeBase
     evaluations: EvaluationQueue
     stopped: Callable[[], bool] = lambda: False
     said: Callable[[str], None] = lambda message: None
 
     def carry_out(self, row: StoredTrajectory) -> Ended:
         """Ready, or failed where not a single step could be evaluated."""
-        store = trajectory_store(self.services)
+        store = trajectory_store(self.base)
         told = told_from_json(store.told(row))
         problem = problem_of(told.problem)
         results = Results()
@@ -98,9 +97,9 @@ class Reevaluation:
         texts = {step.number: step.told for step in told.steps}
         return Trajectory(
             id=row.id,
-            subject=subject_of(problem, main_dtype(self.services, problem), measured_sizes(tree)),
+            subject=subject_of(problem, main_dtype(self.base, problem), measured_sizes(tree)),
             hardware=told.hardware,
-            lineage=tuple(self.services.registry.lineage(told.hardware)),
+            lineage=tuple(self.base.registry.lineage(told.hardware)),
             steps=steps_of(tree, texts),
             evaluated_here=True,
             actor=told.actor,
@@ -112,13 +111,13 @@ class Reevaluation:
         """On its first timed case, as a run evaluates it; None where the chip's own tools do not
         take torch, or it could not be measured."""
         try:
-            device = choose_target(self.services, told.hardware, "torch").target.device
+            device = choose_target(self.base, told.hardware, "torch").target.device
             cases = [c for c in problem.searched if c.timed and c.fits(device or "cpu")]
             if device is None or not cases:
                 return None
             source = substituted(problem, cases[0].constants)
             bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model")
-            ask_for(self.services, problem, bundle, hardware=told.hardware)
+            ask_for(self.base, problem, bundle, hardware=told.hardware)
         except (InvalidRequest, Unavailable):
             return None
         results = Results()
@@ -168,8 +167,8 @@ def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTraje
     """Carry out a queued one and record how it ended; one that somebody else works on is left.
 
     Where that cannot be recorded, the lease runs out and the trajectory is queued again."""
-    store = trajectory_store(work.services)
-    seconds = work.services.settings.lease_seconds
+    store = trajectory_store(work.base)
+    seconds = work.base.settings.lease_seconds
     if not store.take(row.id, owner, seconds):
         return store.find(row.id)
     with renewed(store, row.id, owner, seconds) as lost:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from api.optimization.stored import run_store
-from api.services import Services
 from kb.errors import Conflict
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.confirm import outcome_from_json
 from optimizer.search.output.module import write_module
 from optimizer.search.output.report import write_report
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
 
 
-def export_run(services: Services, run_id: str, folder: Path) -> dict[str, Any]:
+def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
     """Everything about one run in one folder. Raises Conflict where the folder has files."""
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
-    store = run_store(services)
+    store = run_store(base)
     run = store.run(run_id)
     problem = load_problem(Path(run.problem))
     nodes = store.nodes(run_id)

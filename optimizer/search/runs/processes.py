@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from api.child_process import ROOT, end_group, environment
-from api.optimization.stored import run_store
-from api.services import Services
+from kb.child_process import ROOT, end_group, environment
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.external import Mailbox
+from retrieval.knowledge_base import KnowledgeBase
 
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 MAX_RUNNING = 2
@@ -56,8 +55,10 @@ class _Child:
 class RunProcesses:
     """Starts, watches and ends runs."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:
+        """`command` starts one run; its description is appended as one JSON argument."""
+        self._base = base
+        self._command = tuple(command)
         self._changing = threading.Lock()  # protects _children
         self._children: dict[str, _Child] = {}
 
@@ -82,9 +83,9 @@ class RunProcesses:
                 raise Conflict(f"{running} runs are going on", hint="Cancel one, or wait for it.")
             log = (folder / "log").open("wb")
             process = subprocess.Popen(
-                [sys.executable, "-m", "api.optimization.worker", json.dumps(told)],
+                [*self._command, json.dumps(told)],
                 cwd=ROOT,
-                env=environment(self._services.settings),
+                env=environment(self._base.settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -94,7 +95,7 @@ class RunProcesses:
         return run_id
 
     def folder(self, run_id: str) -> Path:
-        return self._services.settings.data_dir.absolute() / "runs" / run_id
+        return self._base.settings.data_dir.absolute() / "runs" / run_id
 
     def mailbox(self, run_id: str) -> Mailbox:
         return Mailbox(self.folder(run_id) / "mail")
@@ -117,7 +118,7 @@ class RunProcesses:
 
     def cancel(self, run_id: str) -> None:
         """Nothing of it is alive when this returns: it is asked first, then ended."""
-        store = run_store(self._services)
+        store = run_store(self._base)
         with suppress(NotFound):
             store.cancel(run_id)
         with self._changing:

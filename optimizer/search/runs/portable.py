@@ -10,15 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from api.evaluation import choose_target
-from api.optimization.knowledge import ServiceKnowledge, library_recipes
-from api.optimization.runs import LANGUAGES
-from api.optimization.stored import run_store
-from api.services import Services
+from kb.catalog import skills as skill_rows
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.ids import new_id
+from kb.scope import ALL_ACCESS
 from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
@@ -27,15 +25,19 @@ from optimizer.search.knowledge import Query
 from optimizer.search.portable.pack import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import Node
+from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
+from optimizer.search.runs.optimize import LANGUAGES
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.diagnose.signals import load_signals
+from retrieval.knowledge_base import KnowledgeBase
 
 CUDA_VENDORS = ("nvidia", "amd")
 
 
 def pack_session(
-    services: Services, paths: Sequence[Path], hardware: str, goal: Goal, output: Path
+    base: KnowledgeBase, paths: Sequence[Path], hardware: str, goal: Goal, output: Path
 ) -> Path:
     """A session for this hardware, whether or not it is here."""
     problems = [load_problem(path) for path in paths]
@@ -44,8 +46,8 @@ def pack_session(
         raise InvalidRequest(
             f"two problems are called {twice[0]}", hint="Give one a `name` in its problem.toml."
         )
-    identity = services.registry.resolve(hardware)
-    target, languages = _target(services, identity)
+    identity = base.registry.resolve(hardware)
+    target, languages = _target(base, identity)
     if not languages:
         raise Unavailable(
             f"no built-in toolchain runs kernels on {hardware}",
@@ -53,8 +55,8 @@ def pack_session(
         )
     knowledge = Snapshot()
     if goal.knowledge:
-        knowledge = _snapshot(services, [p.op for p in problems], identity, goal)
-    recipes = [recipe for recipe in library_recipes(services) if recipe.language in languages]
+        knowledge = _snapshot(base, [p.op for p in problems], identity, goal)
+    recipes = [recipe for recipe in library_recipes(base) if recipe.language in languages]
     return write_session(
         output,
         session_id=new_id("session"),
@@ -62,21 +64,21 @@ def pack_session(
         target=target,
         problems=problems,
         knowledge=knowledge,
-        recipes=[_recipe(services, recipe) for recipe in recipes],
+        recipes=[_recipe(base, recipe) for recipe in recipes],
     )
 
 
-def _target(services: Services, hardware: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _target(base: KnowledgeBase, hardware: str) -> tuple[dict[str, Any], dict[str, str]]:
     languages, arch = {}, {}
     for language in LANGUAGES:
         try:
-            chosen = choose_target(services, hardware, language)
+            chosen = choose_target(base, hardware, language)
         except (InvalidRequest, Unavailable):
             continue
         if chosen.builtin:
             languages[language] = chosen.builtin
             arch[language] = chosen.target.arch
-    lineage = services.registry.lineage(hardware)
+    lineage = base.registry.lineage(hardware)
     gpu = any(vendor in lineage for vendor in CUDA_VENDORS)
     if gpu:
         languages.pop("cpp", None)
@@ -86,28 +88,29 @@ def _target(services: Services, hardware: str) -> tuple[dict[str, Any], dict[str
         "device": "cuda" if gpu else "cpu",
         "arch": arch,
         "languages": languages,
-        "facts": dict(services.registry.values(hardware)),
+        "facts": dict(base.registry.values(hardware)),
     }, languages
 
 
-def _snapshot(services: Services, operators: Sequence[str], hardware: str, goal: Goal) -> Snapshot:
+def _snapshot(base: KnowledgeBase, operators: Sequence[str], hardware: str, goal: Goal) -> Snapshot:
     template = Query((), {}, "", hardware, "", goal.language, None, "", 0, 2_000)
     signals = [signal.id for signal in load_signals()]
-    source = ServiceKnowledge(services)
+    source = ServiceKnowledge(base)
     return take_snapshot(source.consult, source.remedies, signals, operators, template)
 
 
-def _recipe(services: Services, recipe: Recipe) -> dict[str, Any]:
-    found = services.skills.show(recipe.name)
-    return {"name": recipe.name, "recipe": found.recipe, "files": found.files}
+def _recipe(base: KnowledgeBase, recipe: Recipe) -> dict[str, Any]:
+    with base.catalog.read() as connection:
+        row = skill_rows.get(connection, recipe.name, ALL_ACCESS)
+    return {"name": row.name, "recipe": row.recipe, "files": row.metadata.get("files", {})}
 
 
-def import_results(services: Services, results: Path) -> list[RunRow]:
+def import_results(base: KnowledgeBase, results: Path) -> list[RunRow]:
     """Runs with their nodes; evaluations get rows of their own where the problem is known here."""
     if not results.exists():
         raise NotFound(f"{results} is not there", hint="Give results.zip or its folder.")
     if results.is_dir():
-        return _import(services, FileStore(results))
+        return _import(base, FileStore(results))
     with tempfile.TemporaryDirectory(prefix="kernlore-import-") as folder:
         try:
             with zipfile.ZipFile(results) as packed:
@@ -116,10 +119,10 @@ def import_results(services: Services, results: Path) -> list[RunRow]:
             raise InvalidRequest(
                 f"{results} is no zip file", hint="Give results.zip of a portable session."
             ) from error
-        return _import(services, FileStore(Path(folder)))
+        return _import(base, FileStore(Path(folder)))
 
 
-def _import(services: Services, source: FileStore) -> list[RunRow]:
+def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
     found = sorted(path.parent.name for path in source.folder.glob("*/run.json"))
     if not found:
         raise InvalidRequest(
@@ -129,20 +132,20 @@ def _import(services: Services, source: FileStore) -> list[RunRow]:
     for name in found:
         run = source.run(name)
         problem = load_problem(Path(run.problem))
-        adopted = adopt(services, source, replace(run, problem=str(problem.path)))
-        _report(ServiceKnowledge(services), source.nodes(name))
+        adopted = adopt(base, source, replace(run, problem=str(problem.path)))
+        _report(ServiceKnowledge(base), source.nodes(name))
         imported.append(adopted)
     return imported
 
 
-def adopt(services: Services, source: FileStore, run: RunRow) -> RunRow:
+def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
     """Take a run, its nodes and their evaluations over from files. run: as it is to be kept. What
     became of the answers that it was given is not reported: who searched may have done that.
 
     Raises Conflict where it is here already, InvalidRequest where its problem is another one here.
     """
-    store = run_store(services)
-    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
+    store = run_store(base)
+    journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     try:
         store.run(run.id)
     except NotFound:

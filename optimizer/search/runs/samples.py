@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from api.services import Services
 from kb.catalog.knowledge import proposed_recipes
 from kb.catalog.knowledge.proposed_recipes import StoredRecipe
 from optimizer.search.bench.local import Place
@@ -14,20 +13,21 @@ from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.store import RunStore
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
+from retrieval.knowledge_base import KnowledgeBase
 
 FIRST_RIGHT = "the first right candidate"
 AS_IT_STANDS = "the manual's sample as it stands"
 CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
 
 
-def manual_samples(services: Services, places: Mapping[str, Place]) -> list[ManualSample]:
+def manual_samples(base: KnowledgeBase, places: Mapping[str, Place]) -> list[ManualSample]:
     """Those of the chip's own manuals that nobody rejected, in languages whose toolchain is given
     by command templates."""
     languages = {name for name, place in places.items() if simulated(place.toolchain)}
     if not languages:
         return []
     target = next(iter(places.values())).target
-    with services.catalog.read() as connection:
+    with base.catalog.read() as connection:
         found = proposed_recipes.listed(
             connection, target.lineage, statuses=("proposed", "accepted")
         )

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from api.evaluation import problem_named, problem_sent
 from api.http.models import ProblemBody
-from api.trajectories.bodies import ToldStepBody, TrajectoryBody
+from api.http.trajectory_bodies import ToldStepBody, TrajectoryBody
+from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.evaluate import problem_named
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
+from retrieval.knowledge_base import KnowledgeBase
+from skills.trajectories.accept import accept, resolved_hardware
 from skills.trajectories.external_trajectory import (
     Told,
     ToldProblem,
     ToldStep,
     about_step,
     file_name,
+    problem_of,
 )
 from skills.trajectories.jsonl_reader import ToldRun, read_lines
+
+
+def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
+    """Check a body as far as that goes without running any of it, and store it for evaluation."""
+    told, problem = told_from(body, lambda name: resolved_hardware(base, name))
+    return accept(base, told, problem, "export" if body.lines is not None else "told")
 
 
 def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told, Problem]:
@@ -39,13 +49,6 @@ def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told
         _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
     )
     return told, problem_of(told.problem)
-
-
-def problem_of(told: ToldProblem) -> Problem:
-    """Nothing of it runs. Raises NotFound or InvalidRequest."""
-    if told.name is not None:
-        return problem_named(told.name)
-    return problem_sent(told.source, told.toml)
 
 
 def _place(given: str | ProblemBody) -> ToldProblem:

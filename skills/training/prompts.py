@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from api.services import Services
-from api.trajectories.knowledge_again import LEFT_OUT, KnowledgeAgain
 from optimizer.search.context import Context
 from optimizer.search.propose import Task, as_it_was, composed
 from optimizer.search.records import Node
@@ -19,7 +17,9 @@ from optimizer.search.synthesizers.llm.prompting.prompt import compose
 from optimizer.search.synthesizers.llm.redact import Redaction
 from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
 from skills.training.samples import Prompt
+from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
 
 _BLOCK = re.compile(
     rf"(?P<begin>--- {WORD} (?P<boundary>\w+) BEGIN (?P<kind>excerpt|move|skill) ---\n)"
@@ -32,11 +32,11 @@ _ID = re.compile(r"id: (\S+)")
 class Prompts:
     """Of one run or told trajectory."""
 
-    def __init__(self, services: Services, task: Task, knowledge: KnowledgeAgain) -> None:
+    def __init__(self, base: KnowledgeBase, task: Task, knowledge: KnowledgeAgain) -> None:
         self._task = task
         self._knowledge = knowledge
         self._redact = Redaction()
-        self._transcripts = FolderTranscripts(services.settings.data_dir / "transcripts")
+        self._transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
 
     def of(self, tree: Tree, node: Node) -> Prompt:
         stored = self._stored(node)

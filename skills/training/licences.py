@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from api.services import Services
-from api.trajectories.knowledge_again import SHIPPED as SHIPPED_SKILL
 from kb.errors import NotFound
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.records import Proposal
+from retrieval.knowledge_base import KnowledgeBase
+from skills.skill_library import SkillLibrary
 from skills.training.samples import Licences
+from skills.training.shown_knowledge import SHIPPED as SHIPPED_SKILL
 from skills.training.trainable import stated_licence
 
 OWN = "Apache-2.0"  # of this repository: shipped problems, built-in recipes
@@ -17,8 +18,8 @@ OWN = "Apache-2.0"  # of this repository: shipped problems, built-in recipes
 class LicenceBook:
     """accepted: models whose terms let their answers be trained on."""
 
-    def __init__(self, services: Services, accepted: tuple[str, ...]) -> None:
-        self._services = services
+    def __init__(self, base: KnowledgeBase, accepted: tuple[str, ...]) -> None:
+        self._base = base
         self._accepted = frozenset(accepted)
         self._shipped = {load_problem(SHIPPED / name).sha256 for name in shipped_problems()}
 
@@ -39,7 +40,7 @@ class LicenceBook:
 
     def _recipe(self, name: str | None) -> str | None:
         try:
-            found = self._services.skills.show(name or "")
+            found = SkillLibrary(self._base.catalog).show(name or "")
         except NotFound:
             return None
         if found.origin == SHIPPED_SKILL:

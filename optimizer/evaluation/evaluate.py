@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from api.http.plain import plain
-from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detection.detect import probe
 from kb.hardware.detection.device import DetectedDevice, Resolver
 from kb.hardware.spec import SignatureSpec
+from kb.plain import plain
 from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
@@ -30,6 +29,7 @@ from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, target_fo
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from retrieval.answer import RetrieveRequest
+from retrieval.knowledge_base import KnowledgeBase
 
 READ = 5  # excerpts and moves of an answer
 
@@ -49,7 +49,7 @@ class Asked:
 
 
 def evaluate_files(
-    services: Services,
+    base: KnowledgeBase,
     problem_path: Path,
     candidate: Path,
     *,
@@ -67,11 +67,11 @@ def evaluate_files(
             f"unknown isolation {isolation!r}", hint=f"Use one of {', '.join(WANTED)}."
         )
     problem = load_problem(problem_path)
-    language = language or _language_of_suffix(services, hardware, candidate)
+    language = language or _language_of_suffix(base, hardware, candidate)
     bundle = read_bundle(candidate, language, entry)
-    asked = ask_for(services, problem, bundle, hardware=hardware, cases=cases)
+    asked = ask_for(base, problem, bundle, hardware=hardware, cases=cases)
     limits = replace(settings or EvaluationSettings(), isolation=level)
-    return evaluate_asked(services, asked, limits)
+    return evaluate_asked(base, asked, limits)
 
 
 def problem_named(name: str) -> Problem:
@@ -108,7 +108,7 @@ def declaration_of(problem: Problem) -> str | None:
 
 
 def ask_for(
-    services: Services,
+    base: KnowledgeBase,
     problem: Problem,
     bundle: Bundle,
     *,
@@ -117,7 +117,7 @@ def ask_for(
 ) -> Asked:
     """InvalidRequest, UnknownHardware or Unavailable for what cannot be evaluated."""
     _check_names(bundle)
-    chosen = choose_target(services, hardware, bundle.language)
+    chosen = choose_target(base, hardware, bundle.language)
     toolchain = usable_toolchain(bundle.language, chosen.target, chosen.builtin)
     return Asked(problem, bundle, chosen, toolchain, _cases(problem, cases))
 
@@ -138,7 +138,7 @@ def _check_names(bundle: Bundle) -> None:
 
 
 def evaluate_asked(
-    services: Services, asked: Asked, settings: EvaluationSettings | None = None
+    base: KnowledgeBase, asked: Asked, settings: EvaluationSettings | None = None
 ) -> Evaluation:
     """Runs the problem's file in this process and the candidate in processes of its own."""
     settings = settings or EvaluationSettings()
@@ -147,21 +147,21 @@ def evaluate_asked(
         asked.problem,
         target,
         settings,
-        CatalogJournal(Evaluations(services.catalog), services.blobs),
-        ceilings=known_ceilings(services, target, settings.threads),
-        signatures=known_signatures(services, target.lineage),
+        CatalogJournal(Evaluations(base.catalog), base.blobs),
+        ceilings=known_ceilings(base, target, settings.threads),
+        signatures=known_signatures(base, target.lineage),
     ) as evaluator:
         return evaluator.evaluate(asked.bundle, asked.toolchain, asked.cases)
 
 
-def with_knowledge(services: Services, found: Evaluation) -> dict[str, Any]:
+def with_knowledge(base: KnowledgeBase, found: Evaluation) -> dict[str, Any]:
     """An evaluation as `kernlore evaluate --json` prints it."""
-    return {**found.as_json(), "knowledge": known_about(services, found)}
+    return {**found.as_json(), "knowledge": known_about(base, found)}
 
 
-def known_about(services: Services, found: Evaluation) -> dict[str, Any]:
+def known_about(base: KnowledgeBase, found: Evaluation) -> dict[str, Any]:
     """What the service says about a verdict; nothing where there is nothing to ask for."""
-    settings = services.settings
+    settings = base.settings
     verdict = found.verdict
     metrics = {**found.metrics, **verdict.get("metrics", {})}
     request = RetrieveRequest(
@@ -176,9 +176,9 @@ def known_about(services: Services, found: Evaluation) -> dict[str, Any]:
         max_tokens=settings.default_max_tokens,
     )
     telling = request.log or request.metrics or request.signals
-    if not telling or not services.documents.find():
+    if not telling or not base.documents.find():
         return {}
-    answer = services.retriever.retrieve(request)
+    answer = base.retriever.retrieve(request)
     return {
         "retrieval_id": answer.retrieval_id,
         "signals": [signal["id"] for signal in plain(answer.diagnosis)["signals"]],
@@ -187,26 +187,26 @@ def known_about(services: Services, found: Evaluation) -> dict[str, Any]:
     }
 
 
-def known_ceilings(services: Services, target: Target, threads: int) -> Ceilings | None:
+def known_ceilings(base: KnowledgeBase, target: Target, threads: int) -> Ceilings | None:
     """What this device reaches, measured once and stored; nothing where the target is not here."""
     if target.device is None:
         return None
-    found = DeviceStore(services.settings.data_dir).ensure(target.device, threads)
-    store_device(services.catalog, target.hardware, identify(target.device), found)
+    found = DeviceStore(base.settings.data_dir).ensure(target.device, threads)
+    store_device(base.catalog, target.hardware, identify(target.device), found)
     return found
 
 
-def known_signatures(services: Services, lineage: Sequence[str]) -> list[SignatureSpec]:
+def known_signatures(base: KnowledgeBase, lineage: Sequence[str]) -> list[SignatureSpec]:
     """Error texts of the chip's own tools and of those above it."""
-    known = services.registry.all()
+    known = base.registry.all()
     return [s for place in lineage if place in known for s in known[place].signatures]
 
 
-def choose_target(services: Services, hardware: str, language: str) -> Chosen:
+def choose_target(base: KnowledgeBase, hardware: str, language: str) -> Chosen:
     """The target that `hardware` names; `auto` is the first device here that is registered."""
-    registry = services.registry
+    registry = base.registry
     known = registry.all()
-    devices: tuple[DetectedDevice, ...] = probe(_resolver(services)).devices
+    devices: tuple[DetectedDevice, ...] = probe(_resolver(base)).devices
     identity = here(devices) if hardware == AUTO else registry.resolve(hardware)
     chosen = target_for(
         identity,
@@ -224,11 +224,11 @@ def choose_target(services: Services, hardware: str, language: str) -> Chosen:
     return replace(chosen, target=replace(chosen.target, facts=facts))
 
 
-def _language_of_suffix(services: Services, hardware: str, candidate: Path) -> str | None:
+def _language_of_suffix(base: KnowledgeBase, hardware: str, candidate: Path) -> str | None:
     """The language that a named chip's own toolchain gives files of this suffix."""
     if hardware == AUTO or not candidate.suffix:
         return None
-    registry = services.registry
+    registry = base.registry
     specs = registry.all()
     for place in registry.lineage(registry.resolve(hardware)):
         for language, toolchain in (specs[place].toolchains if place in specs else {}).items():
@@ -237,10 +237,10 @@ def _language_of_suffix(services: Services, hardware: str, candidate: Path) -> s
     return None
 
 
-def _resolver(services: Services) -> Resolver:
+def _resolver(base: KnowledgeBase) -> Resolver:
     def resolve(name: str) -> str | None:
         try:
-            return services.registry.resolve(name)
+            return base.registry.resolve(name)
         except UnknownHardware:
             return None
 

@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from api.evaluation import choose_target, known_ceilings, known_signatures
-from api.optimization.knowledge import ServiceKnowledge, library_recipes
-from api.optimization.samples import compared_with, manual_samples
-from api.optimization.stored import run_store
-from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
 from kb.errors import Conflict, InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.evaluate import choose_target, known_ceilings, known_signatures
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
@@ -35,14 +31,16 @@ from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
+from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
+from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.samples import compared_with, manual_samples
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.recipe.inherit import fitted
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from skills.lifecycle import note_toolchain
-from skills.observation import retire_unused
+from retrieval.knowledge_base import KnowledgeBase
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
 BUILTIN = ("recipe", "sample", "compiler")
@@ -62,7 +60,7 @@ class Finished:
 
 
 def optimize(
-    services: Services,
+    base: KnowledgeBase,
     problem_path: Path,
     goal: Goal,
     hardware: str,
@@ -80,12 +78,11 @@ def optimize(
     """
     problem = load_problem(problem_path)
     _check_models(goal, models)
-    store = run_store(services)
-    places = places_for(services, hardware, goal.language)
+    store = run_store(base)
+    places = places_for(base, hardware, goal.language)
     target = next(iter(places.values())).target
-    _look_after_skills(services, target.hardware, places, listener)
-    chosen = list(proposers) if proposers is not None else builtin(services, goal, places)
-    with bench_for(services, problem, places) as bench:
+    chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
+    with bench_for(base, problem, places) as bench:
         view = problem_view(problem, bench.device)
         hardware_view = hardware_view_of(target, places, goal.language)
         over = "the reference"
@@ -96,19 +93,19 @@ def optimize(
             run = _begin(store, problem, target.hardware, goal, places, run_id)
         else:
             run = replace(_matching(store, resume, problem), state="running", ended="")
-            Runs(services.catalog).clear_cancel(resume)
+            Runs(base.catalog).clear_cancel(resume)
         if models:
-            chosen.append(language_models(services, models, goal, listener))
+            chosen.append(language_models(base, models, goal, listener))
         search = Search(
             run=run,
             store=store,
             bench=bench,
             synthesizers=chosen,
-            knowledge=ServiceKnowledge(services),
+            knowledge=ServiceKnowledge(base),
             problem=view,
             hardware=hardware_view,
             listener=listener,
-            inherited=_inherited(services, store, problem, view, hardware_view, places),
+            inherited=_inherited(base, store, problem, view, hardware_view, places),
         )
         ended = search.go()
         cancelled = ended.state == "cancelled"
@@ -118,19 +115,6 @@ def optimize(
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
     return Finished(ended, search.tree, outcome, problem)
-
-
-def _look_after_skills(
-    services: Services, hardware: str, places: dict[str, Place], listener: Listener
-) -> None:
-    """What was measured with another toolchain is suspect, what nobody uses is retired."""
-    for place in places.values():
-        toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
-        for name in note_toolchain(services.catalog, hardware, toolchain):
-            listener.said(f"{name} was measured with another toolchain: `kernlore skills verify`")
-    unused = services.settings.skills_unused_retrievals
-    for name in retire_unused(services.catalog, retrievals=unused):
-        listener.said(f"{name} is retired: {unused} answers made no use of it")
 
 
 def _check_models(goal: Goal, models: str) -> None:
@@ -145,29 +129,29 @@ def _check_models(goal: Goal, models: str) -> None:
 
 
 def bench_for(
-    services: Services, problem: Problem, places: dict[str, Place]
+    base: KnowledgeBase, problem: Problem, places: dict[str, Place]
 ) -> LocalBench | SimulatedBench:
     """What measures in these places."""
     target = next(iter(places.values())).target
     settings = EvaluationSettings()
-    journal = CatalogJournal(Evaluations(services.catalog), services.blobs)
-    signatures = known_signatures(services, target.lineage)
+    journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
+    signatures = known_signatures(base, target.lineage)
     if all(simulated(place.toolchain) for place in places.values()):
         return SimulatedBench(problem, places, settings, journal, signatures)
-    ceilings = known_ceilings(services, target, settings.threads)
+    ceilings = known_ceilings(base, target, settings.threads)
     return LocalBench(problem, places, settings, journal, ceilings, signatures)
 
 
-def places_for(services: Services, hardware: str, language: str | None) -> dict[str, Place]:
+def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Place]:
     """Every language that can be built and run here, or the one that was asked for with torch, in
     which the reference is written. Simulated ones stand alone: their times compare with no other.
     Raises Unavailable with what is missing."""
     found: dict[str, Place] = {}
     reasons = []
-    known = (*LANGUAGES, *_own_languages(services, hardware))
+    known = (*LANGUAGES, *_own_languages(base, hardware))
     for name in dict.fromkeys(known if language is None else (language, "torch")):
         try:
-            chosen = choose_target(services, hardware, name)
+            chosen = choose_target(base, hardware, name)
             toolchain = usable_toolchain(name, chosen.target, chosen.builtin)
         except (InvalidRequest, Unavailable) as problem:
             if name == language:
@@ -189,20 +173,20 @@ def places_for(services: Services, hardware: str, language: str | None) -> dict[
     return found
 
 
-def _own_languages(services: Services, hardware: str) -> list[str]:
+def _own_languages(base: KnowledgeBase, hardware: str) -> list[str]:
     """Those that the description of a named chip says how to compile."""
     if hardware == AUTO:
         return []
-    registry = services.registry
+    registry = base.registry
     specs = registry.all()
     lineage = registry.lineage(registry.resolve(hardware))
     return [name for place in lineage if place in specs for name in specs[place].toolchains]
 
 
-def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
     """Recipes, samples of manuals and torch's compiler: what needs no key; of these, the ones that
     the goal names. Raises InvalidRequest where none of those is to be had here."""
-    found = _builtin(services, goal, places)
+    found = _builtin(base, goal, places)
     if not goal.synthesizers:
         return found
     chosen = [one for one in found if one.name in goal.synthesizers]
@@ -217,13 +201,12 @@ def builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Sy
     return chosen
 
 
-def _builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+def _builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     proposers: list[Synthesizer] = []
-    services.skills.sync_builtin(services.settings.skills_dir)  # this version's recipes
-    recipes = library_recipes(services)
+    recipes = library_recipes(base)
     proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
-    samples = manual_samples(services, places) if goal.knowledge else []
+    samples = manual_samples(base, places) if goal.knowledge else []
     if samples:
         proposers.append(SampleSynthesizer(samples))
     if "torch" in wanted:
@@ -233,7 +216,9 @@ def _builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[S
     return proposers
 
 
-def language_models(services: Services, models: str, goal: Goal, listener: Listener) -> Synthesizer:
+def language_models(
+    base: KnowledgeBase, models: str, goal: Goal, listener: Listener
+) -> Synthesizer:
     """Raises Unavailable where litellm is not installed."""
     from optimizer.search.synthesizers.llm.litellm_asker import price_known
     from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
@@ -244,7 +229,7 @@ def language_models(services: Services, models: str, goal: Goal, listener: Liste
     for model in settings.models:
         if goal.usd is not None and not price_known(model.name):
             listener.said(f"{model.name} has no known price: --usd cannot count what it costs")
-    folder = services.settings.data_dir / "transcripts"
+    folder = base.settings.data_dir / "transcripts"
     return LlmSynthesizer(settings, FolderTranscripts(folder))
 
 
@@ -258,17 +243,17 @@ def hardware_view_of(
     return HardwareView(target.hardware, target.lineage, target.device, offered, dict(target.facts))
 
 
-def attributed(services: Services, run_id: str) -> list[Attribution]:
+def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
     """What of the shown knowledge made each candidate of a run, by asking its proposers again."""
-    store = run_store(services)
+    store = run_store(base)
     row = store.run(run_id)
     problem = load_problem(Path(row.problem))
-    places = places_for(services, row.hardware, row.goal.language)
+    places = places_for(base, row.hardware, row.goal.language)
     target = next(iter(places.values())).target
     view = problem_view(problem, target.device or "cpu")
     task = Task(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
-    proposers = builtin(services, row.goal, places)
-    return attribution(Tree(store.nodes(run_id)), task, proposers, ServiceKnowledge(services))
+    proposers = builtin(base, row.goal, places)
+    return attribution(Tree(store.nodes(run_id)), task, proposers, ServiceKnowledge(base))
 
 
 def _begin(
@@ -308,7 +293,7 @@ def _matching(store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
 
 
 def _inherited(
-    services: Services,
+    base: KnowledgeBase,
     store: CatalogStore,
     problem: Problem,
     view: ProblemView,
@@ -317,7 +302,7 @@ def _inherited(
 ) -> list[Proposal]:
     """The best stored candidates of the same op family, dtype and lineage that fit this problem
     and can be built here. Whether one is right for it is for its evaluation to say."""
-    recipes = {recipe.name: recipe for recipe in library_recipes(services)}
+    recipes = {recipe.name: recipe for recipe in library_recipes(base)}
     family, dtype = op_family(problem.op), view.main.dtype
     winners = store.winners(family, dtype, hardware.lineage, problem.sha256, LOOKED_AT)
     found: dict[str, Proposal] = {}

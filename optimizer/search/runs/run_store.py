@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
 from optimizer.search.bench.catalog_store import CatalogStore
+from retrieval.knowledge_base import KnowledgeBase
 
 
-def run_store(services: Services) -> CatalogStore:
-    return CatalogStore(Runs(services.catalog), Evaluations(services.catalog), services.blobs)
+def run_store(base: KnowledgeBase) -> CatalogStore:
+    return CatalogStore(Runs(base.catalog), Evaluations(base.catalog), base.blobs)

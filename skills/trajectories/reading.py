@@ -8,35 +8,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from api.optimization.knowledge import library_recipes
-from api.optimization.stored import run_store
-from api.services import Services
-from api.trajectories.accept import trajectory_store
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.runs.knowledge import library_recipes
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.records import Trajectory, trajectory_from_json
+from skills.trajectories.accept import trajectory_store
 from skills.trajectories.build import main_case, roles_of, trajectory_of
 from skills.trajectories.reviewed import flagged_keys, reviewed_trajectory
 
 
-def trajectory(services: Services, identity: str) -> Trajectory:
+def trajectory(base: KnowledgeBase, identity: str) -> Trajectory:
     """Of a run's id, or of a told trajectory that is ready, with people's answers to its flags.
     Raises NotFound, and Conflict for one that was not evaluated here: nothing in it is to be
     believed."""
-    found = _measured(services, identity)
-    answers = Reviews(services.catalog).latest(flagged_keys(found))
+    found = _measured(base, identity)
+    answers = Reviews(base.catalog).latest(flagged_keys(found))
     return reviewed_trajectory(found, answers)
 
 
-def _measured(services: Services, identity: str) -> Trajectory:
+def _measured(base: KnowledgeBase, identity: str) -> Trajectory:
     if identity.startswith("run_"):
-        return _of_run(services, run_store(services).run(identity))
-    store = trajectory_store(services)
+        return _of_run(base, run_store(base).run(identity))
+    store = trajectory_store(base)
     row = store.find(identity)
     found = store.found(row)
     if row.state != "ready" or found is None:
@@ -47,9 +47,9 @@ def _measured(services: Services, identity: str) -> Trajectory:
     return trajectory_from_json(found["trajectory"])
 
 
-def parameter_roles(services: Services) -> dict[str, dict[str, str]]:
+def parameter_roles(base: KnowledgeBase) -> dict[str, dict[str, str]]:
     """Of the active recipes, for the curator's contrast."""
-    return roles_of(library_recipes(services))
+    return roles_of(library_recipes(base))
 
 
 def searched_problem(run: RunRow) -> Problem:
@@ -76,18 +76,18 @@ def shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
     }
 
 
-def main_dtype(services: Services, problem: Problem) -> str | None:
+def main_dtype(base: KnowledgeBase, problem: Problem) -> str | None:
     """Of the problem's main case as it was evaluated, where the problem declares none."""
     main = main_case(problem)
-    return main.dtype or trajectory_store(services).dtype_of(problem.sha256, main.name)
+    return main.dtype or trajectory_store(base).dtype_of(problem.sha256, main.name)
 
 
-def _of_run(services: Services, run: RunRow) -> Trajectory:
+def _of_run(base: KnowledgeBase, run: RunRow) -> Trajectory:
     problem = searched_problem(run)
     return trajectory_of(
         run,
-        Tree(run_store(services).nodes(run.id)),
+        Tree(run_store(base).nodes(run.id)),
         problem,
-        lineage=tuple(services.registry.lineage(run.hardware)),
-        dtype=main_dtype(services, problem),
+        lineage=tuple(base.registry.lineage(run.hardware)),
+        dtype=main_dtype(base, problem),
     )

@@ -12,27 +12,27 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from api.curation.model_drafter import model_drafter
-from api.optimization.knowledge import library_sources
-from api.optimization.runs import bench_for, places_for
-from api.optimization.stored import run_store
-from api.services import Services
-from api.trajectories.accept import trajectory_store
-from api.trajectories.reading import parameter_roles, searched_problem, trajectory
-from api.trajectories.telling import problem_of
 from kb.catalog.knowledge import passages
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.bench.simulated import SimulatedBench
+from optimizer.search.runs.knowledge import library_sources
+from optimizer.search.runs.optimize import bench_for, places_for
+from optimizer.search.runs.run_store import run_store
+from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.distillation import Distillation, Library, Lifted, Lifter, Means
 from skills.curator.drafting.delta import Drafter
 from skills.curator.lifting import KernelLifter
+from skills.curator.model_drafter import model_drafter
 from skills.curator.pipeline import judge, replay
 from skills.curator.records import Change, Kernel, Trajectory
 from skills.curator.storing import means_of, snapshot, store_deltas
 from skills.curator.tuned import Lifting, tuned_instance
-from skills.trajectories.external_trajectory import told_from_json
+from skills.skill_library import SkillLibrary
+from skills.trajectories.accept import trajectory_store
+from skills.trajectories.external_trajectory import problem_of, told_from_json
+from skills.trajectories.reading import parameter_roles, searched_problem, trajectory
 from skills.trials.trial_context import ConfirmingBench
 
 FORMAT = 1
@@ -75,22 +75,22 @@ class Distilled:
         }
 
 
-def distil_source(services: Services, identity: str, model: str = "") -> Distilled:
+def distil_source(base: KnowledgeBase, identity: str, model: str = "") -> Distilled:
     """Judge it, keep the record, store candidates and evidence, all or nothing. model: to draft
     sentences, as litellm names it. Raises NotFound, Conflict, and Unavailable for a model that
     cannot be asked.
     """
-    services.skills.sync_builtin(services.settings.skills_dir)
-    told = trajectory(services, identity)
-    tuned = tuned_instance(told, library_sources(services))
+    SkillLibrary(base.catalog).sync_builtin(base.settings.skills_dir)
+    told = trajectory(base, identity)
+    tuned = tuned_instance(told, library_sources(base))
     found = {} if isinstance(tuned, str) else {tuned.lifted.name: tuned.lifted}
-    lifting = replace(_lifting(services, identity, told), tuned=found)
+    lifting = replace(_lifting(base, identity, told), tuned=found)
     drafter = model_drafter(model) if model else None
     asked = [told] if isinstance(tuned, str) else [told, tuned.trajectory]
     passes: list[Pass] = []
     for one in asked:  # the second meets what the first will have stored
         before = passes[-1].distillation.after if passes else None
-        passes.append(_pass(services, one, lifting, drafter, before))
+        passes.append(_pass(base, one, lifting, drafter, before))
     told_record = {
         "format": FORMAT,
         "source": identity,
@@ -98,8 +98,8 @@ def distil_source(services: Services, identity: str, model: str = "") -> Distill
     }
     # The record first: no event names one that is not there. Keys in their own order: the hash of a
     # skill's content is of its recipe as it is written.
-    record = services.blobs.put(json.dumps(told_record).encode())
-    stored = store_deltas(services.catalog, [one.distillation for one in passes], record=record)
+    record = base.blobs.put(json.dumps(told_record).encode())
+    stored = store_deltas(base.catalog, [one.distillation for one in passes], record=record)
     return Distilled(
         identity,
         tuple(Pass(made, one.lifted) for made, one in zip(stored, passes, strict=True)),
@@ -108,9 +108,9 @@ def distil_source(services: Services, identity: str, model: str = "") -> Distill
     )
 
 
-def replayed(services: Services, record: str) -> list[str]:
+def replayed(base: KnowledgeBase, record: str) -> list[str]:
     """Judge a record again; what came out differently, nothing where it is the same."""
-    told = json.loads(services.blobs.get(record))
+    told = json.loads(base.blobs.get(record))
     if not isinstance(told, dict) or told.get("format") != FORMAT or "passes" not in told:
         raise InvalidKnowledge(
             f"{record[:12]} is no distillation of format {FORMAT}",
@@ -119,7 +119,7 @@ def replayed(services: Services, record: str) -> list[str]:
     differences = []
     for number, row in enumerate(told["passes"], 1):
         stored = row["distillation"]
-        embedder = services.embedder if stored["means"]["embedder"] else None
+        embedder = base.embedder if stored["means"]["embedder"] else None
         again = replay(stored, Means(embedder=embedder), _Again(row["lifted"]))
         now = json.loads(json.dumps(again.as_json()))
         names = [name for name in now if name != "stored" and now[name] != stored[name]]
@@ -127,11 +127,11 @@ def replayed(services: Services, record: str) -> list[str]:
     return differences
 
 
-def problem_behind(services: Services, identity: str) -> Problem:
+def problem_behind(base: KnowledgeBase, identity: str) -> Problem:
     """The problem of a run or of a told trajectory."""
     if identity.startswith("run_"):
-        return searched_problem(run_store(services).run(identity))
-    told = trajectory_store(services)
+        return searched_problem(run_store(base).run(identity))
+    told = trajectory_store(base)
     return problem_of(told_from_json(told.told(told.find(identity))).problem)
 
 
@@ -139,30 +139,30 @@ def problem_behind(services: Services, identity: str) -> Problem:
 
 
 def _pass(
-    services: Services,
+    base: KnowledgeBase,
     told: Trajectory,
     lifting: Lifter,
     drafter: Drafter | None,
     before: Library | None,
 ) -> Pass:
     kept = _Kept(lifting)
-    library = snapshot(services.catalog, told, before=before)
+    library = snapshot(base.catalog, told, before=before)
     means = means_of(
-        services.catalog,
+        base.catalog,
         library,
-        roles=parameter_roles(services),
-        shown=_shown(services, told),
-        embedder=services.embedder,
+        roles=parameter_roles(base),
+        shown=_shown(base, told),
+        embedder=base.embedder,
     )
     made = judge(told, library, means, drafter=drafter, lifter=kept)
     return Pass(made, kept.answers)
 
 
-def _shown(services: Services, told: Trajectory) -> dict[str, str]:
+def _shown(base: KnowledgeBase, told: Trajectory) -> dict[str, str]:
     """Texts of the excerpts that steps were shown, as they are now."""
     ids = sorted({id_ for step in told.steps for id_ in step.shown.get("excerpts", ())})
     found = {}
-    with services.catalog.read() as connection:
+    with base.catalog.read() as connection:
         for identity in ids:
             try:
                 found[identity] = passages.get(connection, identity, ALL_ACCESS).text
@@ -210,13 +210,13 @@ def _plain(found: Lifted) -> dict[str, Any]:
     }
 
 
-def _lifting(services: Services, identity: str, told: Trajectory) -> Lifting:
+def _lifting(base: KnowledgeBase, identity: str, told: Trajectory) -> Lifting:
     """Whole kernels are tried on the device that the trajectory is about."""
     if not any(_whole(step.child.kernel) for step in told.steps):
         return Lifting({})
-    problem = problem_behind(services, identity)
+    problem = problem_behind(base, identity)
     try:
-        place = next(iter(places_for(services, told.hardware, None).values()))
+        place = next(iter(places_for(base, told.hardware, None).values()))
     except KernloreError as error:
         return Lifting({}, absent=error.message)
     device = place.target.device
@@ -225,7 +225,7 @@ def _lifting(services: Services, identity: str, told: Trajectory) -> Lifting:
 
     @contextmanager
     def bench(asked: Problem) -> Iterator[ConfirmingBench]:
-        with bench_for(services, asked, places_for(services, told.hardware, None)) as opened:
+        with bench_for(base, asked, places_for(base, told.hardware, None)) as opened:
             if isinstance(opened, SimulatedBench):
                 raise InvalidKnowledge(
                     "a simulator has no reference to be right against",

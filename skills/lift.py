@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from api.services import Services
 from kb.catalog import skills as store
 from kb.catalog.skills import Lift, wilson
 from kb.scope import ALL_ACCESS
+from retrieval.knowledge_base import KnowledgeBase
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Difference:
     high: float
 
 
-def lift_told(services: Services, name: str) -> dict[str, Any]:
+def lift_told(base: KnowledgeBase, name: str) -> dict[str, Any]:
     """lift: rate shown minus rate withheld, None where either has no outcome. Raises NotFound."""
-    with services.catalog.read() as connection:
+    with base.catalog.read() as connection:
         skill = store.get(connection, name, ALL_ACCESS)
         found = store.lift_of(connection, skill.id)
     told: dict[str, Any] = {

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from api.optimization.stored import run_store
-from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.reviews import Review, Reviews
 from kb.catalog.search.trajectories import Trajectories
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
+from optimizer.search.runs.run_store import run_store
+from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.reviewed import flagged, words
 
 
@@ -45,19 +45,19 @@ class Flagged:
 
 
 def flagged_nodes(
-    services: Services, identity: str, access_scope: str = ALL_ACCESS
+    base: KnowledgeBase, identity: str, access_scope: str = ALL_ACCESS
 ) -> list[Flagged]:
     """In their order; answered ones too, as an answer can be changed. Raises NotFound, and Conflict
     for a told trajectory that was not measured here."""
     waiting = {
-        number: found for number, found in _evaluated(services, identity).items() if flagged(found)
+        number: found for number, found in _evaluated(base, identity).items() if flagged(found)
     }
-    reviews = Reviews(services.catalog, access_scope).latest(one.key for one in waiting.values())
+    reviews = Reviews(base.catalog, access_scope).latest(one.key for one in waiting.values())
     return [_flagged(number, found, reviews) for number, found in waiting.items()]
 
 
 def review_node(
-    services: Services,
+    base: KnowledgeBase,
     identity: str,
     number: int,
     decision: str,
@@ -67,13 +67,13 @@ def review_node(
 ) -> Flagged:
     """Answer the flags of a node. Raises NotFound, InvalidRequest, and Conflict where nothing of it
     waits for a person."""
-    found = _evaluated(services, identity).get(number)
+    found = _evaluated(base, identity).get(number)
     if found is None:
         raise NotFound(
             f"{identity} has no node {number} that was evaluated",
             hint=f"`kernlore runs flagged {identity}` shows what waits for a person.",
         )
-    reviews = Reviews(services.catalog, access_scope)
+    reviews = Reviews(base.catalog, access_scope)
     answer = reviews.add(found.key, decision, actor, reason)
     return _flagged(number, found, {found.key: answer})
 
@@ -82,18 +82,18 @@ def _flagged(number: int, found: Evaluation, reviews: Mapping[str, Review]) -> F
     return Flagged(number, found.speedup, flagged(found), found.key, reviews.get(found.key))
 
 
-def _evaluated(services: Services, identity: str) -> dict[int, Evaluation]:
+def _evaluated(base: KnowledgeBase, identity: str) -> dict[int, Evaluation]:
     """By number. A node that repeats another one is answered with that one."""
     if not identity.startswith("run_"):
-        return dict(_told(services, identity))
-    store = run_store(services)
+        return dict(_told(base, identity))
+    store = run_store(base)
     store.run(identity)
     nodes = store.nodes(identity)
     return {node.number: node.evaluation for node in nodes if node.evaluation is not None}
 
 
-def _told(services: Services, identity: str) -> Iterator[tuple[int, Evaluation]]:
-    store = Trajectories(services.catalog, services.blobs)
+def _told(base: KnowledgeBase, identity: str) -> Iterator[tuple[int, Evaluation]]:
+    store = Trajectories(base.catalog, base.blobs)
     row = store.find(identity)
     measured = store.found(row)
     if row.state != "ready" or measured is None:
@@ -101,7 +101,7 @@ def _told(services: Services, identity: str) -> Iterator[tuple[int, Evaluation]]
             f"{row.id} is {row.state}: nothing of it was measured here",
             hint="Wait until it is ready, or verify it where its hardware is.",
         )
-    rows = Evaluations(services.catalog)
+    rows = Evaluations(base.catalog)
     for number, key in measured["evaluations"].items():
         stored = rows.find(key)
         if stored is not None and stored.record is not None:

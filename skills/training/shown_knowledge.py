@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from api.services import Services
 from kb.catalog import skills as store
 from kb.catalog.knowledge import passages
 from kb.catalog.tables import knowledge as t
@@ -22,6 +21,8 @@ from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import Shown
 from optimizer.search.runs.skill_moves import MARK, remedies_of, skill_of
+from retrieval.knowledge_base import KnowledgeBase
+from skills.skill_library import SkillLibrary
 
 BUILTIN = "builtin"  # origin of a document
 SHIPPED = "shipped"  # origin of a skill
@@ -32,15 +33,15 @@ LEFT_OUT = "(text left out)"
 class KnowledgeAgain:
     """with_uploads: texts of uploaded documents and of others' skills too."""
 
-    services: Services
+    base: KnowledgeBase
     with_uploads: bool
     _own: dict[str, bool] = field(default_factory=dict)  # by id of what was shown
 
     def of(self, shown: Shown, hardware: str) -> tuple[Knowledge, tuple[str, ...]]:
         """What can be shown again, and the ids whose texts are not in it."""
-        facts = dict(self.services.registry.values(hardware))
+        facts = dict(self.base.registry.values(hardware))
         left_out: list[str] = []
-        with self.services.catalog.read() as connection:
+        with self.base.catalog.read() as connection:
             excerpts = [self._excerpt(connection, name, left_out) for name in shown.excerpts]
             remedies = [self._remedy(connection, name, facts, left_out) for name in shown.moves]
         skills = [self._skill(name, left_out) for name in shown.skills]
@@ -58,7 +59,7 @@ class KnowledgeAgain:
         if self.with_uploads:
             return True
         if identity not in self._own:
-            with self.services.catalog.read() as connection:
+            with self.base.catalog.read() as connection:
                 own = self._passage_origin(connection, identity) == BUILTIN
                 own = own or self._move_is_own(connection, identity)
             self._own[identity] = own or self._skill_is_own(skill_of(identity))
@@ -115,7 +116,7 @@ class KnowledgeAgain:
 
     def _skill(self, name: str, left_out: list[str]) -> ShownSkill | None:
         try:
-            found = self.services.skills.show(name)
+            found = SkillLibrary(self.base.catalog).show(name)
         except NotFound:
             left_out.append(name)
             return None
@@ -145,6 +146,6 @@ class KnowledgeAgain:
 
     def _skill_is_own(self, name: str) -> bool:
         try:
-            return bool(self.services.skills.show(name).origin == SHIPPED)
+            return bool(SkillLibrary(self.base.catalog).show(name).origin == SHIPPED)
         except NotFound:
             return False

@@ -11,23 +11,21 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from api.child_process import ROOT, end_group, environment
-from api.http.errors import InternalError, error_json
-from api.http.plain import plain
-from api.services import Services
 from kb import clock
-from kb.errors import KernloreError, NotFound, Unavailable
+from kb.child_process import ROOT, end_group, environment
+from kb.errors import InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
+from kb.plain import plain
+from retrieval.knowledge_base import KnowledgeBase
 
 if TYPE_CHECKING:
     from optimizer.evaluation.bundle import Bundle
@@ -87,8 +85,10 @@ class EvaluationJob:
 class EvaluationQueue:
     """The thread starts with the first request."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:
+        """`command` starts `kernlore evaluate` in a process of its own."""
+        self._base = base
+        self._command = tuple(command)
         self._changing = threading.Lock()  # protects _jobs, _thread and _child
         self._jobs: dict[str, EvaluationJob] = {}
         self._waiting: queue.SimpleQueue[tuple[str, Sent] | None] = queue.SimpleQueue()
@@ -163,25 +163,25 @@ class EvaluationQueue:
 
     def _evaluated(self, sent: Sent) -> Mapping[str, Any]:
         # Imported here: it takes seconds, and most services never evaluate anything.
-        from api.evaluation import with_knowledge
+        from optimizer.evaluation.evaluate import with_knowledge
         from optimizer.evaluation.records import evaluation_from_json
 
         with tempfile.TemporaryDirectory(prefix="kernlore-sent-") as folder:
             told = _answer(*self._ran(sent.write(Path(folder))))
-        answer = plain(with_knowledge(self._services, evaluation_from_json(told)))
+        answer = plain(with_knowledge(self._base, evaluation_from_json(told)))
         return dict(answer)
 
     def _ran(self, arguments: list[str]) -> tuple[str, str]:
         """What the command wrote to standard output and error."""
         options = ("--json", "--no-knowledge")
-        command = [sys.executable, "-m", "api.cli.main", "evaluate", *options, *arguments]
+        command = [*self._command, *options, *arguments]
         with self._changing:
             if self._stopped:
                 raise Unavailable("the service ends", hint="Send it to the next one.")
             self._child = child = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=environment(self._services.settings),
+                env=environment(self._base.settings),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,52 +1,59 @@
-"""Takes a told trajectory in: checked as far as that goes without running any of it, then a row."""
+"""Accepts an external trajectory: checks it as far as that goes without running any of it, then
+stores it as a row."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from api.evaluation import ask_for, choose_target
-from api.services import Services
-from api.trajectories.bodies import TrajectoryBody
-from api.trajectories.telling import problem_of, told_from
 from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
 from kb.errors import InvalidRequest, Unavailable
+from optimizer.evaluation.evaluate import ask_for, choose_target
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.targets import AUTO
-from skills.trajectories.external_trajectory import Told, ToldStep, about_step, told_from_json
+from retrieval.knowledge_base import KnowledgeBase
+from skills.trajectories.external_trajectory import (
+    Told,
+    ToldStep,
+    about_step,
+    problem_of,
+    told_from_json,
+)
 
 AGAIN: tuple[State, ...] = ("failed", "unverified")
 
 
-def trajectory_store(services: Services) -> Trajectories:
-    return Trajectories(services.catalog, services.blobs)
+def trajectory_store(base: KnowledgeBase) -> Trajectories:
+    return Trajectories(base.catalog, base.blobs)
 
 
-def accept(services: Services, body: TrajectoryBody) -> StoredTrajectory:
-    """Its row: queued, or unverified where its hardware is not here. What was told before has its
-    row already; one that failed or was not verified is tried again."""
-    told, problem = told_from(body, lambda name: _resolved(services, name))
-    absent = absence(services, told, problem)
-    store = trajectory_store(services)
+def accept(base: KnowledgeBase, told: Told, problem: Problem, origin: str) -> StoredTrajectory:
+    """Store an external trajectory: `queued`, or `unverified` where its hardware is not here.
+
+    `origin` is `told` (another optimizer) or `export` (the lines of an exported run). A trajectory
+    that was sent before keeps its row; one that failed or was not verified is tried again.
+    """
+    absent = absence(base, told, problem)
+    store = trajectory_store(base)
     state: State = "unverified" if absent else "queued"
     store.expire()
-    store.add(told.id, _origin(body), state, told.as_json(), _summary(told, problem, absent))
-    return again(services, store.find(told.id))
+    store.add(told.id, origin, state, told.as_json(), _summary(told, problem, absent))
+    return again(base, store.find(told.id))
 
 
-def again(services: Services, row: StoredTrajectory) -> StoredTrajectory:
+def again(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
     """One that failed or was not verified is queued anew, if its hardware is here now. Any other is
     left as it is: somebody has it in hand, or it is ready."""
     if row.state not in AGAIN:
         return row
-    store = trajectory_store(services)
+    store = trajectory_store(base)
     told = told_from_json(store.told(row))
-    absent = absence(services, told, problem_of(told.problem))
+    absent = absence(base, told, problem_of(told.problem))
     state: State = "unverified" if absent else "queued"
     store.change(row.id, state, only_from=AGAIN, reason=absent, error=None)
     return store.find(row.id)
 
 
-def absence(services: Services, told: Told, problem: Problem) -> str:
+def absence(base: KnowledgeBase, told: Told, problem: Problem) -> str:
     """Why nothing of it can be measured here, in words; empty where it can. Raises InvalidRequest
     for a step that no machine could evaluate."""
     reasons: dict[str, str] = {}
@@ -56,7 +63,7 @@ def absence(services: Services, told: Told, problem: Problem) -> str:
         if language in reasons:
             continue
         try:
-            asked = ask_for(services, problem, step.bundle, hardware=told.hardware)
+            asked = ask_for(base, problem, step.bundle, hardware=told.hardware)
         except Unavailable as error:
             reasons[language] = error.message
             continue
@@ -79,15 +86,11 @@ def _check_cases(step: ToldStep, problem: Problem) -> None:
             )
 
 
-def _resolved(services: Services, name: str) -> str:
+def resolved_hardware(base: KnowledgeBase, name: str) -> str:
     """auto: what is here."""
     if name == AUTO:
-        return choose_target(services, AUTO, "torch").target.hardware
-    return str(services.registry.resolve(name))
-
-
-def _origin(body: TrajectoryBody) -> str:
-    return "export" if body.lines is not None else "told"
+        return choose_target(base, AUTO, "torch").target.hardware
+    return str(base.registry.resolve(name))
 
 
 def _summary(told: Told, problem: Problem, absent: str) -> dict[str, Any]:

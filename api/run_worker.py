@@ -1,4 +1,4 @@
-"""`python -m api.optimization.worker JSON`: one run of the service, in its own process."""
+"""`python -m api.run_worker JSON`: one run of the service, in its own process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from types import FrameType
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.backends.local import LocalTarget
 from api.cli.search.progress import plain_lines
-from api.optimization.runs import builtin, optimize, places_for
-from api.optimization.stored import run_store
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
+from optimizer.search.runs.optimize import builtin, optimize, places_for
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer, Mailbox
+from skills.upkeep import prepare_library
 
 
 def main(text: str) -> int:
@@ -28,6 +29,8 @@ def main(text: str) -> int:
     local = LocalTarget(read_settings(None))
     services = local.services
     run_id = told["run"]
+    listener = plain_lines(goal)
+    prepare_library(services, told["hardware"], goal.language, listener.said)
     proposers: list[Synthesizer] = []
     if "external" in told["proposers"]:
         mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")
@@ -42,7 +45,7 @@ def main(text: str) -> int:
             Path(told["problem"]),
             goal,
             told["hardware"],
-            plain_lines(goal),
+            listener,
             proposers=proposers,
             run_id=run_id,
         )

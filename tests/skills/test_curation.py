@@ -11,12 +11,6 @@ from typing import Any
 import pytest
 
 from api.cli.search.optimize import _target
-from api.curation.distil import Distilled, distil_source, replayed
-from api.curation.lift import difference, lift_told
-from api.curation.states import change_state
-from api.curation.verify import Verifier, waiting
-from api.optimization.knowledge import ServiceKnowledge, library_recipes, library_sources
-from api.optimization.runs import attributed, hardware_view_of, optimize, places_for
 from api.services import Services, open_services
 from ingestion.builtin import load_hardware
 from kb.catalog import skills as store
@@ -27,12 +21,23 @@ from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
 from optimizer.search.records import Node
+from optimizer.search.runs.knowledge import (
+    RecipeSource,
+    ServiceKnowledge,
+    library_recipes,
+    library_sources,
+)
+from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize, places_for
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
+from skills.curator.distil import Distilled, distil_source, replayed
 from skills.curator.pipeline import distil
 from skills.curator.records import Change, Side, Step, Trajectory
-from skills.curator.tuned import COMPOSED, Lifting, Source, Tuned, tuned_instance
+from skills.curator.tuned import COMPOSED, Lifting, Tuned, tuned_instance
+from skills.lift import difference, lift_told
+from skills.states import change_state
+from skills.trials.verify import Verifier, waiting
 from tests.skills.curator import planted
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
@@ -51,7 +56,7 @@ BODY: dict[str, Any] = {
 }
 TEXT = "@{host} // @{lanes} @{unroll} @{chunk} @{ahead}\n"
 FILES = {"references/kernel.cpp": TEXT, "notes.md": ""}
-RECIPES = {planted.RECIPE: Source(BODY, FILES, ("poor_reuse",))}
+RECIPES = {planted.RECIPE: RecipeSource(BODY, FILES, ("poor_reuse",))}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Ite
         (data / "models").symlink_to(model_cache)
     opened = open_services(Settings(data_dir=data))
     load_hardware(opened.settings.knowledge_dir, opened.registry)
+    opened.skills.sync_builtin(opened.settings.skills_dir)
     yield opened
     opened.close()
 

@@ -1,1 +1,0 @@
-"""The optimizer loop wired to the catalog, the registry and the retriever."""

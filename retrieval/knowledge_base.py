@@ -1,0 +1,83 @@
+"""An open data directory: catalog, blobs, hardware, documents, embedder, vector index, retriever.
+
+`KnowledgeBase` is what every use case above this room is given: the optimizer searches with it, the
+curator learns with it, the service and the commands add what only they need. Parts are built when
+they are first used, because the embedding model takes seconds to load. Knows nothing about HTTP,
+ingestion or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from kb.blobs import Blobs, open_blobs
+from kb.catalog import Catalog, open_catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge import embeddings
+from kb.catalog.knowledge.documents import Documents
+from kb.embedding import Embedder, open_embedder
+from kb.index.exact import ExactIndex
+from kb.settings import Settings
+from retrieval.search.vectors import VectorIndex
+from retrieval.service import Retriever
+
+DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part in answers
+
+
+class KnowledgeBase:
+    """The parts of one data directory; `close` it when done."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.catalog: Catalog = open_catalog(settings.data_dir)
+        self.blobs: Blobs = open_blobs(settings.data_dir, settings.blob_url)
+        self.documents = Documents(self.catalog)
+        self.registry = HardwareRegistry(self.catalog)
+
+    @cached_property
+    def dense_ready(self) -> bool:
+        """Whether vectors take part in answers.
+
+        Where few passages have a vector, those few would win by having one. A command decides this
+        once; the service sets it again while it starts.
+        """
+        embedded, passages = self.vectors()
+        return embedded >= DENSE_SHARE * passages
+
+    def vectors(self) -> tuple[int, int]:
+        """Number of passages that have a vector, and number of all passages."""
+        with self.catalog.read() as connection:
+            return embeddings.counts(connection, self.embedder.fingerprint)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        return open_embedder(self.settings.embedder, self.settings.data_dir / "models")
+
+    @cached_property
+    def index(self) -> VectorIndex:
+        """Exact search over the catalog's vectors; the service replaces it by Chroma."""
+        return ExactIndex(self.catalog, self.embedder.fingerprint)
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        return Retriever(
+            self.catalog,
+            self.registry,
+            self.embedder,
+            lambda: self.index,
+            lambda: self.dense_ready,
+            self.settings.skills_withheld_share,
+        )
+
+    def report_skill_use(self, names: Sequence[str]) -> None:
+        """Record that an outcome was reported for these skills.
+
+        Here nothing follows from it; with a skill library (`skills/`), skills that lose are
+        narrowed or retired.
+        """
+
+    def close(self) -> None:
+        if "retriever" in self.__dict__:
+            self.retriever.close()
+        self.catalog.close()
