@@ -1,0 +1,162 @@
+"""Writes docs/reference/: tables of settings, commands and routes, from the code itself.
+
+`python docs/generate.py` writes them (`make docs`); `--check` exits with 1 where a file differs
+from what the code says. tests/test_docs.py makes the same check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+ROOT = FOLDER.parent.parent
+NOTICE = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
+
+
+def settings_page() -> str:
+    """Every setting with its environment variable, default and meaning."""
+    from kb.settings import Settings
+
+    rows = [
+        "| environment variable | default | meaning |",
+        "|---|---|---|",
+        *(
+            f"| `KERNLORE_{name.upper()}` | `{_default(field.default)}` | {field.description} |"
+            for name, field in Settings.model_fields.items()
+        ),
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            NOTICE,
+            "Each setting is an environment variable; an option such as `--data-dir` wins over it.",
+            "`kernlore config show` prints the values in force and where each comes from.",
+            "",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else str(value)
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def commands_page() -> str:
+    """Every command of `kernlore` with its arguments and options."""
+    parts = ["# Commands", "", NOTICE]
+    for path, command in commands():
+        parts += ["", f"## {' '.join(path)}", "", plain_text(command.help or ""), ""]
+        parameters = [p for p in command.params if not getattr(p, "hidden", False)]
+        if parameters:
+            parts += ["| argument or option | default | meaning |", "|---|---|---|"]
+            parts += [_parameter(parameter) for parameter in parameters]
+    return "\n".join(parts) + "\n"
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, command) of every command that does something, groups left out."""
+    import typer.main
+
+    from api.cli.main import app
+
+    root = typer.main.get_command(app)
+    yield from _walk(root, ("kernlore",))
+
+
+def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not hasattr(command, "list_commands"):
+        yield path, command
+        return
+    context = command.make_context(path[-1], [], resilient_parsing=True)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        if below is not None and not below.hidden:
+            yield from _walk(below, (*path, name))
+
+
+def _parameter(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
+    default = parameter.default
+    shown = f"`{default}`" if isinstance(default, str | int | float) and default else ""
+    return f"| {names} | {shown} | {plain_text(getattr(parameter, 'help', None) or '')} |"
+
+
+def plain_text(text: str) -> str:
+    """One paragraph on one line; the bar that would end a cell of a table is escaped."""
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+
+
+def routes_page() -> str:
+    """Every route of the service with its first sentence, from the interface description."""
+    schema = interface()
+    rows = [
+        f"| `{method.upper()} {path}` | {plain_text(operation.get('summary', ''))} |"
+        f" {plain_text(_first_sentence(operation.get('description', '')))} |"
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return "\n".join(
+        [
+            "# Routes",
+            "",
+            NOTICE,
+            "The whole interface, with an example for every signal, is at `/docs` of a running"
+            " service (no internet needed) and at `/openapi.json`.",
+            "",
+            "| route | name | what it does |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def interface() -> Mapping[str, Any]:
+    """The OpenAPI description. Nothing is opened for it."""
+    from api.http.app import create_app
+    from kb.settings import Settings
+
+    with tempfile.TemporaryDirectory(prefix="kernlore-docs-") as folder:
+        schema: Mapping[str, Any] = create_app(Settings(data_dir=Path(folder))).openapi()
+    return schema
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", text.strip(), maxsplit=1)[0]
+
+
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "routes.md": routes_page}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="Write nothing; exit 1 if stale.")
+    check = parser.parse_args().check
+    stale = []
+    FOLDER.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        path, text = FOLDER / name, page()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    if stale and check:
+        print(f"docs/reference is not what the code says: {', '.join(stale)}. Run `make docs`.")
+    return int(bool(stale) and check)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())

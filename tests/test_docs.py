@@ -1,0 +1,140 @@
+"""The documents say what the code does: tables are generated, commands exist, links lead somewhere,
+and examples that are marked as executed run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.generate import PAGES, commands
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES_BY_HAND = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+ALL_PAGES = [*PAGES_BY_HAND, *sorted((ROOT / "docs").glob("*/*.md"))]
+MAX_LINE = 200  # characters of a line that is no row of a table
+SHELL = re.compile(r"^(<!-- executed -->\n)?```(?:sh)?\n(.*?)^```$", re.M | re.S)
+EXECUTED = re.compile(
+    r"^<!-- executed -->\n```sh\n(.*?)^```$(?:(?:(?!^```).)*?^```text\n(.*?)^```$)?", re.M | re.S
+)
+LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_of_the_reference_are_what_the_code_says(name: str) -> None:
+    written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert written == PAGES[name](), "run `make docs`"
+
+
+@cache
+def known_commands() -> dict[tuple[str, ...], Any]:
+    return dict(commands())
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words of every `kernlore` command of the page's shell blocks, without its comment."""
+    for block in SHELL.finditer(page.read_text(encoding="utf-8")):
+        for line in block[2].splitlines():
+            for part in re.split(r"\s{4,}(?=kernlore )|\s&&\s", line.strip()):
+                if part.startswith("kernlore "):
+                    yield shlex.split(part, comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
+def test_commands_and_options_of_the_docs_exist(page: Path) -> None:
+    unknown = []
+    for words in command_lines(page):
+        path = next((p for p in known_commands() if tuple(words[: len(p)]) == p), None)
+        if path is None:
+            unknown.append(" ".join(words))
+            continue
+        parameters = known_commands()[path].params
+        options = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
+        given = {m[0] for word in words for m in re.finditer(r"(?<![\w-])--[a-z][a-z-]*", word)}
+        unknown += [f"{' '.join(path)}: {name}" for name in given - options - {"--help"}]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=names(ALL_PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        place, _, anchor = target.partition("#")
+        if "://" in place:
+            continue
+        path = (page.parent / place).resolve() if place else page
+        if not path.exists():
+            dead.append(target)
+        elif anchor and anchor not in anchors(path):
+            dead.append(target)
+    assert dead == []
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
+def test_lines_can_be_read_in_an_editor(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    long = [line[:60] for line in text.splitlines() if len(line) > MAX_LINE and line[0] != "|"]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
+def test_executed_examples_run_and_answer_as_shown(
+    page: Path, service_data: Path, tmp_path: Path
+) -> None:
+    """A block after `<!-- executed -->` runs; the text block that follows it is of its output."""
+    text = page.read_text(encoding="utf-8")
+    command = tmp_path / "bin" / "kernlore"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m api.cli.main "$@"\n')
+    command.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{command.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "KERNLORE_DATA_DIR": str(service_data),
+    }
+    for block in EXECUTED.finditer(text):
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block[1]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        shown = block[2] or ""
+        missing = [part for part in parts(shown) if part not in normal(ran.stdout)]
+        assert missing == [], ran.stdout[:2_000]
+
+
+def parts(shown: str) -> list[str]:
+    """What a reader sees of an answer, cut where the page leaves something out."""
+    cut = (part for line in shown.splitlines() for part in line.split("..."))
+    return [normal(part) for part in cut if part.strip()]
+
+
+def normal(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
