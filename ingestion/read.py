@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ingestion import passages as cutting
@@ -27,8 +27,17 @@ from kb.embedding import Embedder
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 1
-_PARSERS = ("pypdfium2", "pdfplumber", "markdown-it-py", "beautifulsoup4")
+PIPELINE = 2
+_PARSERS = (
+    "beautifulsoup4",
+    "docutils",
+    "lxml",
+    "markdown-it-py",
+    "pdfplumber",
+    "pypdfium2",
+    "python-docx",
+    "unstructured",
+)
 _FUNCTION_WORD = re.compile(
     r"\b(?:the|a|an|of|to|in|is|are|for|and|that|this|with|on|be|it|by|as|or|from|can|not)\b",
     re.IGNORECASE,
@@ -51,9 +60,17 @@ def pipeline_fingerprint(embedder: Embedder, tagger: Tagger) -> str:
         f"cut {cutting.MAX_CHARS} {cutting.MAX_CODE_CHARS}",
         f"tags {tagger.fingerprint}",
         f"window {embedder.window} {embedder.fingerprint}",
-        *(f"{name} {version(name)}" for name in _PARSERS),
+        *(f"{name} {_installed_version(name)}" for name in _PARSERS),
     ]
     return sha256("\n".join(parts))[:16]
+
+
+def _installed_version(package: str) -> str:
+    """Empty for a package of an extra that is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def read_document(
