@@ -33,8 +33,7 @@ from types import TracebackType
 from typing import Any
 
 import kb.errors
-from ingestion.document_json import dumps, loads
-from ingestion.elements import ParsedDocument
+from ingestion.elements import ParsedDocument, document_from_json, document_to_json
 from kb.errors import KernloreError, ParseFailed, Unavailable
 
 DEFAULT_ENTRY = "ingestion.formats:parse"
@@ -211,7 +210,7 @@ class _Child:
         if "error" in answer:
             raise _revived(answer["error"])
         try:
-            return loads(result.read_text(encoding="utf-8"))
+            return document_from_json(result.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _ChildLost(_failure(f"the parser sent no readable result: {error}")) from error
         finally:
@@ -336,7 +335,7 @@ def _limit_cpu(seconds: int) -> None:
 def _answer_to(parse: ParserEntry, request: dict[str, Any], memory_mib: int) -> dict[str, Any]:
     try:
         document = parse(Path(request["path"]).read_bytes(), request["name"])
-        Path(request["result"]).write_text(dumps(document), encoding="utf-8")
+        Path(request["result"]).write_text(document_to_json(document), encoding="utf-8")
     except KernloreError as error:
         return {"error": {"kind": type(error).__name__, **error.as_json()}}
     except MemoryError:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,11 @@ import numpy as np
 import sqlalchemy as sa
 import structlog
 
-from ingestion.findings.facts import ProposedFact
-from ingestion.findings.moves import moves_of
-from ingestion.findings.scopes import SectionScopes
+from ingestion.elements import ParsedDocument
 from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
-from ingestion.read import read_document
-from ingestion.samples.recipes import propose_recipes
-from ingestion.samples.scopes import SampleScopes
-from ingestion.sections import split_sections
+from ingestion.read import LocatedFact, ReadDocument, read_document
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
@@ -189,63 +184,69 @@ class Worker:
 
     def _read_version(self, job: Job, version_id: str) -> None:
         parts = self._parts
-        with parts.catalog.read() as connection:
-            version = connection.execute(
-                sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
-            ).one_or_none()
-            if version is None:
-                raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
+        version = self._version(version_id)
         hardware = sorted(version.declared["hardware"])
-        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
-            path = Path(folder) / "document"
-            path.write_bytes(parts.blobs.get(version.blob_key))
-            parsed = parts.parsers.parse(path, version.file_name)
-        registry = parts.registry.all()
-        scopes = SectionScopes(hardware, registry)
-        read = read_document(parsed, parts.embedder, parts.tagger, scopes)
+        read = read_document(
+            self._parse(version), parts.embedder, parts.tagger, hardware, parts.registry.all()
+        )
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
             return
-        title = None if job.payload.get("title_given") else parsed.title
-        moves = moves_of(parsed.front_matter)
-        recipes, left_out = propose_recipes(
-            split_sections(parsed.elements), SampleScopes(scopes, hardware, registry).of
-        )
-        content = versions.VersionContent(
-            read.content.sections, read.content.passages, read.content.report, title
-        )
-        with parts.catalog.write() as connection:
-            passages = versions.activate(connection, version_id, content)
-            facts = [
-                self._fact(fact, path, version, hardware) for fact, path in read.facts if hardware
-            ]
-            proposed = 0
-            if versions.is_current(connection, version_id):
-                withdraw_proposals(connection, version.document_id)
-                proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
-                replace_document_moves(connection, version.document_id, moves, hardware)
-                replace_document_recipes(connection, version_id, recipes)
-        report = {
-            **content.report,
-            "facts_proposed": proposed,
-            "recipes_proposed": len(recipes),
-            "samples_left_out": [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in left_out],
-            "passages": passages,
+        if job.payload.get("title_given"):
+            read = replace(read, content=replace(read.content, title=None))
+        counts = self._store(version, read, hardware)
+        progress = {
+            "stage": "embedding",
+            "state": "ready" if read.complete else "partial",
+            **_shown({**read.content.report, **counts}),
         }
-        state = "ready" if read.complete else "partial"
-        parts.jobs.heartbeat(
-            job.id,
-            self._owner,
-            self._lease,
-            {"stage": "embedding", "state": state, **_counts(report)},
-        )
+        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress)
         self._waiting[job.id] = parts.jobs.get(job.id)
 
-    def _fact(
-        self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
-    ) -> Fact | None:
-        """A proposal as a row of the hardware it is about; None when it is about another thing."""
+    def _version(self, version_id: str) -> sa.Row[Any]:
+        with self._parts.catalog.read() as connection:
+            version = connection.execute(
+                sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
+            ).one_or_none()
+        if version is None:
+            raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
+        return version
+
+    def _parse(self, version: sa.Row[Any]) -> ParsedDocument:
+        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
+            path = Path(folder) / "document"
+            path.write_bytes(self._parts.blobs.get(version.blob_key))
+            return self._parts.parsers.parse(path, version.file_name)
+
+    def _store(
+        self, version: sa.Row[Any], read: ReadDocument, hardware: list[str]
+    ) -> dict[str, Any]:
+        """Make the version current, with all that was read in it, in one transaction. Returns what
+        the report does not count.
+        """
         registry = self._parts.registry
+        proposed = 0
+        with self._parts.catalog.write() as connection:
+            passages = versions.activate(connection, version.id, read.content)
+            facts = [self._fact(fact, version, hardware) for fact in read.facts if hardware]
+            if versions.is_current(connection, version.id):
+                withdraw_proposals(connection, version.document_id)
+                proposed = registry.propose(connection, [f for f in facts if f is not None])
+                replace_document_moves(connection, version.document_id, read.moves, hardware)
+                replace_document_recipes(connection, version.id, read.recipes)
+        left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
+        return {
+            "facts_proposed": proposed,
+            "recipes_proposed": len(read.recipes),
+            "samples_left_out": left_out,
+            "passages": passages,
+        }
+
+    def _fact(self, located: LocatedFact, version: sa.Row[Any], hardware: list[str]) -> Fact | None:
+        """A proposal as a row of the hardware that it is about; None when that is other hardware
+        than the document's.
+        """
+        fact, registry = located.fact, self._parts.registry
         owner, subject = hardware[0], fact.subject or None
         if subject is not None:
             named = find(subject, registry.all())
@@ -254,7 +255,7 @@ class Worker:
             if named is not None:
                 owner, subject = named, None
         numeric = None if isinstance(fact.value, str) else float(fact.value)
-        section = " > ".join(path[-2:])
+        section = " > ".join(located.section[-2:])
         return Fact(
             id=derived_id(
                 "fact", owner, fact.key, fact.text_value, subject, version.document_id, fact.locator
@@ -393,7 +394,7 @@ def _internal_error(error: Exception) -> dict[str, Any]:
     }
 
 
-def _counts(report: dict[str, Any]) -> dict[str, Any]:
+def _shown(report: dict[str, Any]) -> dict[str, Any]:
     """What a job's result says: counts, and the first of what went wrong."""
     kept = {
         key: report[key]

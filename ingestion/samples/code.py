@@ -15,8 +15,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingestion.samples.sizes import Sizes, Tensor
-from ingestion.samples.tokens import Token, split, statements, subscripts, tokens_of
+from ingestion.samples.tokens import (
+    Sizes,
+    Tensor,
+    Token,
+    split,
+    statements,
+    subscripts,
+    tokens_of,
+)
 from kb.errors import InvalidPredicate
 from kb.moves_vocabulary import ROLES
 from kb.predicates import compile_expression

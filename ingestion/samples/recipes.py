@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingestion.findings.facts import propose_facts
+from ingestion.passages import Section
 from ingestion.samples.code import PAD, Constant, NotLiftable, Sample, read_sample
 from ingestion.samples.limits import Claim, Manual, Passage, claims_in, constraints_of, read_manual
-from ingestion.sections import Section
 
 FORMAT = 1
 MAX_SAMPLE = 20_000  # characters

@@ -1,4 +1,6 @@
-"""A code sample as tokens, of which many languages have the same few kinds."""
+"""A code sample as tokens, of which many languages have the same few kinds, and which size of which
+tensor each of its literals is.
+"""
 
 from __future__ import annotations
 
@@ -89,3 +91,118 @@ def _closing(tokens: Sequence[Token], opening: int) -> int | None:
         if depth == 0:
             return place
     return None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An argument of the entry. literals: its sizes as they stand in the argument list."""
+
+    name: str
+    role: str
+    literals: tuple[Token, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(int(token.text) for token in self.literals)
+
+
+class Sizes:
+    """Which size of which tensor a literal is: dimensions that one variable runs over are the same;
+    what cannot be told apart is one size."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], body: Sequence[Token], constants: set[str]
+    ) -> None:
+        self.tensors = tensors
+        self.constants = constants
+        self._same: dict[tuple[int, int], tuple[int, int]] = {}
+        self._value = {
+            (n, axis): size
+            for n, tensor in enumerate(tensors)
+            for axis, size in enumerate(tensor.sizes)
+        }
+        self._runs: dict[str, tuple[int, int]] = {}
+        self._body = body
+        self._follow_indices()
+
+    @property
+    def values(self) -> dict[str, int]:
+        return {self._name(place): value for place, value in self._value.items()}
+
+    def _name(self, place: tuple[int, int]) -> str:
+        tensor, axis = self._root(place)
+        return f"{self.tensors[tensor].name}_{axis}"
+
+    def _root(self, place: tuple[int, int]) -> tuple[int, int]:
+        while place in self._same:
+            place = self._same[place]
+        return place
+
+    def _join(self, one: tuple[int, int], other: tuple[int, int]) -> None:
+        first, second = sorted((self._root(one), self._root(other)))
+        if first != second and self._value[first] == self._value[second]:
+            self._same[second] = first
+
+    def _follow_indices(self) -> None:
+        numbers = {tensor.name: n for n, tensor in enumerate(self.tensors)}
+        for place, token in enumerate(self._body):
+            if token.text not in numbers:
+                continue
+            tensor = numbers[token.text]
+            for axis, index in enumerate(subscripts(self._body, place + 1)):
+                if (tensor, axis) not in self._value:
+                    break
+                for name in index:
+                    if name.kind == "name" and name.text not in self.constants:
+                        self._join(self._runs.setdefault(name.text, (tensor, axis)), (tensor, axis))
+
+    def bound(
+        self, body: Sequence[Token]
+    ) -> tuple[tuple[tuple[str, ...], ...], list[tuple[int, int, str]], list[tuple[str, str]]]:
+        """The dims of every tensor, the literals that are sizes, and what steps through them."""
+        known = set(self._value.values())
+        literals = [t for t in body if t.kind == "int" and int(t.text) in known - {0, 1}]
+        told = [(token, self._told_apart(token)) for token in literals]
+        for token, place in told:
+            if place is None:
+                self._join_all(int(token.text))
+        steps = []
+        found = []
+        for token, place in told:
+            size = self._name(place or self._any(int(token.text)))
+            found.append((token.start, len(token.text), size))
+            steps += [
+                (size, other.text)
+                for other in self._line(token)
+                if place is not None and other.text in self.constants
+            ]
+        dims = tuple(
+            tuple(self._name((n, axis)) for axis in range(len(tensor.sizes)))
+            for n, tensor in enumerate(self.tensors)
+        )
+        for n, tensor in enumerate(self.tensors):
+            for axis, token in enumerate(tensor.literals):
+                found.append((token.start, len(token.text), self._name((n, axis))))
+        return dims, found, list(dict.fromkeys(steps))
+
+    def _line(self, token: Token) -> list[Token]:
+        return [other for other in self._body if other.line == token.line]
+
+    def _told_apart(self, literal: Token) -> tuple[int, int] | None:
+        """The dimension that the one variable of its line runs over."""
+        value = int(literal.text)
+        places = {
+            self._root(self._runs[token.text])
+            for token in self._line(literal)
+            if token.text in self._runs
+        }
+        fitting = [place for place in places if self._value[place] == value]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _any(self, value: int) -> tuple[int, int]:
+        return next(self._root(place) for place, size in self._value.items() if size == value)
+
+    def _join_all(self, value: int) -> None:
+        first, *rest = [place for place, size in self._value.items() if size == value]
+        for place in rest:
+            self._join(first, place)

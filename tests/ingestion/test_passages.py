@@ -13,12 +13,13 @@ from ingestion.passages import (
     MAX_CHARS,
     MAX_CODE_CHARS,
     Passage,
+    Section,
     cut_passages,
     cut_to_window,
+    split_sections,
     split_text,
 )
 from ingestion.read import lost_sections
-from ingestion.sections import Section, split_sections
 from kb.embedding.local import LocalEmbedder
 from kb.embedding.text import embedding_text
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestion.elements import Element
-from ingestion.sections import MAX_HEADING, split_sections
+from ingestion.passages import MAX_HEADING, split_sections
 
 
 def title(text: str, level: int) -> Element:
