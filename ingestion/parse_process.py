@@ -244,10 +244,10 @@ class _Child:
         self.kill()
         code = self._process.returncode
         self._stderr.seek(0)
-        said = self._stderr.read()[-_STDERR_KEPT:].decode("utf-8", "replace")
+        log = self._stderr.read()[-_STDERR_KEPT:].decode("utf-8", "replace")
         if code == -signal.SIGXCPU:
             return _failure(f"out of time: the parser used {self.limits.cpu_seconds} s of CPU")
-        if "MemoryError" in said or "bad_alloc" in said or "out of memory" in said.lower():
+        if "MemoryError" in log or "bad_alloc" in log or "out of memory" in log.lower():
             return _failure(
                 f"out of memory: the parser needed more than {self.limits.memory_mib} MiB"
             )
@@ -256,7 +256,7 @@ class _Child:
             return _failure(
                 f"the parser was killed ({name}), perhaps by the system for want of memory"
             )
-        last = said.strip().splitlines()[-1:] or ["no message"]
+        last = log.strip().splitlines()[-1:] or ["no message"]
         return _failure(f"the parser ended with status {code}: {last[0]}")
 
     def kill(self) -> None:

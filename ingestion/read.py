@@ -155,10 +155,10 @@ def _holds(section: Section, kept: str) -> bool:
         if element.table is not None:  # a cut table is written anew, its header apart
             forms.append(render_table(Table((), element.table.rows)))
         compact = ["".join(form.split()) for form in forms]
-        found = next((form for form in compact if kept.startswith(form, position)), None)
-        if found is None:
+        written = next((form for form in compact if kept.startswith(form, position)), None)
+        if written is None:
             return False
-        position += len(found)
+        position += len(written)
     return position == len(kept)
 
 
@@ -210,12 +210,12 @@ def _box(box: Box) -> dict[str, Any]:
 
 def _front_matter_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Signals and topics that a document's author named for the whole of it."""
-    found = []
+    tags = []
     for kind, key in (("signal", "signals"), ("topic", "topics")):
         values = front_matter.get(key)
         if isinstance(values, list):
-            found += [(kind, value) for value in values if isinstance(value, str)]
-    return found
+            tags += [(kind, value) for value in values if isinstance(value, str)]
+    return tags
 
 
 def _report(

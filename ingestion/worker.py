@@ -52,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What the worker works with."""
+    """The stores and models that a worker uses."""
 
     catalog: Catalog
     blobs: Blobs
@@ -64,8 +64,9 @@ class Parts:
 
 
 class Worker:
-    """`on_vectors` is told the hardware scopes that got new vectors (the service refreshes its
-    index).
+    """Reads and embeds documents in one process. `lease_seconds` is how long a job stays claimed
+    without a sign of life; `on_vectors` is called with the hardware scopes that got new vectors
+    (the service refreshes its index).
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class Worker:
         self._on_vectors = on_vectors or (lambda scopes: None)
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
-        self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` was not told of
+        self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
-        """Work until told to stop. A step that fails ends the jobs it was for, not the worker."""
+        """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
         with self._alive():
             while not stop.is_set():
                 try:
@@ -111,7 +112,7 @@ class Worker:
                 pass
 
     def hand_back(self) -> None:
-        """Queue again what was read here and has no vectors yet: another process makes them."""
+        """Queue again what was read here and has no vectors yet: another process embeds it."""
         self._parts.jobs.release(self._owner)
         self._waiting.clear()
 
@@ -332,17 +333,17 @@ class Worker:
         return True
 
     def _encode(self, texts: list[str]) -> list[Vector]:
-        """A vector a text. A text over the window (a long correction, a model with a smaller one)
-        is read in parts and gets their mean direction, so that nothing of it is dropped.
+        """One vector for each text. A text over the window (a long correction, a model with a
+        smaller window) is read in parts and gets their mean direction, so that nothing of it is dropped.
         """
         embedder = self._parts.embedder
         parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
         vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
-        found = []
+        encoded = []
         for pieces in parts:
             total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
-            found.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
-        return found
+            encoded.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
+        return encoded
 
     def _finish_embedded(self) -> None:
         """End the jobs whose passages all have vectors now."""
@@ -375,7 +376,9 @@ class Worker:
             log.warning("job lost", job=job.id, reason=error.message)
 
     def _fail_waiting(self, error: Exception) -> None:
-        """Their documents stay readable and are found by their words; a retry embeds the rest."""
+        """Fail the waiting jobs. Their documents stay searchable by words, and a retry embeds the
+        rest.
+        """
         jobs, self._waiting = list(self._waiting.values()), {}
         with self._parts.catalog.write() as connection:
             for job in jobs:

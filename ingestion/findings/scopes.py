@@ -77,13 +77,13 @@ class SampleScopes:
     def of(self, path: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """By language, the chips that a sample under these headings is for."""
         chips = self._scopes.of(path) or self._named(path) or self._hardware
-        found: dict[str, tuple[str, ...]] = {}
+        chips_by_language: dict[str, tuple[str, ...]] = {}
         for chip in chips:
             toolchains = self._registry[chip].toolchains if chip in self._registry else {}
             for language, chain in toolchains.items():
                 if not chain.builtin:
-                    found[language] = (*found.get(language, ()), chip)
-        return found
+                    chips_by_language[language] = (*chips_by_language.get(language, ()), chip)
+        return chips_by_language
 
     def _named(self, path: Sequence[str]) -> tuple[str, ...]:
         """Those of the document's own chips that the innermost heading about some of them names: a

@@ -285,8 +285,8 @@ def drop_base64(text: str) -> str:
     return _WRAPPED_BASE64.sub(_unless_plain, text)
 
 
-def _unless_plain(found: re.Match[str]) -> str:
-    return "" if _MIXED.match(found[0]) else found[0]
+def _unless_plain(match: re.Match[str]) -> str:
+    return "" if _MIXED.match(match[0]) else match[0]
 
 
 def load_json(text: str, name: str) -> object:

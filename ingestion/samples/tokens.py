@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Token:
-    """kind: float, int, odd, name or mark. line: from 0."""
+    """`kind` is float, int, odd, name or mark; `line` counts from 0."""
 
     kind: str
     text: str
@@ -31,19 +31,19 @@ class Token:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Comments are left out; places are those of the text."""
-    blank = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-    found = []
+    """The tokens of a sample without its comments; `start` counts characters of the text."""
+    blank = _COMMENT.sub(lambda tokens: re.sub(r"[^\n]", " ", tokens[0]), text)
+    tokens = []
     line = place = 0
     for match in _TOKEN.finditer(blank):
         line += blank.count("\n", place, match.start())
         place = match.start()
-        found.append(Token(str(match.lastgroup), match[0], place, line))
-    return found
+        tokens.append(Token(str(match.lastgroup), match[0], place, line))
+    return tokens
 
 
 def split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """At commas that stand in no bracket."""
+    """Split at commas that stand in no bracket."""
     depth, part = 0, list[Token]()
     for token in tokens:
         depth += (token.text in OPENING) - (token.text in CLOSING)
@@ -57,7 +57,7 @@ def split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 def statements(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Up to a semicolon, a brace or the end of a line that is in no square bracket."""
+    """Split at semicolons, braces and ends of lines that are in no square bracket."""
     part: list[Token] = []
     open_ = 0
     for token in tokens:
@@ -74,14 +74,14 @@ def statements(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 def subscripts(tokens: Sequence[Token], place: int) -> list[list[Token]]:
     """`[a][b]` or `[a, b]` behind a name, without the brackets; not one that is never closed."""
-    found: list[list[Token]] = []
+    indices: list[list[Token]] = []
     while place < len(tokens) and tokens[place].text == "[":
         end = _closing(tokens, place)
         if end is None:
             break
-        found += list(split(tokens[place + 1 : end]))
+        indices += list(split(tokens[place + 1 : end]))
         place = end + 1
-    return found
+    return indices
 
 
 def _closing(tokens: Sequence[Token], opening: int) -> int | None:
@@ -95,7 +95,7 @@ def _closing(tokens: Sequence[Token], opening: int) -> int | None:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument of the entry. literals: its sizes as they stand in the argument list."""
+    """An argument of the entry. `literals` are its sizes as they stand in the argument list."""
 
     name: str
     role: str
@@ -103,12 +103,13 @@ class Tensor:
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
         return tuple(int(token.text) for token in self.literals)
 
 
 class Sizes:
     """Which size of which tensor a literal is: dimensions that one variable runs over are the same;
-    what cannot be told apart is one size."""
+    what cannot be distinguished is one size."""
 
     def __init__(
         self, tensors: Sequence[Tensor], body: Sequence[Token], constants: set[str]
@@ -127,6 +128,7 @@ class Sizes:
 
     @property
     def values(self) -> dict[str, int]:
+        """The sizes of the sample by name, such as `a_0`."""
         return {self._name(place): value for place, value in self._value.items()}
 
     def _name(self, place: tuple[int, int]) -> str:
@@ -138,8 +140,8 @@ class Sizes:
             place = self._same[place]
         return place
 
-    def _join(self, one: tuple[int, int], other: tuple[int, int]) -> None:
-        first, second = sorted((self._root(one), self._root(other)))
+    def _join(self, place: tuple[int, int], other: tuple[int, int]) -> None:
+        first, second = sorted((self._root(place), self._root(other)))
         if first != second and self._value[first] == self._value[second]:
             self._same[second] = first
 
@@ -162,15 +164,15 @@ class Sizes:
         """The dims of every tensor, the literals that are sizes, and what steps through them."""
         known = set(self._value.values())
         literals = [t for t in body if t.kind == "int" and int(t.text) in known - {0, 1}]
-        told = [(token, self._told_apart(token)) for token in literals]
-        for token, place in told:
+        places = [(token, self._dimension_of(token)) for token in literals]
+        for token, place in places:
             if place is None:
                 self._join_all(int(token.text))
         steps = []
-        found = []
-        for token, place in told:
+        sized = []
+        for token, place in places:
             size = self._name(place or self._any(int(token.text)))
-            found.append((token.start, len(token.text), size))
+            sized.append((token.start, len(token.text), size))
             steps += [
                 (size, other.text)
                 for other in self._line(token)
@@ -182,13 +184,13 @@ class Sizes:
         )
         for n, tensor in enumerate(self.tensors):
             for axis, token in enumerate(tensor.literals):
-                found.append((token.start, len(token.text), self._name((n, axis))))
-        return dims, found, list(dict.fromkeys(steps))
+                sized.append((token.start, len(token.text), self._name((n, axis))))
+        return dims, sized, list(dict.fromkeys(steps))
 
     def _line(self, token: Token) -> list[Token]:
         return [other for other in self._body if other.line == token.line]
 
-    def _told_apart(self, literal: Token) -> tuple[int, int] | None:
+    def _dimension_of(self, literal: Token) -> tuple[int, int] | None:
         """The dimension that the one variable of its line runs over."""
         value = int(literal.text)
         places = {

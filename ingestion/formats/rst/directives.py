@@ -89,13 +89,13 @@ def split_options(body: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     # What stands between the directive and its options continues the argument, as a long path does.
     first = next((n for n, line in enumerate(body) if not line or _OPTION.match(line)), len(body))
     at = first if first < len(body) and body[first] and first <= 2 else 0
-    while at < len(body) and (found := _OPTION.match(body[at])):
-        value = found[2] or ""
+    while at < len(body) and (option := _OPTION.match(body[at])):
+        value = option[2] or ""
         at += 1
         while at < len(body) and body[at].startswith(" "):
             value = f"{value} {body[at].strip()}"
             at += 1
-        options[found[1]] = value.strip()
+        options[option[1]] = value.strip()
     continued = body[:first] if options and first <= 2 else []
     return options, [*continued, *body[at:]]
 
@@ -118,7 +118,7 @@ def _titled(directive: Directive) -> Iterator[Element]:
 
 
 def _described(directive: Directive) -> Iterator[Element]:
-    """An API entry: its signatures as text, then what is said about it."""
+    """An API entry: its signatures as text, then its description."""
     body = directive.body
     # Further signatures follow without a blank line, as do the lines of one that was broken.
     ends = (n for n, line in enumerate(body) if not line or _OPTION.match(line))

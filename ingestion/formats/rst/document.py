@@ -121,7 +121,7 @@ class _Reader:
         }
 
     def source(self, lines: Sequence[str]) -> StringList:
-        """Lines to be parsed, under a name by which they are found again."""
+        """Lines to be parsed, under a name by which `_lines` gets them back."""
         self._sources.append([line.rstrip() for line in lines])
         return StringList(list(lines), str(len(self._sources) - 1))
 
