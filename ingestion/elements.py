@@ -25,7 +25,7 @@ ElementKind = Literal["title", "text", "list", "table", "code", "caption"]
 @dataclass(frozen=True)
 class Box:
     """Where an element stands on a page: PDF points (1/72 inch), origin at the top left of the
-    page.
+    page. All four are 0 on slides and sheets, which are pages without places.
     """
 
     page_index: int
@@ -49,9 +49,9 @@ class Table:
 class Element:
     """One block of a document in reading order.
 
-    level: heading depth, 1 is the outermost; only for kind "title".
-    language: of a code block, where the document says it.
-    boxes: one per page the element touches; empty for formats without pages.
+    `level` is the depth of a heading, 1 for the outermost; only titles have one. `language` is that
+    of a code block, where the document states it. `boxes` has one for each page that the element
+    touches; it is empty for formats without pages.
     """
 
     kind: ElementKind

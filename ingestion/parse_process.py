@@ -49,8 +49,8 @@ ParserEntry = Callable[[bytes, str], ParsedDocument]
 class ParseLimits:
     """What one document may cost. `memory_mib` bounds the address space of the child.
 
-    recycle_after, recycle_mib: a child is replaced after so many documents, or when its memory has
-    grown beyond so much; parsers of other people leak.
+    A child is replaced after `recycle_after` documents, or when it holds more than `recycle_mib`:
+    parsers of other people leak.
     """
 
     memory_mib: int = 4096

@@ -40,8 +40,8 @@ Fits = Callable[[str], bool]  # whether the embedder reads the text whole
 class Section:
     """A heading with what stands directly under it.
 
-    path: headings from the outermost to this one; empty for what precedes the first heading.
-    parent: index of the enclosing section in the list, or None.
+    `path` holds the headings from the outermost to this one; it is empty for what precedes the
+    first heading. `parent` is the index of the enclosing section in the list, or None.
     """
 
     path: tuple[str, ...]
@@ -52,6 +52,7 @@ class Section:
 
     @property
     def title(self) -> str:
+        """The innermost heading; empty before the first heading."""
         return self.path[-1] if self.path else ""
 
 
@@ -114,8 +115,8 @@ def cut_passages(
 ) -> list[Passage]:
     """All passages of a document in reading order.
 
-    count_tokens: the embedder's own count for a text; window: the most it reads, in the same
-    tokens."""
+    `count_tokens` is the embedder's own count for a text, `window` the most that it reads, in the
+    same tokens."""
     passages: list[Passage] = []
     for index, section in enumerate(sections):
         budget = window - count_tokens(header_text(section.path) + ".")

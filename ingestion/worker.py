@@ -334,7 +334,8 @@ class Worker:
 
     def _encode(self, texts: list[str]) -> list[Vector]:
         """One vector for each text. A text over the window (a long correction, a model with a
-        smaller window) is read in parts and gets their mean direction, so that nothing of it is dropped.
+        smaller window) is read in parts and gets their mean direction, so that nothing of it is
+        dropped.
         """
         embedder = self._parts.embedder
         parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]

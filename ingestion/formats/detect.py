@@ -19,6 +19,8 @@ from kb.errors import ParseFailed, UnsupportedFormat
 
 
 class Format(StrEnum):
+    """Which reader a file needs. OTHER is everything that unstructured reads."""
+
     PDF = "pdf"
     MARKDOWN = "markdown"
     RST = "rst"
@@ -31,6 +33,8 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Decoded:
+    """The text of a file, and what was lost or guessed when it was decoded."""
+
     text: str
     warnings: tuple[str, ...] = ()
 

@@ -71,6 +71,7 @@ class Claim:
 
     @property
     def in_bytes(self) -> bool:
+        """Whether the resource is counted in bytes."""
         return bool(re.match(rf"{BYTES}\b", self.what))
 
 

@@ -71,6 +71,7 @@ def without_furniture(
 
 
 def normalised(text: str) -> str:
+    """A text as it is compared with others: its letters and digits in lower case."""
     return re.sub(r"[\W_]+", "", text.lower())
 
 

@@ -30,6 +30,8 @@ _MIN_OUTLINE = 3
 
 @dataclass(frozen=True)
 class Bookmark:
+    """An entry of the file's outline. `level` counts from 1, `page` from 0; `y` is in points."""
+
     title: str
     level: int
     page: int
@@ -56,6 +58,7 @@ class Style:
 
     @property
     def weight(self) -> tuple[float, bool]:
+        """What headings are ranked by: size in points, then bold."""
         return self.size, self.bold
 
 
@@ -85,6 +88,7 @@ def outline_of(document: pypdfium2.PdfDocument) -> list[Bookmark]:
 
 
 def body_of(pages: Sequence[Sequence[Line]]) -> Body:
+    """The size of running text in points, that of most characters, and whether most is bold."""
     sizes: Counter[float] = Counter()
     bold = total = 0
     for page in pages:

@@ -1,8 +1,8 @@
 """Ruled tables of a PDF page, as cells.
 
-pdfplumber's table algorithm builds the lattice from the rules that pdfium saw;
-so a page is never parsed twice, and a page without rules costs nothing. Text of a cell comes from
-the same words as the rest of the page. It does not know captions or what stands on the next page.
+pdfplumber's table algorithm builds the lattice from the rules that pdfium saw, so a page is never
+parsed twice, and a page without rules costs nothing. Text of a cell comes from the same words as
+the rest of the page. It does not know captions or what stands on the next page.
 """
 
 from __future__ import annotations

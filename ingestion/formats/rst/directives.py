@@ -63,6 +63,7 @@ class Directive:
     warnings: list[str]
 
     def content(self) -> Iterable[Element]:
+        """The elements of its body, without the options."""
         return self.blocks(split_options(self.body)[1])
 
 
