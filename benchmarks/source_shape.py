@@ -1,5 +1,5 @@
-"""How the source looks to somebody who reads it: sizes of files, folders and functions, and how many
-modules the four journeys of docs/architecture.md pass.
+"""How the source looks to a reader: sizes of files, folders and functions, and how many modules the
+four journeys of docs/architecture.md pass.
 
 `python -m benchmarks.source_shape [--journeys] [--output FILE]`. Journeys are carried out for real,
 in this process, over an empty data directory, and every call between two modules of the product is

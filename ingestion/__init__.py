@@ -1,0 +1,1 @@
+"""Documents in: parsed into elements, cut into sections and passages, tagged, and stored."""

@@ -25,6 +25,8 @@ _FOLDERS = {"constraints": "constraint", "guidance": "guidance"}
 
 @dataclass(frozen=True)
 class BuiltinReport:
+    """Counts of one load: chips, documents, documents queued for reading, documents removed."""
+
     hardware: int
     documents: int
     changed: int
@@ -55,22 +57,22 @@ def load_hardware(folder: Path, registry: HardwareRegistry) -> int:
 
 def builtin_hardware(folder: Path) -> list[HardwareSpec]:
     """The specs of the folder, each after its parent."""
-    found = {}
+    specs = {}
     for path in sorted((folder / "hardware").glob("*/hardware.toml")):
         spec = parse_hardware(path.read_text(encoding="utf-8"), f"{path.parent.name}/hardware.toml")
         if spec.id != path.parent.name:
             raise InvalidKnowledge(
                 f"{path} describes {spec.id!r}", hint="Name the folder like the id."
             )
-        found[spec.id] = spec
+        specs[spec.id] = spec
     ordered: dict[str, HardwareSpec] = {}
 
     def place(spec: HardwareSpec) -> None:
-        if spec.parent in found and spec.parent not in ordered:
-            place(found[spec.parent])
+        if spec.parent in specs and spec.parent not in ordered:
+            place(specs[spec.parent])
         ordered[spec.id] = spec
 
-    for spec in found.values():
+    for spec in specs.values():
         if spec.id not in ordered:
             place(spec)
     return list(ordered.values())

@@ -1,8 +1,8 @@
 """What is wrong with a folder of knowledge (hw_manuals, or a team's own in the same form), all at
 once: front matter, sections, moves, facts.
 
-Which signals, metrics and words of a problem exist is told by the caller. Says nothing about
-whether a number is true; only that it names where it stands.
+The caller says which signals and metrics exist. Whether a number is true is not checked, only that
+it names its source.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _document(
         yield "names no topics"
     yield from _sources(front.get("sources"))
     yield from _sections(front, body)
-    yield from _said(front, relative, body)
+    yield from _signals_named(front, relative, body)
     headings = _HEADING.findall(body)
     yield from _moves(moves_of(front), headings, vocabulary)
 
@@ -109,8 +109,8 @@ def _scope(
         yield f"hardware is {stated}; in this folder write [{parts[1]}]"
 
 
-def _said(front: Mapping[str, Any], relative: str, body: str) -> Iterator[str]:
-    """A play-book is found by its signals, so it has to speak of each."""
+def _signals_named(front: Mapping[str, Any], relative: str, body: str) -> Iterator[str]:
+    """A guide is searched for by its signals, so its text has to name each."""
     if not relative.startswith("guidance/"):
         return
     for signal in front.get("signals") or []:

@@ -33,8 +33,7 @@ from types import TracebackType
 from typing import Any
 
 import kb.errors
-from ingestion.document_json import dumps, loads
-from ingestion.elements import ParsedDocument
+from ingestion.elements import ParsedDocument, document_from_json, document_to_json
 from kb.errors import KernloreError, ParseFailed, Unavailable
 
 DEFAULT_ENTRY = "ingestion.formats:parse"
@@ -50,8 +49,8 @@ ParserEntry = Callable[[bytes, str], ParsedDocument]
 class ParseLimits:
     """What one document may cost. `memory_mib` bounds the address space of the child.
 
-    recycle_after, recycle_mib: a child is replaced after so many documents, or when its memory has
-    grown beyond so much; parsers of other people leak.
+    A child is replaced after `recycle_after` documents, or when it holds more than `recycle_mib`:
+    parsers of other people leak.
     """
 
     memory_mib: int = 4096
@@ -211,7 +210,7 @@ class _Child:
         if "error" in answer:
             raise _revived(answer["error"])
         try:
-            return loads(result.read_text(encoding="utf-8"))
+            return document_from_json(result.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _ChildLost(_failure(f"the parser sent no readable result: {error}")) from error
         finally:
@@ -245,10 +244,10 @@ class _Child:
         self.kill()
         code = self._process.returncode
         self._stderr.seek(0)
-        said = self._stderr.read()[-_STDERR_KEPT:].decode("utf-8", "replace")
+        log = self._stderr.read()[-_STDERR_KEPT:].decode("utf-8", "replace")
         if code == -signal.SIGXCPU:
             return _failure(f"out of time: the parser used {self.limits.cpu_seconds} s of CPU")
-        if "MemoryError" in said or "bad_alloc" in said or "out of memory" in said.lower():
+        if "MemoryError" in log or "bad_alloc" in log or "out of memory" in log.lower():
             return _failure(
                 f"out of memory: the parser needed more than {self.limits.memory_mib} MiB"
             )
@@ -257,7 +256,7 @@ class _Child:
             return _failure(
                 f"the parser was killed ({name}), perhaps by the system for want of memory"
             )
-        last = said.strip().splitlines()[-1:] or ["no message"]
+        last = log.strip().splitlines()[-1:] or ["no message"]
         return _failure(f"the parser ended with status {code}: {last[0]}")
 
     def kill(self) -> None:
@@ -336,7 +335,7 @@ def _limit_cpu(seconds: int) -> None:
 def _answer_to(parse: ParserEntry, request: dict[str, Any], memory_mib: int) -> dict[str, Any]:
     try:
         document = parse(Path(request["path"]).read_bytes(), request["name"])
-        Path(request["result"]).write_text(dumps(document), encoding="utf-8")
+        Path(request["result"]).write_text(document_to_json(document), encoding="utf-8")
     except KernloreError as error:
         return {"error": {"kind": type(error).__name__, **error.as_json()}}
     except MemoryError:

@@ -1,4 +1,5 @@
-"""Sections into passages: the units that are indexed, cut where a reader would pause.
+"""Elements into sections, one heading path each, and sections into passages: the units that are
+indexed, cut where a reader would pause.
 
 A passage is a few sentences (at most `MAX_CHARS`), a code block or a piece of a table. Its text is
 the document's own
@@ -19,9 +20,9 @@ from functools import partial
 
 from ingestion.elements import Box, Element, ElementKind, Table
 from ingestion.formats.tables import render_table
-from ingestion.sections import Section
 from kb.embedding.text import header_text
 
+MAX_HEADING = 300  # characters; a longer "heading" is a paragraph that a parser mistook
 MAX_CHARS = 400
 MAX_CODE_CHARS = 800
 
@@ -33,6 +34,63 @@ _WORD_END = re.compile(r"\s+")
 
 CountTokens = Callable[[str], int]
 Fits = Callable[[str], bool]  # whether the embedder reads the text whole
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands directly under it.
+
+    `path` holds the headings from the outermost to this one; it is empty for what precedes the
+    first heading. `parent` is the index of the enclosing section in the list, or None.
+    """
+
+    path: tuple[str, ...]
+    level: int
+    parent: int | None
+    elements: tuple[Element, ...]
+    heading: Element | None = None
+
+    @property
+    def title(self) -> str:
+        """The innermost heading; empty before the first heading."""
+        return self.path[-1] if self.path else ""
+
+
+def split_sections(elements: Sequence[Element]) -> list[Section]:
+    """Group elements under their headings. Sections without own content are kept: they carry the
+    tree.
+    """
+    sections: list[Section] = []
+    open_path: list[int] = []  # indices of the enclosing sections, outermost first
+    path: tuple[str, ...] = ()
+    heading: Element | None = None
+    body: list[Element] = []
+
+    def close() -> None:
+        if heading is None and not body:
+            return
+        level = (heading.level or 1) if heading else 0
+        while open_path and sections[open_path[-1]].level >= level:
+            open_path.pop()
+        parent = open_path[-1] if open_path else None
+        sections.append(Section(path, level, parent, tuple(body), heading))
+        if heading is not None:
+            open_path.append(len(sections) - 1)
+
+    levels: list[tuple[int, str]] = []
+    for element in elements:
+        if element.kind != "title" or len(element.text) > MAX_HEADING:
+            body.append(element)
+            continue
+        close()
+        level = element.level or 1
+        while levels and levels[-1][0] >= level:
+            levels.pop()
+        levels.append((level, " ".join(element.text.split())))
+        path = tuple(text for _, text in levels)
+        heading, body = element, []
+    close()
+    return sections
 
 
 @dataclass(frozen=True)
@@ -57,8 +115,8 @@ def cut_passages(
 ) -> list[Passage]:
     """All passages of a document in reading order.
 
-    count_tokens: the embedder's own count for a text; window: the most it reads, in the same
-    tokens."""
+    `count_tokens` is the embedder's own count for a text, `window` the most that it reads, in the
+    same tokens."""
     passages: list[Passage] = []
     for index, section in enumerate(sections):
         budget = window - count_tokens(header_text(section.path) + ".")

@@ -1,5 +1,5 @@
 """One parsed file into what the catalog stores of it: sections, passages with tags and scope,
-proposed facts, a report.
+moves, proposed facts and recipes, a report.
 
 Pure: the same bytes, vocabulary, registry and pipeline give the same content. The report's
 accounting is exact and is
@@ -11,24 +11,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ingestion import passages as cutting
 from ingestion.elements import Box, ParsedDocument, Table
 from ingestion.findings.facts import ProposedFact, propose_facts
-from ingestion.findings.scopes import SectionScopes
+from ingestion.findings.moves import Move, moves_of
+from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
-from ingestion.passages import Passage, cut_passages
-from ingestion.sections import Section, split_sections
+from ingestion.passages import Passage, Section, cut_passages, split_sections
+from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
+from kb.hardware.schema import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 1
-_PARSERS = ("pypdfium2", "pdfplumber", "markdown-it-py", "beautifulsoup4")
+PIPELINE = 2
+_PARSERS = (
+    "beautifulsoup4",
+    "docutils",
+    "lxml",
+    "markdown-it-py",
+    "pdfplumber",
+    "pypdfium2",
+    "python-docx",
+    "unstructured",
+)
 _FUNCTION_WORD = re.compile(
     r"\b(?:the|a|an|of|to|in|is|are|for|and|that|this|with|on|be|it|by|as|or|from|can|not)\b",
     re.IGNORECASE,
@@ -36,11 +47,26 @@ _FUNCTION_WORD = re.compile(
 
 
 @dataclass(frozen=True)
+class LocatedFact:
+    """A proposed fact and the heading path of the section that its table stands in."""
+
+    fact: ProposedFact
+    section: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ReadDocument:
-    """`facts` are proposals with the section they stand in."""
+    """Everything that one document yields: `content` becomes searchable, the rest is proposed to a
+    person, except for `moves`, which the document states itself. `samples_left_out` are the code
+    samples that no recipe could be made of. `complete` is False when any part of the file was not
+    read.
+    """
 
     content: VersionContent
-    facts: tuple[tuple[ProposedFact, tuple[str, ...]], ...]
+    facts: tuple[LocatedFact, ...]
+    moves: tuple[Move, ...]
+    recipes: tuple[ProposedRecipe, ...]
+    samples_left_out: tuple[LeftOut, ...]
     complete: bool
 
 
@@ -51,14 +77,31 @@ def pipeline_fingerprint(embedder: Embedder, tagger: Tagger) -> str:
         f"cut {cutting.MAX_CHARS} {cutting.MAX_CODE_CHARS}",
         f"tags {tagger.fingerprint}",
         f"window {embedder.window} {embedder.fingerprint}",
-        *(f"{name} {version(name)}" for name in _PARSERS),
+        *(f"{name} {_installed_version(name)}" for name in _PARSERS),
     ]
     return sha256("\n".join(parts))[:16]
 
 
+def _installed_version(package: str) -> str:
+    """Empty for a package of an extra that is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
 def read_document(
-    parsed: ParsedDocument, embedder: Embedder, tagger: Tagger, scopes: SectionScopes
+    parsed: ParsedDocument,
+    embedder: Embedder,
+    tagger: Tagger,
+    hardware: Sequence[str],
+    registry: Mapping[str, HardwareSpec],
 ) -> ReadDocument:
+    """What a parsed document yields. `hardware` are the ids that it is about, empty for no hardware
+    in particular; `embedder` counts tokens only. Raises InvalidKnowledge when its front matter
+    states a move that cannot be used.
+    """
+    scopes = SectionScopes(hardware, registry)
     sections = split_sections(parsed.elements)
     passages = cut_passages(sections, embedder.count_tokens, embedder.window)
     lost = lost_sections(sections, passages)
@@ -69,11 +112,23 @@ def read_document(
         sections=[_section_draft(section, scopes) for section in sections],
         passages=drafts,
         report=_report(parsed, sections, passages, lost),
+        title=parsed.title,
     )
     facts = tuple(
-        (fact, section.path) for section in sections for fact in propose_facts(section.elements)
+        LocatedFact(fact, section.path)
+        for section in sections
+        for fact in propose_facts(section.elements)
     )
-    return ReadDocument(content, facts, parsed.complete and not lost)
+    samples = SampleScopes(scopes, hardware, registry)
+    recipes, left_out = propose_recipes(sections, samples.of)
+    return ReadDocument(
+        content,
+        facts,
+        moves=tuple(moves_of(parsed.front_matter)),
+        recipes=tuple(recipes),
+        samples_left_out=tuple(left_out),
+        complete=parsed.complete and not lost,
+    )
 
 
 def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:
@@ -100,10 +155,10 @@ def _holds(section: Section, kept: str) -> bool:
         if element.table is not None:  # a cut table is written anew, its header apart
             forms.append(render_table(Table((), element.table.rows)))
         compact = ["".join(form.split()) for form in forms]
-        found = next((form for form in compact if kept.startswith(form, position)), None)
-        if found is None:
+        written = next((form for form in compact if kept.startswith(form, position)), None)
+        if written is None:
             return False
-        position += len(found)
+        position += len(written)
     return position == len(kept)
 
 
@@ -155,12 +210,12 @@ def _box(box: Box) -> dict[str, Any]:
 
 def _front_matter_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Signals and topics that a document's author named for the whole of it."""
-    found = []
+    tags = []
     for kind, key in (("signal", "signals"), ("topic", "topics")):
         values = front_matter.get(key)
         if isinstance(values, list):
-            found += [(kind, value) for value in values if isinstance(value, str)]
-    return found
+            tags += [(kind, value) for value in values if isinstance(value, str)]
+    return tags
 
 
 def _report(

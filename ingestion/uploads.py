@@ -1,5 +1,4 @@
-"""Files in: what a caller hands over becomes a document, a version and a queued job, or a clear
-refusal.
+"""Uploads: a file becomes a document, a version and a queued job, or a clear refusal.
 
 Names are labels, never paths: directories, control characters and dots that climb are stripped
 before anything is stored. Nothing is parsed here."""
@@ -19,20 +18,20 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge.identity import Outcome, Source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
-from kb.ids import DocumentId, JobId, sha256
+from kb.ids import DocumentId, JobId
 from kb.scope import ALL_ACCESS, CATEGORIES
 
 MAX_NAME = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
-# Found in directories beside manuals; uploading one by name is still possible.
+# They lie in directories beside manuals; uploading one of them by name is still possible.
 _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One file and what its sender says of it. Empty hardware means about no hardware in
-    particular.
+    """One file and what its sender says about it. Empty hardware means about no hardware in
+    particular. What is stored of it is a `Source`: names resolved, the bytes in the blob store.
     """
 
     name: str
@@ -48,7 +47,9 @@ class Upload:
 
 @dataclass(frozen=True)
 class Submitted:
-    """`job_id` is None when nothing is to be done (unchanged, duplicate_of)."""
+    """The answer to an upload. `job_id` is None when nothing is to be done (unchanged,
+    duplicate_of).
+    """
 
     document_id: DocumentId
     job_id: JobId | None
@@ -96,17 +97,34 @@ class Uploads:
         self._pipeline = pipeline
         self._max_bytes = max_bytes
 
+    def check_size(self, name: str, size: int) -> None:
+        """Raise PayloadTooLarge for a file of more than KERNLORE_MAX_FILE_BYTES bytes. `submit`
+        checks it too; a caller that knows the size calls this before the bytes fill its memory.
+        """
+        if size > self._max_bytes:
+            raise self.too_large(name)
+
+    def too_large(self, name: str) -> PayloadTooLarge:
+        """The refusal of a file over the limit, for a caller that stopped to read it there."""
+        return PayloadTooLarge(
+            f"{name[:MAX_NAME]} is over the limit of {self._max_bytes:,} bytes",
+            hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
+            details={"limit": self._max_bytes},
+        )
+
     def submit(self, upload: Upload) -> Submitted:
-        """Store one file and queue its reading. Raises on what can be refused without parsing."""
+        """Store one file and queue its reading.
+
+        Raises what can be refused without parsing: PayloadTooLarge, UnsupportedFormat, ParseFailed
+        (an empty or damaged file), UnknownHardware, or InvalidRequest for a bad name, category or
+        language.
+        """
         name = safe_name(upload.name)
-        if len(upload.data) > self._max_bytes:
-            raise PayloadTooLarge(
-                f"{name} has {len(upload.data):,} bytes; the limit is {self._max_bytes:,}",
-                hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
-            )
+        self.check_size(name, len(upload.data))
         kind = detect(upload.data, name)  # refuses empty files and unreadable bytes
         hardware = tuple(sorted({self._registry.resolve(h) for h in upload.hardware if h}))
         category = self._category(upload.category, hardware)
+        key = self._blobs.put(upload.data)  # the SHA-256 of the bytes
         source = Source(
             source_key=self._source_key(upload, name, category, hardware),
             title=(upload.title or "").strip() or title_from_name(name),
@@ -115,9 +133,9 @@ class Uploads:
             languages=_languages(upload.languages),
             file_name=name,
             format=kind.value,
-            sha256=sha256(upload.data),
+            sha256=key,
             size_bytes=len(upload.data),
-            blob_key=self._blobs.put(upload.data),
+            blob_key=key,
             pipeline=self._pipeline,
             origin=upload.origin,
             access_scope=upload.access_scope,
@@ -180,14 +198,16 @@ def _languages(values: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file found for ingestion; `name` is its path below the folder that was given."""
+    """A file to be uploaded; `name` is its path below the folder that the caller named."""
 
     path: Path
     name: str
 
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
-    """The files of paths and directories in a stable order, without hidden files and caches."""
+    """The files of paths and directories in a stable order, without hidden files and caches. Raises
+    InvalidRequest for a path that does not exist.
+    """
     for path in paths:
         if path.is_file():
             yield LocalFile(path, path.name)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,11 @@ import numpy as np
 import sqlalchemy as sa
 import structlog
 
-from ingestion.findings.facts import ProposedFact
-from ingestion.findings.moves import moves_of
-from ingestion.findings.scopes import SectionScopes
+from ingestion.elements import ParsedDocument
 from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
-from ingestion.read import read_document
-from ingestion.samples.recipes import propose_recipes
-from ingestion.samples.scopes import SampleScopes
-from ingestion.sections import split_sections
+from ingestion.read import LocatedFact, ReadDocument, read_document
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
@@ -57,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What the worker works with."""
+    """The stores and models that a worker uses."""
 
     catalog: Catalog
     blobs: Blobs
@@ -69,8 +64,9 @@ class Parts:
 
 
 class Worker:
-    """`on_vectors` is told the hardware scopes that got new vectors (the service refreshes its
-    index).
+    """Reads and embeds documents in one process. `lease_seconds` is how long a job stays claimed
+    without a sign of life; `on_vectors` is called with the hardware scopes that got new vectors
+    (the service refreshes its index).
     """
 
     def __init__(
@@ -84,10 +80,10 @@ class Worker:
         self._on_vectors = on_vectors or (lambda scopes: None)
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
-        self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` was not told of
+        self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
-        """Work until told to stop. A step that fails ends the jobs it was for, not the worker."""
+        """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
         with self._alive():
             while not stop.is_set():
                 try:
@@ -116,7 +112,7 @@ class Worker:
                 pass
 
     def hand_back(self) -> None:
-        """Queue again what was read here and has no vectors yet: another process makes them."""
+        """Queue again what was read here and has no vectors yet: another process embeds it."""
         self._parts.jobs.release(self._owner)
         self._waiting.clear()
 
@@ -189,63 +185,69 @@ class Worker:
 
     def _read_version(self, job: Job, version_id: str) -> None:
         parts = self._parts
-        with parts.catalog.read() as connection:
-            version = connection.execute(
-                sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
-            ).one_or_none()
-            if version is None:
-                raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
+        version = self._version(version_id)
         hardware = sorted(version.declared["hardware"])
-        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
-            path = Path(folder) / "document"
-            path.write_bytes(parts.blobs.get(version.blob_key))
-            parsed = parts.parsers.parse(path, version.file_name)
-        registry = parts.registry.all()
-        scopes = SectionScopes(hardware, registry)
-        read = read_document(parsed, parts.embedder, parts.tagger, scopes)
+        read = read_document(
+            self._parse(version), parts.embedder, parts.tagger, hardware, parts.registry.all()
+        )
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
             return
-        title = None if job.payload.get("title_given") else parsed.title
-        moves = moves_of(parsed.front_matter)
-        recipes, left_out = propose_recipes(
-            split_sections(parsed.elements), SampleScopes(scopes, hardware, registry).of
-        )
-        content = versions.VersionContent(
-            read.content.sections, read.content.passages, read.content.report, title
-        )
-        with parts.catalog.write() as connection:
-            passages = versions.activate(connection, version_id, content)
-            facts = [
-                self._fact(fact, path, version, hardware) for fact, path in read.facts if hardware
-            ]
-            proposed = 0
-            if versions.is_current(connection, version_id):
-                withdraw_proposals(connection, version.document_id)
-                proposed = parts.registry.propose(connection, [f for f in facts if f is not None])
-                replace_document_moves(connection, version.document_id, moves, hardware)
-                replace_document_recipes(connection, version_id, recipes)
-        report = {
-            **content.report,
-            "facts_proposed": proposed,
-            "recipes_proposed": len(recipes),
-            "samples_left_out": [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in left_out],
-            "passages": passages,
+        if job.payload.get("title_given"):
+            read = replace(read, content=replace(read.content, title=None))
+        counts = self._store(version, read, hardware)
+        progress = {
+            "stage": "embedding",
+            "state": "ready" if read.complete else "partial",
+            **_shown({**read.content.report, **counts}),
         }
-        state = "ready" if read.complete else "partial"
-        parts.jobs.heartbeat(
-            job.id,
-            self._owner,
-            self._lease,
-            {"stage": "embedding", "state": state, **_counts(report)},
-        )
+        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress)
         self._waiting[job.id] = parts.jobs.get(job.id)
 
-    def _fact(
-        self, fact: ProposedFact, path: tuple[str, ...], version: sa.Row[Any], hardware: list[str]
-    ) -> Fact | None:
-        """A proposal as a row of the hardware it is about; None when it is about another thing."""
+    def _version(self, version_id: str) -> sa.Row[Any]:
+        with self._parts.catalog.read() as connection:
+            version = connection.execute(
+                sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
+            ).one_or_none()
+        if version is None:
+            raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
+        return version
+
+    def _parse(self, version: sa.Row[Any]) -> ParsedDocument:
+        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
+            path = Path(folder) / "document"
+            path.write_bytes(self._parts.blobs.get(version.blob_key))
+            return self._parts.parsers.parse(path, version.file_name)
+
+    def _store(
+        self, version: sa.Row[Any], read: ReadDocument, hardware: list[str]
+    ) -> dict[str, Any]:
+        """Make the version current, with all that was read in it, in one transaction. Returns what
+        the report does not count.
+        """
         registry = self._parts.registry
+        proposed = 0
+        with self._parts.catalog.write() as connection:
+            passages = versions.activate(connection, version.id, read.content)
+            facts = [self._fact(fact, version, hardware) for fact in read.facts if hardware]
+            if versions.is_current(connection, version.id):
+                withdraw_proposals(connection, version.document_id)
+                proposed = registry.propose(connection, [f for f in facts if f is not None])
+                replace_document_moves(connection, version.document_id, read.moves, hardware)
+                replace_document_recipes(connection, version.id, read.recipes)
+        left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
+        return {
+            "facts_proposed": proposed,
+            "recipes_proposed": len(read.recipes),
+            "samples_left_out": left_out,
+            "passages": passages,
+        }
+
+    def _fact(self, located: LocatedFact, version: sa.Row[Any], hardware: list[str]) -> Fact | None:
+        """A proposal as a row of the hardware that it is about; None when that is other hardware
+        than the document's.
+        """
+        fact, registry = located.fact, self._parts.registry
         owner, subject = hardware[0], fact.subject or None
         if subject is not None:
             named = find(subject, registry.all())
@@ -254,7 +256,7 @@ class Worker:
             if named is not None:
                 owner, subject = named, None
         numeric = None if isinstance(fact.value, str) else float(fact.value)
-        section = " > ".join(path[-2:])
+        section = " > ".join(located.section[-2:])
         return Fact(
             id=derived_id(
                 "fact", owner, fact.key, fact.text_value, subject, version.document_id, fact.locator
@@ -331,17 +333,18 @@ class Worker:
         return True
 
     def _encode(self, texts: list[str]) -> list[Vector]:
-        """A vector a text. A text over the window (a long correction, a model with a smaller one)
-        is read in parts and gets their mean direction, so that nothing of it is dropped.
+        """One vector for each text. A text over the window (a long correction, a model with a
+        smaller window) is read in parts and gets their mean direction, so that nothing of it is
+        dropped.
         """
         embedder = self._parts.embedder
         parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
         vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
-        found = []
+        encoded = []
         for pieces in parts:
             total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
-            found.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
-        return found
+            encoded.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
+        return encoded
 
     def _finish_embedded(self) -> None:
         """End the jobs whose passages all have vectors now."""
@@ -374,7 +377,9 @@ class Worker:
             log.warning("job lost", job=job.id, reason=error.message)
 
     def _fail_waiting(self, error: Exception) -> None:
-        """Their documents stay readable and are found by their words; a retry embeds the rest."""
+        """Fail the waiting jobs. Their documents stay searchable by words, and a retry embeds the
+        rest.
+        """
         jobs, self._waiting = list(self._waiting.values()), {}
         with self._parts.catalog.write() as connection:
             for job in jobs:
@@ -393,7 +398,7 @@ def _internal_error(error: Exception) -> dict[str, Any]:
     }
 
 
-def _counts(report: dict[str, Any]) -> dict[str, Any]:
+def _shown(report: dict[str, Any]) -> dict[str, Any]:
     """What a job's result says: counts, and the first of what went wrong."""
     kept = {
         key: report[key]

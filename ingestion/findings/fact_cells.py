@@ -41,8 +41,8 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Label:
-    """text: the label without its unit. keys: the facts it means, mostly none or one. weak: it
-    may mean another.
+    """A row or column header. `text` is the label without its unit; `keys` are the facts that it
+    means, mostly none or one; `weak` says that it may mean something else.
     """
 
     text: str
@@ -53,6 +53,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Reading:
+    """A value in the unit of its fact, with a confidence between 0 and 1."""
+
     value: float | int | str
     confidence: float
 
@@ -64,14 +66,14 @@ def tidy(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def read_label(text: str) -> Label:
-    """What a row or column header says."""
+    """Read a row or column header: its unit and the facts that it may mean."""
     cleaned = tidy(text)
     unit = ""
-    for found in _BRACKETS.finditer(cleaned):
-        inside = found[1].strip()
+    for bracket in _BRACKETS.finditer(cleaned):
+        inside = bracket[1].strip()
         if find_unit(inside) is not None:
             unit = inside
-            cleaned = cleaned.replace(found[0], " ")
+            cleaned = cleaned.replace(bracket[0], " ")
     name, _, last = cleaned.rpartition(",")
     if name and find_unit(last) is not None:
         cleaned, unit = name, last.strip()
@@ -96,18 +98,18 @@ def _keys(plain: str) -> tuple[tuple[str, ...], bool]:
         return (), False
     dtypes = _DTYPES.search(plain)
     if dtypes is None:
-        return _one_key(plain)
+        return _keys_of_label(plain)
     keys: list[str] = []
     for dtype in dtypes[1].split():
-        found, _ = _one_key(plain.replace(dtypes[1], dtype))
-        keys += found
+        matching, _ = _keys_of_label(plain.replace(dtypes[1], dtype))
+        keys += matching
     if _MATRIX_ONLY & set(dtypes[1].split()):
         keys = [re.sub(r"^peak_(?!matrix)", "peak_matrix_", key) for key in keys]
     known = tuple(dict.fromkeys(key for key in keys if key in fact_keys()))
     return known, True
 
 
-def _one_key(plain: str) -> tuple[tuple[str, ...], bool]:
+def _keys_of_label(plain: str) -> tuple[tuple[str, ...], bool]:
     forms = (plain, _LEAD.sub("", plain, count=1) if _LEAD.match(plain) else plain)
     strong = [k.key for k in fact_keys().values() if any(k.labels.fullmatch(f) for f in forms)]
     if strong:
@@ -123,7 +125,8 @@ def _one_key(plain: str) -> tuple[tuple[str, ...], bool]:
 def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None:
     """The value of a cell in the unit of the fact, or None where the cell leaves a doubt.
 
-    units: what labels say about the unit, the nearest first; the cell's own unit goes before them.
+    `units` are what labels say about the unit, the nearest first; a unit in the cell goes before
+    them.
     """
     cleaned = " ".join(_MARKUP.sub(" ", text).split())
     if known.unit == "text":
@@ -132,17 +135,17 @@ def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None
         return Reading(tidy(cleaned), 0.8) if fits else None
     if known.key.startswith("peak_") and _FOOTNOTE.search(cleaned):
         return None  # the footnote mostly says "with sparsity"
-    found = _CELL.fullmatch(tidy(cleaned))
-    if found is None:
+    match = _CELL.fullmatch(tidy(cleaned))
+    if match is None:
         return None
-    stated = _stated_unit(found, known, units)
+    stated = _stated_unit(match, known, units)
     if stated is None:
         return None
     unit, rest, inherited = stated
     confidence = 0.9 - (0.1 if inherited else 0.0) - (0.05 if unit.assumed else 0.0)
-    confidence -= 0.2 if found["about"] else 0.0
+    confidence -= 0.2 if match["about"] else 0.0
     tail = _tail_doubt(rest, known)
-    number = float(found["number"].replace(",", ""))
+    number = float(match["number"].replace(",", ""))
     value = _converted(number, unit, known)
     if tail is None or value is None or not known.plausible(value):
         return None
@@ -151,10 +154,10 @@ def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None
 
 
 def _stated_unit(
-    found: re.Match[str], known: FactKey, units: Sequence[str]
+    match: re.Match[str], known: FactKey, units: Sequence[str]
 ) -> tuple[Unit, str, bool] | None:
     """The unit that holds for a cell, what follows it, and whether it came from a label."""
-    word, rest = found["unit"] or "", found["rest"].strip()
+    word, rest = match["unit"] or "", match["rest"].strip()
     own = _count_unit(word, known) or find_unit(word)
     if own is not None:
         return own, rest, False

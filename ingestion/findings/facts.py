@@ -46,9 +46,9 @@ MIN_CONFIDENCE = 0.4
 class ProposedFact:
     """One number (or short text) that a table seems to state.
 
-    subject: the chip or variant that the table's row or column names; empty when the table is about
-    one thing only.
-    cell: (row, column) in the table's body. element: index of the table among the given elements.
+    `subject` is the chip or variant that the table's row or column names, empty when the table is
+    about a single one. `cell` is (row, column) in the table's body, `element` the table's index
+    among the elements that were read. `confidence` is between 0 and 1.
     """
 
     key: str
@@ -102,12 +102,12 @@ def _of_table(table: Table) -> list[ProposedFact]:
     by_column = sum(bool(label.keys) for label in columns[1:])
     by_row = sum(bool(label.keys) for label in rows)
     if by_row > by_column:
-        found = _rows_are_facts(table, rows, heads)
+        facts = _rows_are_facts(table, rows, heads)
     elif by_column > by_row:
-        found = _columns_are_facts(table, columns, heads)
+        facts = _columns_are_facts(table, columns, heads)
     else:
         return []
-    return _without_contradictions([fact for fact in found if fact.confidence >= MIN_CONFIDENCE])
+    return _without_contradictions([fact for fact in facts if fact.confidence >= MIN_CONFIDENCE])
 
 
 def _headers(table: Table) -> list[str]:
@@ -213,8 +213,8 @@ class SourcedFact:
 
 @dataclass(frozen=True)
 class FactConflict:
-    """Sources that disagree on one fact. reason: what probably lies behind it, where that can be
-    told.
+    """Sources that disagree on one fact. `reason` is the probable cause, empty where none is
+    known.
     """
 
     key: str

@@ -1,18 +1,23 @@
-"""Which hardware a section is about, when its heading says so.
+"""Which hardware a section is about, when its heading says so, and which chips its code samples are
+for.
 
 "On A100 ..." in a vendor-wide manual, or in the H100's own, is about the A100 alone. Only relatives
 count: hardware of the same vendor that does not stand above the document's own scope. A heading
-that compares ("H100 compared with A100") stays in the document's scope too. Knows nothing about the
-catalog."""
+that compares ("H100 compared with A100") stays in the document's scope too.
+
+A code sample is tried where it was written for: on the chips that its section is about, each with
+the languages that command templates of exactly this chip compile (there, a whole sample is a whole
+candidate). Knows nothing about the catalog."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kb.hardware import lineage
 from kb.hardware.lineage import Registry
 from kb.hardware.names import NameIndex
+from kb.hardware.schema import HardwareSpec
 
 _COMPARES = re.compile(
     r"\b(?:vs\.?|versus|compar\w*|differ\w*|than|from|migrat\w*|unlike|upgrad\w*)\b", re.IGNORECASE
@@ -54,3 +59,37 @@ class SectionScopes:
                 return None if inherits else tuple(sorted(narrow | set(self._scope)))
             return tuple(sorted(narrow))
         return None
+
+
+class SampleScopes:
+    """Built once per document: its sections' scopes, its hardware and what is registered now."""
+
+    def __init__(
+        self, scopes: SectionScopes, hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
+    ) -> None:
+        self._scopes = scopes
+        self._hardware = tuple(hardware)
+        self._registry = registry
+        lines = [lineage.lineage(chip, registry) for chip in hardware if chip in registry]
+        # Without a scope of its own, any chip that a heading names is meant.
+        self._own = SectionScopes((), {chip: registry[chip] for line in lines for chip in line})
+
+    def of(self, path: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """By language, the chips that a sample under these headings is for."""
+        chips = self._scopes.of(path) or self._named(path) or self._hardware
+        chips_by_language: dict[str, tuple[str, ...]] = {}
+        for chip in chips:
+            toolchains = self._registry[chip].toolchains if chip in self._registry else {}
+            for language, chain in toolchains.items():
+                if not chain.builtin:
+                    chips_by_language[language] = (*chips_by_language.get(language, ()), chip)
+        return chips_by_language
+
+    def _named(self, path: Sequence[str]) -> tuple[str, ...]:
+        """Those of the document's own chips that the innermost heading about some of them names: a
+        manual of two chips has sections about one."""
+        for end in range(len(path), 0, -1):
+            named = self._own.of(path[:end])
+            if named and set(named) <= set(self._hardware):
+                return named
+        return ()

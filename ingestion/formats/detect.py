@@ -19,6 +19,8 @@ from kb.errors import ParseFailed, UnsupportedFormat
 
 
 class Format(StrEnum):
+    """Which reader a file needs. OTHER is everything that unstructured reads."""
+
     PDF = "pdf"
     MARKDOWN = "markdown"
     RST = "rst"
@@ -31,6 +33,8 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Decoded:
+    """The text of a file, and what was lost or guessed when it was decoded."""
+
     text: str
     warnings: tuple[str, ...] = ()
 
@@ -67,6 +71,21 @@ _BINARY_MAGIC = {
     b"SQLite format 3": "an SQLite database",
 }
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+# Streams in the order in which they decide: an encrypted or attached file holds others' names.
+_OLE_STREAMS = {
+    "EncryptedPackage": None,
+    "__properties_version1.0": "msg",
+    "WordDocument": "doc",
+    "PowerPoint Document": "ppt",
+    "Workbook": "xls",
+    "Book": "xls",
+}
+_ZIP_MEMBERS = {"ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
+_MIMETYPES = {
+    b"application/epub+zip": "epub",
+    b"application/vnd.oasis.opendocument.text": "odt",
+}
+_LONGEST_MIMETYPE = 128
 _SNIFF_BYTES = 65_536
 _PDF_HEADER_WITHIN = 1024
 
@@ -128,6 +147,40 @@ def _by_magic(data: bytes, name: str) -> Format | None:
     for magic, what in _BINARY_MAGIC.items():
         if data.startswith(magic):
             raise UnsupportedFormat(f"{name} is {what}, not a document", hint=_FORMATS_HINT)
+    return None
+
+
+def container(data: bytes) -> str | None:
+    """The extension that the bytes of an office file call for (`pptx`, `rtf`, `msg`, ...), or None
+    where only the name can say. Raises ParseFailed for an encrypted office file.
+    """
+    if data.startswith(b"{\\rtf"):
+        return "rtf"
+    if data.startswith(_OLE):
+        return _ole_extension(data)
+    if data.startswith(b"PK\x03\x04") and zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = set(archive.namelist())
+            stated = b""
+            if "mimetype" in members:
+                with archive.open("mimetype") as member:
+                    stated = member.read(_LONGEST_MIMETYPE)
+        for path, extension in _ZIP_MEMBERS.items():
+            if path in members:
+                return extension
+        return _MIMETYPES.get(stated.strip())
+    return None
+
+
+def _ole_extension(data: bytes) -> str | None:
+    """By the names of the streams in a compound file of Office before 2007 or of Outlook."""
+    for stream, extension in _OLE_STREAMS.items():
+        if stream.encode("utf-16-le") in data:
+            if extension is None:
+                raise ParseFailed(
+                    "the file is encrypted", hint="Save it without a password and upload that."
+                )
+            return extension
     return None
 
 
@@ -236,8 +289,8 @@ def drop_base64(text: str) -> str:
     return _WRAPPED_BASE64.sub(_unless_plain, text)
 
 
-def _unless_plain(found: re.Match[str]) -> str:
-    return "" if _MIXED.match(found[0]) else found[0]
+def _unless_plain(match: re.Match[str]) -> str:
+    return "" if _MIXED.match(match[0]) else match[0]
 
 
 def load_json(text: str, name: str) -> object:

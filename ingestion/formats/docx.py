@@ -54,7 +54,7 @@ def _open(data: bytes) -> Any:
     except ImportError as error:
         raise UnsupportedFormat(
             "reading DOCX needs the package python-docx, which is not installed",
-            hint="Install it with: pip install 'kernlore[unstructured]'",
+            hint="Install it with: pip install python-docx",
         ) from error
     hint = "Open it in a word processor, save it as DOCX again and upload that."
     try:

@@ -85,18 +85,18 @@ def parse_fragment(text: str) -> list[Element]:
     return list(_Walk().blocks(soup.body)) if soup.body else []
 
 
-def _escape_unknown(found: re.Match[str]) -> str:
-    return "<" if found[1] and found[1].lower() in _HTML_TAGS else "&lt;"
+def _escape_unknown(match: re.Match[str]) -> str:
+    return "<" if match[1] and match[1].lower() in _HTML_TAGS else "&lt;"
 
 
 def _main(soup: BeautifulSoup) -> Tag:
     body = soup.body or soup
     whole = len(body.get_text())
     for selector in _MAIN:
-        found = soup.select(selector)
+        matching = soup.select(selector)
         # A page with several articles, or a "main" that holds a teaser, has its content elsewhere.
-        if len(found) == 1 and len(found[0].get_text()) * 2 > whole:
-            return found[0]
+        if len(matching) == 1 and len(matching[0].get_text()) * 2 > whole:
+            return matching[0]
     return body
 
 
@@ -115,8 +115,8 @@ def _skipped(tag: Tag) -> bool:
 
 
 def _classes(tag: Tag) -> list[str]:
-    found = tag.get("class")
-    return list(found) if isinstance(found, list) else str(found or "").split()
+    stated = tag.get("class")
+    return list(stated) if isinstance(stated, list) else str(stated or "").split()
 
 
 class _Walk:
@@ -252,11 +252,11 @@ def _code(tag: Tag) -> Iterator[Element]:
     marked = [code, tag, *parents] if isinstance(code, Tag) else [tag, *parents]
     language = None
     for node in marked:
-        found = _LANGUAGE.search(" ".join(_classes(node))) or _LANGUAGE.search(
+        match = _LANGUAGE.search(" ".join(_classes(node))) or _LANGUAGE.search(
             str(node.get("data-lang") or "")
         )
-        if found and found[1] not in ("default", "none", "text"):
-            language = found[1].lower()
+        if match and match[1] not in ("default", "none", "text"):
+            language = match[1].lower()
             break
     yield Element("code", "\n".join(line.rstrip() for line in text.split("\n")), language=language)
 

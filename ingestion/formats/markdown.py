@@ -1,7 +1,7 @@
 """Markdown: CommonMark with pipe tables, and the MyST and HTML that documentation mixes into it.
 
 The parser only says which lines belong to which block; the text is the source lines as they are, so
-that a quote can be found again. What is not CommonMark (front matter, comments, HTML tables, colon
+that a quote can be looked up. What is not CommonMark (front matter, comments, HTML tables, colon
 fences) is lifted out beforehand and its lines are blanked, which keeps every line number true.
 """
 
@@ -56,7 +56,7 @@ class _Placed:
 
 @dataclass
 class _Page:
-    """A Markdown source being taken apart; `lines` loses what `placed` has taken."""
+    """A Markdown source while it is read; `lines` loses what is in `placed` already."""
 
     lines: list[str]
     depth: int = 0
@@ -88,13 +88,13 @@ def _front_matter(lines: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]
     if end is None:
         return {}, ()
     try:
-        found = yaml.safe_load("\n".join(lines[1:end]))
+        loaded = yaml.safe_load("\n".join(lines[1:end]))
     except yaml.YAMLError as error:
         return {}, (f"front matter is not valid YAML, read as text: {str(error).splitlines()[0]}",)
-    if not isinstance(found, dict):
+    if not isinstance(loaded, dict):
         return {}, ()
     lines[: end + 1] = [""] * (end + 1)
-    return {str(key): value for key, value in found.items()}, ()
+    return {str(key): value for key, value in loaded.items()}, ()
 
 
 def _elements(page: _Page) -> Iterator[Element]:
@@ -272,7 +272,7 @@ def _heading(content: str, level: int) -> list[Element]:
 def _paragraph(source: str) -> list[Element]:
     lines = [line for line in source.split("\n") if not _LABEL.match(line)]
     if not any(_IMAGE.sub("", line).strip() for line in lines):
-        alternative = " ".join(found[1] for line in lines for found in _IMAGE.finditer(line))
+        alternative = " ".join(image[1] for line in lines for image in _IMAGE.finditer(line))
         worded = len(alternative.split()) > 1
         return [Element("caption", alternative.strip())] if worded else []
     kept = [line if _IMAGE.sub("", line).strip() else _IMAGE.sub(r"\1", line) for line in lines]

@@ -53,9 +53,9 @@ def parse_notebook(text: str) -> ParsedDocument:
 def _language(notebook: Json) -> str:
     meta = _mapping(notebook.get("metadata"))
     for key, field in (("kernelspec", "language"), ("language_info", "name")):
-        found = _mapping(meta.get(key)).get(field)
-        if isinstance(found, str) and found:
-            return found.lower()
+        language = _mapping(meta.get(key)).get(field)
+        if isinstance(language, str) and language:
+            return language.lower()
     return "python"
 
 

@@ -40,8 +40,8 @@ def make_table(
 def table_element(table: Table, source: str | None = None) -> Element | None:
     """The element of a table, or None for one without cells.
 
-    source: the table as its document wrote it; left out where that form is markup rather than
-    something to read.
+    `source` is the table as its document wrote it; it is left out where that form is markup
+    rather than something to read.
     """
     if not table.header and not table.rows:
         return None

@@ -15,8 +15,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingestion.samples.sizes import Sizes, Tensor
-from ingestion.samples.tokens import Token, split, statements, subscripts, tokens_of
+from ingestion.samples.tokens import (
+    Sizes,
+    Tensor,
+    Token,
+    split,
+    statements,
+    subscripts,
+    tokens_of,
+)
 from kb.errors import InvalidPredicate
 from kb.moves_vocabulary import ROLES
 from kb.predicates import compile_expression
@@ -46,8 +53,8 @@ class NotLiftable(Exception):
 
 @dataclass(frozen=True)
 class Constant:
-    """A number that the sample names, or that stands in it under a name made here. uses: the
-    literals that it stands for."""
+    """A number that the sample names, or that stands in it under a generated name. `uses` are
+    the literals that it stands for."""
 
     name: str
     value: int
@@ -57,9 +64,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class Array:
-    """A declaration of constant size. kind: the word that the statement begins with. dims: as
-    expressions over constants and sizes, these as `@{name}`. pad: what its last dimension is padded
-    by, or empty."""
+    """A declaration of constant size. `kind` is the word that the statement begins with, `dims` are
+    expressions over constants and sizes (these as `@{name}`), `pad` is what the last dimension is
+    padded by, or empty."""
 
     name: str
     kind: str
@@ -73,6 +80,7 @@ class Array:
 
     @property
     def elements(self) -> str:
+        """How many elements it holds, as an expression."""
         return " * ".join([*(f"({dim})" for dim in self.dims[:-1]), self.pitch])
 
 
@@ -102,7 +110,7 @@ class Sample:
 
 
 def read_sample(text: str) -> Sample:
-    """Raises NotLiftable."""
+    """Read one sample. Raises NotLiftable with the reason."""
     return _Reader(text).sample()
 
 
@@ -185,15 +193,17 @@ class _Reader:
         return None
 
     def _tensors(self, inside: Sequence[Token]) -> list[Tensor]:
-        told = [_argument(part) for part in split(inside)]
-        _at_most(MAX_SIZES, sum(len(literals) for _, _, literals in told), "sizes of arguments")
-        if any(not literals for _, _, literals in told):
+        arguments = [_argument(part) for part in split(inside)]
+        _at_most(
+            MAX_SIZES, sum(len(literals) for _, _, literals in arguments), "sizes of arguments"
+        )
+        if any(not literals for _, _, literals in arguments):
             raise NotLiftable("an argument of its kernel states no size")
-        says = any(output for _, output, _ in told)
-        last = len(told) - 1
+        any_output = any(output for _, output, _ in arguments)
+        last = len(arguments) - 1
         tensors = [
-            Tensor(name, "output" if (out if says else n == last) else "input", literals)
-            for n, (name, out, literals) in enumerate(told)
+            Tensor(name, "output" if (out if any_output else n == last) else "input", literals)
+            for n, (name, out, literals) in enumerate(arguments)
         ]
         name = _twice([tensor.name for tensor in tensors])
         if name:
@@ -205,7 +215,7 @@ class _Reader:
     # -- constants and arrays
 
     def _named_constants(self) -> list[Constant]:
-        found = {}
+        constants = {}
         starts = {token.start: token for token in self.body if token.kind == "int"}
         for match in _DEFINED.finditer(self.text):
             token = starts.get(match.start("value"))
@@ -218,8 +228,8 @@ class _Reader:
                 and self._count(name) > 1
                 and (int(token.text) > 0 or role == PAD)
             ):
-                found[name] = Constant(name, int(token.text), role, (token,))
-        return list(found.values())
+                constants[name] = Constant(name, int(token.text), role, (token,))
+        return list(constants.values())
 
     def _changed(self, name: str) -> int:
         """How often it is assigned to."""
@@ -232,18 +242,18 @@ class _Reader:
     def _arrays(self, constants: set[str]) -> list[_Declared]:
         """Statements that are the first to use a name, with sizes made of numbers and constants."""
         seen: set[str] = set()
-        found = []
+        declarations = []
         for statement in statements(self.body):
             declared = _declaration(statement, self.names | constants | seen, constants)
             seen |= {token.text for token in statement if token.kind == "name"}
             if declared is not None:
-                found.append(declared)
-        _at_most(MAX_ARRAYS, len(found), "arrays")
-        return found
+                declarations.append(declared)
+        _at_most(MAX_ARRAYS, len(declarations), "arrays")
+        return declarations
 
     def _unnamed(self, arrays: Sequence[_Declared], named: set[int]) -> list[Constant]:
         """Literals in sizes of arrays that are no size of a tensor; equal ones are one constant."""
-        taken = {size for tensor in self.tensors for size in tensor.sizes}
+        tensor_sizes = {size for tensor in self.tensors for size in tensor.sizes}
         values = {
             int(token.text)
             for array in arrays
@@ -251,15 +261,15 @@ class _Reader:
             for token in dim
             if token.kind == "int" and token.start not in named
         }
-        made = []
-        for value in sorted(values - taken - {0, 1}):
+        unnamed = []
+        for value in sorted(values - tensor_sizes - {0, 1}):
             uses = [
                 token
                 for token in self.body
                 if token.kind == "int" and int(token.text) == value and token.start not in named
             ]
-            made.append(Constant(f"size_{value}", value, "block", tuple(uses)))
-        return made
+            unnamed.append(Constant(f"size_{value}", value, "block", tuple(uses)))
+        return unnamed
 
 
 @dataclass(frozen=True)
@@ -287,14 +297,14 @@ def _check_size(array: str, dim: Sequence[Token]) -> None:
     """Raises NotLiftable for what is no arithmetic of numbers and constants: a limit has to count
     with it."""
     text = " ".join(token.text for token in dim)
-    says = f"the size [{text[:60]}] of its array {array[:60]} is no arithmetic"
+    message = f"the size [{text[:60]}] of its array {array[:60]} is no arithmetic"
     if not all(t.kind in ("int", "odd", "name") or t.text in _SIZE_MARKS for t in dim):
-        raise NotLiftable(says)
+        raise NotLiftable(message)
     try:
         compile_expression(text)
         compile_expression(f"({text}) * 1")
     except InvalidPredicate as problem:
-        raise NotLiftable(says) from problem
+        raise NotLiftable(message) from problem
 
 
 def _at_most(limit: int, count: int, what: str) -> None:
@@ -310,10 +320,10 @@ def _twice(names: Sequence[str]) -> str:
 def _usable(name: str) -> bool:
     """Whether predicates can name it."""
     try:
-        found = compile_expression(name).names()
+        names = compile_expression(name).names()
     except InvalidPredicate:
         return False
-    return found.parameters == (name,)
+    return names.parameters == (name,)
 
 
 def _argument(tokens: Sequence[Token]) -> tuple[str, bool, tuple[Token, ...]]:

@@ -29,7 +29,7 @@ MAX_COUNTED = 2**63  # elements
 MAX_KINDS = 8  # of arrays, of which every choice is tried; with more of them only all at once
 MAX_CLAIMS = 32  # of a section
 MAX_MULTIPLES = 400  # of a manual
-MAX_SAID = 1_000  # characters of a sentence up to its number
+MAX_SENTENCE = 1_000  # characters of a sentence up to its number
 
 _NUMBER = r"[0-9][0-9,]{0,17}(?![0-9])"
 _CLAIM = re.compile(
@@ -45,8 +45,8 @@ _STATED = re.compile(r"(?<![\w.])[0-9]{1,15}(?![\w.])")
 
 
 @dataclass(frozen=True)
-class Passage:
-    """Text of a section, without code. section: its heading path in one line."""
+class SectionText:
+    """Text of a section, without code. `section` is its heading path in one line."""
 
     section: str
     text: str
@@ -54,7 +54,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class Constraint:
-    """predicate: over the sample's constants, facts, and sizes as `@{name}`. why: what says so."""
+    """`predicate` is over the sample's constants, facts, and sizes as `@{name}`; `why` is the
+    sentence or the fact behind it."""
 
     predicate: str
     why: str
@@ -70,12 +71,14 @@ class Claim:
 
     @property
     def in_bytes(self) -> bool:
+        """Whether the resource is counted in bytes."""
         return bool(re.match(rf"{BYTES}\b", self.what))
 
 
 @dataclass(frozen=True)
 class Multiple:
-    """words: of the sentence up to the number, in lower case."""
+    """A sentence that asks for a multiple of `number`. `words` are those up to the number, in lower
+    case; `pads` says that it is about padding."""
 
     number: int
     in_bytes: bool
@@ -86,17 +89,18 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Manual:
-    """What the whole of a manual says. numbers: that stand in its prose."""
+    """What the whole of a manual states. `numbers` are those in its prose."""
 
     multiples: tuple[Multiple, ...]
     numbers: frozenset[int]
     facts: tuple[ProposedFact, ...]
 
 
-def read_manual(passages: Sequence[Passage], facts: Iterable[ProposedFact]) -> Manual:
-    """Sentences beyond MAX_MULTIPLES bind nothing: the compiler says what they would have."""
-    found = (multiple for passage in passages for multiple in _multiples_in(passage))
-    multiples = dict.fromkeys(islice(found, MAX_MULTIPLES))
+def read_manual(passages: Sequence[SectionText], facts: Iterable[ProposedFact]) -> Manual:
+    """Read the prose of a manual once for all its samples. Sentences beyond MAX_MULTIPLES bind
+    nothing: the compiler says what they would have."""
+    listed = (multiple for passage in passages for multiple in _multiples_in(passage))
+    multiples = dict.fromkeys(islice(listed, MAX_MULTIPLES))
     numbers = {int(number) for p in passages for number in _STATED.findall(p.text)}
     return Manual(tuple(multiples), frozenset(numbers), tuple(facts))
 
@@ -104,8 +108,9 @@ def read_manual(passages: Sequence[Passage], facts: Iterable[ProposedFact]) -> M
 def constraints_of(
     sample: Sample, section: str, claims: Sequence[Claim], manual: Manual
 ) -> list[Constraint]:
-    """section: that the sample stands in, which makes the claims. Raises NotLiftable where a limit
-    takes more than a predicate can say."""
+    """The limits of a sample's constants. `section` is the heading path of the sample, in one line;
+    `claims` are what that section says. Raises NotLiftable for a limit that no predicate can
+    express."""
     try:
         return _constraints(sample, section, claims, manual)
     except InvalidPredicate as problem:
@@ -116,7 +121,7 @@ def _constraints(
     sample: Sample, section: str, claims: Sequence[Claim], manual: Manual
 ) -> list[Constraint]:
     element = USUAL_BYTES
-    found: list[Constraint] = []
+    constraints: list[Constraint] = []
     claimed = False
     totals = _totals(sample) if claims else {}
     for claim in claims:
@@ -126,20 +131,21 @@ def _constraints(
         formula, size = counted
         if claim.in_bytes:
             element, claimed = size, True
-        found += _within(formula, claim, section, manual.facts)
+        constraints += _within(formula, claim, section, manual.facts)
     if not claimed and sample.arrays:
-        found += _all_in_scratchpad(sample, manual.facts)
-    found += _multiples(sample, manual, element)
-    found += [
+        constraints += _all_in_scratchpad(sample, manual.facts)
+    constraints += _multiples(sample, manual, element)
+    constraints += [
         Constraint(f"@{{{size}}} % {constant} == 0", f"{constant} divides the size in the sample")
         for size, constant in sample.steps
     ]
     values = defaults(sample)
-    unique = {constraint.predicate: constraint for constraint in found}
+    unique = {constraint.predicate: constraint for constraint in constraints}
     return [c for c in unique.values() if _obeyed(c, sample, values)]
 
 
 def defaults(sample: Sample) -> dict[str, int]:
+    """The values of the constants in the sample itself, by name."""
     return {constant.name: constant.value for constant in sample.constants}
 
 
@@ -158,20 +164,20 @@ def _sized(text: str, sample: Sample) -> str:
 
 def _value(formula: str, sample: Sample) -> float | None:
     bound = Bindings(parameters=defaults(sample))
-    found = compile_expression(_sized(formula, sample)).compute(bound).value
-    return found if isinstance(found, int | float) else None
+    value = compile_expression(_sized(formula, sample)).compute(bound).value
+    return value if isinstance(value, int | float) else None
 
 
 # -- resources
 
 
 def claims_in(text: str) -> list[Claim]:
-    """The first ones of a section."""
-    found = (
-        Claim(_number(said["used"]), _number(said["limit"]), said["what"])
-        for said in _CLAIM.finditer(" ".join(text.split()))
+    """What a section says that its sample uses, at most MAX_CLAIMS claims."""
+    claims = (
+        Claim(_number(match["used"]), _number(match["limit"]), match["what"])
+        for match in _CLAIM.finditer(" ".join(text.split()))
     )
-    return list(islice((claim for claim in found if 0 < claim.used <= claim.limit), MAX_CLAIMS))
+    return list(islice((claim for claim in claims if 0 < claim.used <= claim.limit), MAX_CLAIMS))
 
 
 def _totals(sample: Sample) -> dict[str, float]:
@@ -227,7 +233,7 @@ def _within(
 
 
 def _all_in_scratchpad(sample: Sample, facts: Sequence[ProposedFact]) -> Iterator[Constraint]:
-    """Without a word about it, every array is taken to lie in the scratchpad at once."""
+    """Where the manual does not say otherwise, every array lies in the scratchpad at once."""
     elements = " + ".join(array.elements for array in sample.arrays)
     formula = f"({elements}) * {USUAL_BYTES}"
     for fact in facts:
@@ -239,18 +245,18 @@ def _all_in_scratchpad(sample: Sample, facts: Sequence[ProposedFact]) -> Iterato
 # -- multiples
 
 
-def _multiples_in(passage: Passage) -> Iterator[Multiple]:
+def _multiples_in(passage: SectionText) -> Iterator[Multiple]:
     for sentence in _SENTENCE.split(passage.text):
         plain = " ".join(sentence.split())
-        for found in _MULTIPLE.finditer(plain):
-            number = _number(found["number"])
+        for match in _MULTIPLE.finditer(plain):
+            number = _number(match["number"])
             if number == 0:
                 continue
-            said = plain[max(0, found.end() - MAX_SAID) : found.end()]
-            words = said.lower()
-            why = f"{said[-100:]} ({passage.section})"
+            sentence_part = plain[max(0, match.end() - MAX_SENTENCE) : match.end()]
+            words = sentence_part.lower()
+            why = f"{sentence_part[-100:]} ({passage.section})"
             yield Multiple(
-                number, bool(found["bytes"]), frozenset(words.split()), "pad" in words, why
+                number, bool(match["bytes"]), frozenset(words.split()), "pad" in words, why
             )
 
 
@@ -260,20 +266,22 @@ def _multiples(sample: Sample, manual: Manual, element: int) -> Iterator[Constra
             yield Constraint(text, multiple.why)
 
 
-def _as_multiples(sample: Sample, said: Multiple, element: int) -> Iterator[str]:
+def _as_multiples(sample: Sample, multiple: Multiple, element: int) -> Iterator[str]:
     """The dimensions that a sentence is about: columns are the last one, rows the first, a pitch is
     the last one with its pad. Of the kinds of array that it names, or of all."""
     kinds = {array.kind for array in sample.arrays}
-    about = {kind for kind in kinds if any(_same_word(kind, word) for word in said.words)} or kinds
-    scale = element if said.in_bytes else 1
+    about = {
+        kind for kind in kinds if any(_same_word(kind, word) for word in multiple.words)
+    } or kinds
+    scale = element if multiple.in_bytes else 1
     for array in (array for array in sample.arrays if array.kind in about):
-        if "pitch" in said.words or (said.in_bytes and said.pads):
-            yield f"{array.pitch} * {scale} % {said.number} == 0"
-        elif not said.in_bytes and any(word.startswith("column") for word in said.words):
+        if "pitch" in multiple.words or (multiple.in_bytes and multiple.pads):
+            yield f"{array.pitch} * {scale} % {multiple.number} == 0"
+        elif not multiple.in_bytes and any(word.startswith("column") for word in multiple.words):
             if array.dims[-1] != "1":
-                yield f"({array.dims[-1]}) % {said.number} == 0"
-        elif not said.in_bytes and any(word.startswith("row") for word in said.words):
-            yield f"({array.dims[0]}) % {said.number} == 0"
+                yield f"({array.dims[-1]}) % {multiple.number} == 0"
+        elif not multiple.in_bytes and any(word.startswith("row") for word in multiple.words):
+            yield f"({array.dims[0]}) % {multiple.number} == 0"
 
 
 def _same_word(kind: str, word: str) -> bool:

@@ -2,7 +2,7 @@
 whose constants have domains, with the limits that the manual states.
 
 A sample in a language that the hardware's own toolchain compiles is lifted without knowing the
-language (see `sample_code`, `sample_limits`); one that cannot be is reported with the reason.
+language (see `code`, `limits`); one that cannot be is reported with the reason.
 Proposals are data for a person to accept or reject. They are tried on the manual's own hardware
 only, where the compiler and the correctness check decide whether they were understood.
 
@@ -18,9 +18,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingestion.findings.facts import propose_facts
+from ingestion.passages import Section
 from ingestion.samples.code import PAD, Constant, NotLiftable, Sample, read_sample
-from ingestion.samples.limits import Claim, Manual, Passage, claims_in, constraints_of, read_manual
-from ingestion.sections import Section
+from ingestion.samples.limits import (
+    Claim,
+    Manual,
+    SectionText,
+    claims_in,
+    constraints_of,
+    read_manual,
+)
 
 FORMAT = 1
 MAX_SAMPLE = 20_000  # characters
@@ -32,8 +39,9 @@ LARGEST_DOMAIN = 4096
 
 @dataclass(frozen=True)
 class ProposedRecipe:
-    """name: of the section and the entry. hardware: what it is for. section: heading path. body:
-    JSON, see `body_of`."""
+    """A code sample as a template with parameters. `name` is made of the section's title or the
+    entry, `hardware` are the chips that it is for, `section` is its heading path, `body` is JSON as
+    `body_of` describes it."""
 
     name: str
     language: str
@@ -52,8 +60,8 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A code block in a language of its section's hardware. section: which one it is."""
+class _Block:
+    """A code block in a language of its section's hardware. `section` is the section's index."""
 
     section: int
     language: str
@@ -64,40 +72,42 @@ class _Found:
 def propose_recipes(
     sections: Sequence[Section], scope: Callable[[tuple[str, ...]], Mapping[str, tuple[str, ...]]]
 ) -> tuple[list[ProposedRecipe], list[LeftOut]]:
-    """From the sections of one manual. scope: of a heading path, the languages of the hardware that
-    it is about, each with the chips that compile it; a block without a language counts where there
-    is only one."""
+    """Recipes from the sections of one manual, and the samples that are none. `scope` takes a
+    heading path and gives the languages of the hardware that it is about, each with the chips that
+    compile it; a block without a language counts where there is only one."""
     samples = [
-        one
+        block
         for n, section in enumerate(sections)
-        for one in _samples(n, section, scope(section.path))
+        for block in _samples(n, section, scope(section.path))
     ]
     if not samples:
         return [], []
-    taken, refused = _within_bounds(samples)
-    left_out = [LeftOut(sections[one.section].path, reason) for one, reason in refused]
-    passages = [_passage(section) for section in sections]
+    kept, refused = _within_bounds(samples)
+    left_out = [LeftOut(sections[block.section].path, reason) for block, reason in refused]
+    texts = [_section_text(section) for section in sections]
     manual = read_manual(
-        passages, (fact for section in sections for fact in propose_facts(section.elements))
+        texts, (fact for section in sections for fact in propose_facts(section.elements))
     )
-    claims = {n: claims_in(passages[n].text) for n in {one.section for one in taken}}
-    found: list[ProposedRecipe] = []
-    for one in taken:
-        section = sections[one.section]
+    claims = {n: claims_in(texts[n].text) for n in {block.section for block in kept}}
+    recipes: list[ProposedRecipe] = []
+    for block in kept:
+        section = sections[block.section]
         try:
-            sample = read_sample(one.code)
-            body = body_of(sample, passages[one.section].section, claims[one.section], manual)
+            sample = read_sample(block.code)
+            body = body_of(sample, texts[block.section].section, claims[block.section], manual)
         except NotLiftable as problem:
             left_out.append(LeftOut(section.path, str(problem)))
             continue
-        name = _name(section.title, sample.entry, {recipe.name for recipe in found})
-        found.append(ProposedRecipe(name, one.language, one.hardware, section.path, one.code, body))
-    return found, left_out
+        name = _name(section.title, sample.entry, {recipe.name for recipe in recipes})
+        recipes.append(
+            ProposedRecipe(name, block.language, block.hardware, section.path, block.code, body)
+        )
+    return recipes, left_out
 
 
 def _samples(
     number: int, section: Section, languages: Mapping[str, tuple[str, ...]]
-) -> Iterator[_Found]:
+) -> Iterator[_Block]:
     for element in section.elements:
         if element.kind != "code":
             continue
@@ -105,38 +115,38 @@ def _samples(
         if not language and len(languages) == 1:
             (language,) = languages
         if language in languages:
-            yield _Found(number, language, languages[language], element.text)
+            yield _Block(number, language, languages[language], element.text)
 
 
-def _within_bounds(samples: Sequence[_Found]) -> tuple[list[_Found], list[tuple[_Found, str]]]:
+def _within_bounds(samples: Sequence[_Block]) -> tuple[list[_Block], list[tuple[_Block, str]]]:
     """Those that are read, in their order; the others with the reason."""
-    taken: list[_Found] = []
-    refused: list[tuple[_Found, str]] = []
+    kept: list[_Block] = []
+    refused: list[tuple[_Block, str]] = []
     text = 0
-    for one in samples:
-        if len(one.code) > MAX_SAMPLE:
+    for block in samples:
+        if len(block.code) > MAX_SAMPLE:
             reason = f"it is longer than {MAX_SAMPLE} characters"
-        elif len(taken) == MAX_SAMPLES:
+        elif len(kept) == MAX_SAMPLES:
             reason = f"{MAX_SAMPLES} samples of the manual are read, and it comes after them"
-        elif text + len(one.code) > MAX_TEXT:
+        elif text + len(block.code) > MAX_TEXT:
             reason = f"with it, the manual's samples are longer than {MAX_TEXT} characters"
         else:
-            taken.append(one)
-            text += len(one.code)
+            kept.append(block)
+            text += len(block.code)
             continue
-        refused.append((one, reason))
-    return taken, refused
+        refused.append((block, reason))
+    return kept, refused
 
 
-def _passage(section: Section) -> Passage:
+def _section_text(section: Section) -> SectionText:
     prose = "\n".join(element.text for element in section.elements if element.kind != "code")
-    return Passage(" > ".join(section.path[-2:]), prose)
+    return SectionText(" > ".join(section.path[-2:]), prose)
 
 
-def _name(title: str, entry: str, taken: set[str]) -> str:
+def _name(title: str, entry: str, used: set[str]) -> str:
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or entry.lower()
     name, number = words[:60].strip("-"), 2
-    while name in taken:
+    while name in used:
         name, number = f"{words[:57]}-{number}", number + 1
     return name
 
@@ -177,8 +187,8 @@ def _parameter(constant: Constant) -> dict[str, Any]:
 
 def domain(value: int, role: str) -> list[int]:
     """Powers of two times the sample's value, in order; a pad may also be none."""
-    found = {value * 2**step for step in range(STEPS + 1)}
-    found |= {value // 2**step for step in range(STEPS + 1) if value % 2**step == 0}
+    values = {value * 2**step for step in range(STEPS + 1)}
+    values |= {value // 2**step for step in range(STEPS + 1) if value % 2**step == 0}
     if role == PAD:
-        found = {0, 1, *(v for v in found if v <= 4 * max(value, 1))}
-    return sorted(v for v in found if v <= max(LARGEST_DOMAIN, value))
+        values = {0, 1, *(v for v in values if v <= 4 * max(value, 1))}
+    return sorted(v for v in values if v <= max(LARGEST_DOMAIN, value))

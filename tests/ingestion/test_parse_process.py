@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ingestion.document_json import dumps, loads
-from ingestion.elements import Box, Element, PageFailure, ParsedDocument, Table
+from ingestion.elements import (
+    Box,
+    Element,
+    PageFailure,
+    ParsedDocument,
+    Table,
+    document_from_json,
+    document_to_json,
+)
 from ingestion.parse_process import (
     ParseLimits,
     ParserPool,
@@ -86,7 +93,7 @@ def test_a_document_survives_the_way_through_json() -> None:
         warnings=("w",),
         front_matter={"signals": ["a"], "n": 1},
     )
-    assert loads(dumps(document)) == document
+    assert document_from_json(document_to_json(document)) == document
 
 
 def test_the_real_parser_runs_in_the_child(tmp_path: Path) -> None:

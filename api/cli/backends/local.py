@@ -106,12 +106,7 @@ class LocalTarget:
     def upload(self, path: Path, name: str, about: About) -> Json:
         from ingestion.uploads import Upload
 
-        size = path.stat().st_size
-        if size > self.settings.max_file_bytes:  # said before the file fills the memory
-            raise PayloadTooLarge(
-                f"{name} has {size:,} bytes; the limit is {self.settings.max_file_bytes:,}",
-                hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
-            )
+        self.services.uploads.check_size(name, path.stat().st_size)
         return self._submit(
             Upload(
                 name=name,

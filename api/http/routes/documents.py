@@ -15,7 +15,7 @@ from api.services import Services
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import moves
 from kb.catalog.knowledge.documents import Document, Version
-from kb.errors import KernloreError, NotFound, PayloadTooLarge, error_json
+from kb.errors import KernloreError, NotFound, error_json
 from kb.plain import plain
 from kb.scope import Category
 
@@ -85,12 +85,7 @@ def upload(
 def _submit(parts: Services, form: UploadForm, incoming: Incoming, access: str) -> dict[str, Any]:
     try:
         if incoming.oversized:
-            limit = parts.settings.max_file_bytes
-            raise PayloadTooLarge(
-                f"{incoming.name[:200]} is over the limit of {limit:,} bytes",
-                hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
-                details={"limit": limit},
-            )
+            raise parts.uploads.too_large(incoming.name)
         data = incoming.file.read()
     finally:
         incoming.close()

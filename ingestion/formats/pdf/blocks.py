@@ -41,10 +41,12 @@ class Block:
 
     @property
     def first(self) -> Line:
+        """Its first line."""
         return self.pages[0][0]
 
     @property
     def last(self) -> Line:
+        """Its last line."""
         return self.pages[-1][-1]
 
 
@@ -57,6 +59,7 @@ class Typography:
     vocabulary: Collection[str] = ()
 
     def pitch(self, size: float) -> float:
+        """The usual distance in points between two lines of this size."""
         return self.pitches.get(size, 1.25 * size)
 
 
@@ -111,6 +114,7 @@ def _comes_before(table: PlacedTable, line: Line) -> bool:
 
 
 def is_item(line: Line) -> bool:
+    """Whether a line begins an item of a list."""
     return bool(_BULLET.match(line.text) or _ENUMERATED.match(line.text))
 
 

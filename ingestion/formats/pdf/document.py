@@ -157,8 +157,8 @@ def _assemble(read: _Read, outline: Sequence[Bookmark], title: str | None) -> Pa
     headings = headings_of(content.pages, outline, read.heights, body, style.pitches)
     blocks: list[Block] = []
     for page, lines in enumerate(content.pages):
-        found = blocks_of_page(page, lines, headings, read.tables[page], style)
-        blocks = _appended(blocks, found, body.size)
+        added = blocks_of_page(page, lines, headings, read.tables[page], style)
+        blocks = _appended(blocks, added, body.size)
     labels = [label or content.printed.get(i) for i, label in enumerate(read.labels)]
     elements = tuple(_element(block, labels, read.vocabulary) for block in blocks)
     return ParsedDocument(
@@ -193,9 +193,9 @@ def _title(
     return max(early, key=lambda pair: pair[0])[1] if early else None
 
 
-def _appended(blocks: list[Block], found: list[Block], body_size: float) -> list[Block]:
+def _appended(blocks: list[Block], added: list[Block], body_size: float) -> list[Block]:
     """The blocks of the next page after all others; what the page break divided is whole again."""
-    for block in found:
+    for block in added:
         column_break = (
             blocks
             and block.pages
@@ -204,7 +204,7 @@ def _appended(blocks: list[Block], found: list[Block], body_size: float) -> list
         )
         if column_break and continues_text(blocks[-1], block):
             blocks[-1] = replace(blocks[-1], pages=blocks[-1].pages + block.pages)
-        elif block is found[0] and _table_goes_on(blocks, block):
+        elif block is added[0] and _table_goes_on(blocks, block):
             before, rest = blocks[-1], block.placed[0]
             assert before.table is not None
             blocks[-1] = replace(

@@ -1,6 +1,6 @@
 """What a page carries besides content: running heads, footers, page numbers, contents lists.
 
-They are taken out before paragraphs are made. The printed page number is not thrown away: it labels
+They are removed before lines become paragraphs. The printed page number is kept: it labels
 the page where the file itself has no page labels. Knows lines only.
 """
 
@@ -71,6 +71,7 @@ def without_furniture(
 
 
 def normalised(text: str) -> str:
+    """A text as it is compared with others: its letters and digits in lower case."""
     return re.sub(r"[\W_]+", "", text.lower())
 
 
@@ -88,19 +89,19 @@ def _lone_numbers(
     pages: Sequence[Sequence[Line]], heights: Sequence[float], labels: Sequence[str | None]
 ) -> dict[int, Line]:
     """Lines that are nothing but a page number: the page's label, or counting up with the pages."""
-    found: dict[int, tuple[Line, str]] = {}
+    numbers: dict[int, tuple[Line, str]] = {}
     for index, lines in enumerate(pages):
         for line in lines:
             zone = _zone(line, heights[index])
             match = _PAGE_NUMBER.match(line.text) if zone else None
             if match and _outermost(line, lines, zone):
-                found[index] = (line, match.group(1).lower())
-    offsets = Counter(int(n) - i for i, (_, n) in found.items() if n.isdigit())
+                numbers[index] = (line, match.group(1).lower())
+    offsets = Counter(int(n) - i for i, (_, n) in numbers.items() if n.isdigit())
     offset, count = offsets.most_common(1)[0] if offsets else (1, 0)
     steady = count >= 2
     return {
         i: line
-        for i, (line, n) in found.items()
+        for i, (line, n) in numbers.items()
         if n == (labels[i] or "").lower()
         or (n.isdigit() and int(n) - i == offset and (steady or offset == 1))
         or (not n.isdigit() and steady)
@@ -136,8 +137,8 @@ def _recurring_slots(
     needed = 2 if filled <= 4 else max(3, round(0.15 * filled))
     return {
         slot
-        for slot, found in lines.items()
-        if len(found) >= needed and _repeats(found, headings, filled)
+        for slot, members in lines.items()
+        if len(members) >= needed and _repeats(members, headings, filled)
     }
 
 

@@ -1,6 +1,6 @@
 """Which lines of a PDF are headings, and how deep.
 
-The outline of the file decides where there is one: its titles are found again on their pages.
+The outline of the file decides where there is one: its titles are looked up on their pages.
 Headings that it leaves out, and files without an outline, go by font size, weight and numbering.
 Knows lines, not paragraphs.
 """
@@ -30,6 +30,8 @@ _MIN_OUTLINE = 3
 
 @dataclass(frozen=True)
 class Bookmark:
+    """An entry of the file's outline. `level` counts from 1, `page` from 0; `y` is in points."""
+
     title: str
     level: int
     page: int
@@ -56,6 +58,7 @@ class Style:
 
     @property
     def weight(self) -> tuple[float, bool]:
+        """What headings are ranked by: size in points, then bold."""
         return self.size, self.bold
 
 
@@ -85,6 +88,7 @@ def outline_of(document: pypdfium2.PdfDocument) -> list[Bookmark]:
 
 
 def body_of(pages: Sequence[Sequence[Line]]) -> Body:
+    """The size of running text in points, that of most characters, and whether most is bold."""
     sizes: Counter[float] = Counter()
     bold = total = 0
     for page in pages:
@@ -105,19 +109,19 @@ def headings_of(
     pitches: Mapping[float, float],
 ) -> dict[tuple[int, int], Heading]:
     """All headings by (page, first line)."""
-    found = _from_outline(pages, outline, heights)
-    taken = {(h.page, i) for h in found for i in range(h.start, h.start + h.count)}
+    headings = _from_outline(pages, outline, heights)
+    used = {(h.page, i) for h in headings for i in range(h.start, h.start + h.count)}
     groups = [
         group
         for group in _candidates(pages, body, pitches)
-        if not any((group[0], i) in taken for i in range(group[1], group[1] + group[2]))
+        if not any((group[0], i) in used for i in range(group[1], group[1] + group[2]))
     ]
-    levels, numbered = _levels(pages, groups, found if len(found) >= _MIN_OUTLINE else [])
+    levels, numbered = _levels(pages, groups, headings if len(headings) >= _MIN_OUTLINE else [])
     for page, start, count in groups:
         style = _style(pages[page][start])
         depth = _depth(_joined(pages[page], start, count)) if style in numbered else None
-        found.append(Heading(page, start, count, depth or levels[style]))
-    return {(h.page, h.start): h for h in _nested(found)}
+        headings.append(Heading(page, start, count, depth or levels[style]))
+    return {(h.page, h.start): h for h in _nested(headings)}
 
 
 def _nested(headings: Sequence[Heading]) -> list[Heading]:
@@ -135,19 +139,19 @@ def _nested(headings: Sequence[Heading]) -> list[Heading]:
 def _from_outline(
     pages: Sequence[Sequence[Line]], outline: Sequence[Bookmark], heights: Sequence[float]
 ) -> list[Heading]:
-    found: list[Heading] = []
-    taken: set[tuple[int, int]] = set()
+    headings: list[Heading] = []
+    used: set[tuple[int, int]] = set()
     for mark in outline:
         for page in (mark.page, mark.page + 1, mark.page - 1):
             if not 0 <= page < len(pages):
                 continue
-            place = _find_title(pages[page], mark, page, heights, taken)
+            place = _find_title(pages[page], mark, page, heights, used)
             if place is not None:
                 start, count = place
-                taken |= {(page, i) for i in range(start, start + count)}
-                found.append(Heading(page, start, count, min(MAX_LEVEL, mark.level)))
+                used |= {(page, i) for i in range(start, start + count)}
+                headings.append(Heading(page, start, count, min(MAX_LEVEL, mark.level)))
                 break
-    return found
+    return headings
 
 
 def _find_title(
@@ -155,7 +159,7 @@ def _find_title(
     mark: Bookmark,
     page: int,
     heights: Sequence[float],
-    taken: set[tuple[int, int]],
+    used: set[tuple[int, int]],
 ) -> tuple[int, int] | None:
     wanted = normalised(mark.title)
     if not wanted:
@@ -164,7 +168,7 @@ def _find_title(
     for start, line in enumerate(lines):
         text = ""
         for count in range(1, min(_MAX_TITLE_LINES, len(lines) - start) + 1):
-            if (page, start + count - 1) in taken:
+            if (page, start + count - 1) in used:
                 break
             text += normalised(lines[start + count - 1].text)
             if _same_title(text, wanted):
@@ -264,15 +268,15 @@ def _stands_apart(lines: Sequence[Line], start: int, pitches: Mapping[float, flo
 def _levels(
     pages: Sequence[Sequence[Line]],
     groups: Sequence[tuple[int, int, int]],
-    found: Sequence[Heading],
+    headings: Sequence[Heading],
 ) -> tuple[dict[Style, int], set[Style]]:
     """The level of each look by outline, numbering or rank; and the looks that are numbered."""
     votes: dict[Style, Counter[int]] = defaultdict(Counter)
-    for heading in found:
+    for heading in headings:
         votes[_style(pages[heading.page][heading.start])][heading.level] += 1
     members: Counter[Style] = Counter(_style(pages[page][start]) for page, start, _ in groups)
     numbered: set[Style] = set()
-    if not found:
+    if not headings:
         depths: dict[Style, Counter[int]] = defaultdict(Counter)
         for page, start, count in groups:
             depth = _depth(_joined(pages[page], start, count))

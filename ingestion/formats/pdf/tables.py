@@ -1,8 +1,8 @@
 """Ruled tables of a PDF page, as cells.
 
-The lattice of rules is found by pdfplumber's table algorithm, fed with the rules that pdfium saw;
-so a page is never parsed twice, and a page without rules costs nothing. Text of a cell comes from
-the same words as the rest of the page. It does not know captions or what stands on the next page.
+pdfplumber's table algorithm builds the lattice from the rules that pdfium saw, so a page is never
+parsed twice, and a page without rules costs nothing. Text of a cell comes from the same words as
+the rest of the page. It does not know captions or what stands on the next page.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def tables_of_page(page: PageText, vocabulary: Collection[str] = ()) -> list[Pla
         return []
     merged = merge_edges(edges, _SNAP, _SNAP, _SNAP, _SNAP)
     cells = intersections_to_cells(edges_to_intersections(merged, _SNAP, _SNAP))
-    found = []
+    tables = []
     for group in cells_to_tables(cells):
         placed = _placed_table(group, page, vocabulary)
         if placed is not None:
-            found.append(placed)
-    return found
+            tables.append(placed)
+    return tables
 
 
 def _edges(page: PageText) -> list[dict[str, object]]:

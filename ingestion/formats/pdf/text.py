@@ -46,6 +46,8 @@ _SIMPLE_PATH, _LONGEST_PATH = 6, 400
 
 @dataclass(frozen=True, slots=True)
 class Font:
+    """A font as the file names it, and what that says about its look."""
+
     name: str
     bold: bool
     italic: bool
@@ -84,6 +86,10 @@ class PathBox:
 
 @dataclass(frozen=True)
 class PageText:
+    """One page: its words, rules and size in points, and the shares (0 to 1) of its area that are
+    pictures and of its characters that have no readable code.
+    """
+
     index: int
     label: str | None
     width: float

@@ -1,1 +1,1 @@
-"""reStructuredText: lines, directives, tables."""
+"""reStructuredText: blocks by docutils, directives by their meaning."""

@@ -2,24 +2,26 @@
 
 Knows the names that docutils, Sphinx and its design extensions use, by kind of content rather than
 one by one: code, a table, words in a box, a described name, machinery. Does not know how the lines
-inside are cut into blocks: the scanner hands that in.
+inside are cut into blocks: its caller hands that in.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ingestion.elements import Element
+from ingestion.elements import Element, Table
 from ingestion.formats.html import names, parse_fragment
-from ingestion.formats.rst.tables import csv_table, list_table
-from ingestion.formats.tables import table_element
+from ingestion.formats.tables import make_table, table_element
 
 _OPTION = re.compile(r"^:([\w-]+):(?:\s+(.*)|$)")
 _TEMPLATE = re.compile(r"^\s*\{%.*%\}\s*$")
 _ALTERNATIVE_WORDS = 2
+_ROW = re.compile(r"^\*(?:\s|$)")
+_CELL = re.compile(r"^-(?:\s|$)")
 
 _CODE = names(
     "code code-block sourcecode parsed-literal prompt doctest testcode ipython productionlist"
@@ -61,6 +63,7 @@ class Directive:
     warnings: list[str]
 
     def content(self) -> Iterable[Element]:
+        """The elements of its body, without the options."""
         return self.blocks(split_options(self.body)[1])
 
 
@@ -87,13 +90,13 @@ def split_options(body: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     # What stands between the directive and its options continues the argument, as a long path does.
     first = next((n for n, line in enumerate(body) if not line or _OPTION.match(line)), len(body))
     at = first if first < len(body) and body[first] and first <= 2 else 0
-    while at < len(body) and (found := _OPTION.match(body[at])):
-        value = found[2] or ""
+    while at < len(body) and (option := _OPTION.match(body[at])):
+        value = option[2] or ""
         at += 1
         while at < len(body) and body[at].startswith(" "):
             value = f"{value} {body[at].strip()}"
             at += 1
-        options[found[1]] = value.strip()
+        options[option[1]] = value.strip()
     continued = body[:first] if options and first <= 2 else []
     return options, [*continued, *body[at:]]
 
@@ -116,7 +119,7 @@ def _titled(directive: Directive) -> Iterator[Element]:
 
 
 def _described(directive: Directive) -> Iterator[Element]:
-    """An API entry: its signatures as text, then what is said about it."""
+    """An API entry: its signatures as text, then its description."""
     body = directive.body
     # Further signatures follow without a blank line, as do the lines of one that was broken.
     ends = (n for n, line in enumerate(body) if not line or _OPTION.match(line))
@@ -189,6 +192,52 @@ def _table_of_items(directive: Directive) -> Iterator[Element]:
     element = table_element(build(content, options, directive.argument or None))
     if element:
         yield element
+
+
+def list_table(lines: Sequence[str], options: Mapping[str, str], caption: str | None) -> Table:
+    """A list of lists: `*` starts a row, `-` a cell."""
+    rows = [_cells(item) for item in _split(lines, _ROW)]
+    heads = _number(options.get("header-rows"))
+    return make_table(rows[:heads], rows[heads:], caption)
+
+
+def csv_table(lines: Sequence[str], options: Mapping[str, str], caption: str | None) -> Table:
+    """Comma-separated rows; the header may stand in an option."""
+    known = {"tab": "\t", "space": " "}
+    delimiter = options.get("delim", ",")
+    delimiter = known.get(delimiter, delimiter)
+    separator = delimiter if len(delimiter) == 1 else ","
+
+    def read(source: Sequence[str]) -> list[list[str]]:
+        return list(csv.reader(source, delimiter=separator, skipinitialspace=True))
+
+    rows = read([line for line in lines if line.strip()])
+    heads = _number(options.get("header-rows"))
+    header = read([options["header"]]) if options.get("header") else []
+    return make_table(header + rows[:heads], rows[heads:], caption)
+
+
+def _split(lines: Sequence[str], mark: re.Pattern[str]) -> list[list[str]]:
+    """The items of a list without their marks. Lines before the first mark are dropped."""
+    items: list[list[str]] = []
+    indent: int | None = None
+    for line in lines:
+        stripped = line.lstrip()
+        depth = len(line) - len(stripped)
+        if mark.match(stripped) and (indent is None or depth <= indent):
+            indent = depth
+            items.append([" " * (depth + 1) + stripped[1:]])
+        elif items:
+            items[-1].append(line)
+    return items
+
+
+def _cells(row: list[str]) -> list[str]:
+    return ["\n".join(cell) for cell in _split(row, _CELL)]
+
+
+def _number(value: str | None) -> int:
+    return int(value) if value and value.strip().isdigit() else 0
 
 
 _READERS: dict[str, Callable[[Directive], Iterable[Element]]] = {

@@ -1,331 +1,270 @@
-"""reStructuredText, by a line scanner of our own.
+"""reStructuredText, with docutils as the parser of its blocks.
 
-docutils is no help here: it knows none of the directives that Sphinx and its extensions add, which
-is most of what chip documentation consists of, and turns every one into a system message. The
-scanner needs no directive registered: one it does not know is a container whose content counts.
-Text stays as it is written, roles included; only indentation goes.
+Three departures make docutils fit for the documents of a Sphinx site, of which it knows little:
+
+* Every directive is read by `directives`, whatever docutils knows of it, so an unknown one is a
+  container whose content counts, and nothing includes a file or executes.
+* Inline markup is not parsed: text stays as it is written, roles included, so that it can be
+  quoted, and an unknown role is no error.
+* Errors do not stop it. What stood in a block with an error is kept as text.
+
+Lists and drawn tables keep their source lines; only indentation goes.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product, takewhile
+from typing import Any
 
-from ingestion.elements import Element, ParsedDocument, Table
+from docutils import frontend, nodes
+from docutils.parsers import rst
+from docutils.parsers.rst import directives, states
+from docutils.statemachine import StringList
+from docutils.utils import new_document
+
+from ingestion.elements import Element, ParsedDocument
 from ingestion.formats.rst.directives import Directive, read_directive
-from ingestion.formats.rst.tables import (
-    GRID_BORDER,
-    SIMPLE_BORDER,
-    grid_table,
-    simple_table,
-)
-from ingestion.formats.tables import table_element
+from ingestion.formats.tables import make_table, table_element
 
-_ADORNMENT = re.compile(r"^([!-/:-@\[-`{-~])\1*\s*$")
-_DIRECTIVE = re.compile(r"^\.\.\s+(?:\|[^|]*\|\s+)?([A-Za-z][\w+.:-]*?)\s?::(?:\s+(.*)|$)")
-_SUBSTITUTION = re.compile(r"^\.\.\s+\|[^|]+\|\s")
-_NOTE_MARK = re.compile(r"^\.\.\s+\[(?:\d+|[#*]?[\w.-]*)\]\s")
-_ITEM = re.compile(r"^([-*+\u2022]|(?:\d{1,3}|[A-Za-z]|#)[.)]|\((?:\d{1,3}|[A-Za-z]|#)\))(\s+|$)")
-_INNER_BLOCK = re.compile(r"^\s*\.\. [\w|]|::\s*$|^\s*\+[-=]+\+|^\s*=+ +=+", re.M)
-_FIELD = re.compile(r"^:[^:\s][^:]*:(?:\s|$)")
-
-
-@dataclass
-class _Scan:
-    """What is shared by all nested blocks of one document."""
-
-    levels: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def level(self, style: str) -> int:
-        if style not in self.levels:
-            self.levels.append(style)
-        return self.levels.index(style) + 1
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Elements, and the line after the block they came from."""
-
-    elements: Sequence[Element]
-    end: int
-    literal_follows: bool = False
+_DIRECTIVE_NAME = re.compile(r"\.\.\s+(?:\|[^|]*\|\s+)?([A-Za-z][\w+.:-]*?)\s?::(?:\s|$)", re.M)
+_SUBSTITUTION = re.compile(r"\s*\.\.\s+\|")
+_LABEL = re.compile(r"\.\.\s+(\[[^]]*\])")
+_LITERAL_MARK = "::"
 
 
 def parse_rst(text: str) -> ParsedDocument:
-    """Read reStructuredText."""
-    scan = _Scan()
-    lines = [line.rstrip() for line in text.expandtabs(8).split("\n")]
-    elements = tuple(_blocks(lines, scan, top=True))
-    titles = [e for e in elements if e.kind == "title"]
-    title = next((e.text for e in titles if e.level == 1), None)
-    return ParsedDocument(elements, title=title, warnings=tuple(dict.fromkeys(scan.warnings)))
+    """Read reStructuredText. Heading levels are by order of appearance of their adornments."""
+    text = text.expandtabs(8)
+    for name in set(_DIRECTIVE_NAME.findall(text)):
+        directives.register_directive(name.lower(), _AnyDirective)
+    settings = frontend.get_default_settings(rst.Parser)
+    settings.report_level = settings.halt_level = 5
+    settings.file_insertion_enabled = settings.raw_enabled = False
+    settings.warning_stream = False
+    settings.line_length_limit = len(text) + 1
+    inliner = states.Inliner()
+    inliner.parse = _unparsed
+    document = new_document("0", settings)
+    reader = document.kernlore_reader = _Reader(text)
+    rst.Parser(inliner=inliner).parse(text, document)
+    elements = tuple(reader.children(document))
+    title = next((e.text for e in elements if e.kind == "title" and e.level == 1), None)
+    return ParsedDocument(elements, title=title, warnings=tuple(dict.fromkeys(reader.warnings)))
 
 
-def _blocks(lines: Sequence[str], scan: _Scan, top: bool = False) -> Iterator[Element]:
-    at = 0
-    literal = False
-    while at < len(lines):
-        if not lines[at]:
-            at += 1
-            continue
-        if literal and (lines[at].startswith(" ") or _quoted(lines, at)):
-            block = _literal(lines, at)
+def _unparsed(text: str, *_: Any) -> tuple[list[nodes.Node], list[nodes.Node]]:
+    return [nodes.Text(text)], []
+
+
+class _Read(nodes.Element):  # type: ignore[misc]
+    """The elements of a directive, in the tree where the directive stood."""
+
+    def __init__(self, elements: list[Element]) -> None:
+        super().__init__()
+        self.elements = elements
+
+
+class _AnyDirective(rst.Directive):  # type: ignore[misc]
+    """Hands the lines of any directive to `read_directive`."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        reader: _Reader = self.state.document.kernlore_reader
+        first = self.block_text.split("\n", 1)[0].partition("::")[2].strip()
+        body = list(self.content)
+        argument = body.pop(0).strip() if first and body else ""
+
+        def blocks(lines: Sequence[str]) -> list[Element]:
+            node = nodes.container()
+            self.state.nested_parse(reader.source(lines), 0, node)
+            return list(reader.children(node))
+
+        directive = Directive(self.name.lower(), argument, body, blocks, reader.warnings)
+        return [_Read(list(read_directive(directive)))]
+
+
+class _Reader:
+    """The nodes of one document as elements. `_sources` holds the lines of the document and of the
+    content of each directive, by the name that their nodes carry as `source`.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.warnings: list[str] = []
+        self._sources = [[line.rstrip() for line in text.split("\n")]]
+        self._readers: dict[type, Callable[[Any, int], Iterable[Element]]] = {
+            _Read: lambda node, level: node.elements,
+            nodes.section: lambda node, level: self.children(node, level + 1),
+            nodes.title: _title,
+            nodes.paragraph: _paragraph,
+            nodes.bullet_list: self._items,
+            nodes.enumerated_list: self._items,
+            nodes.definition_list: self.children,
+            nodes.definition_list_item: self._definition,
+            nodes.field_list: _fields,
+            nodes.option_list: self._verbatim,
+            nodes.line_block: self._verbatim,
+            nodes.literal_block: lambda node, level: [Element("code", node.astext().strip("\n"))],
+            nodes.doctest_block: lambda node, level: [
+                Element("code", node.astext(), language="python")
+            ],
+            nodes.table: self._table,
+            nodes.footnote: self._note,
+            nodes.citation: self._note,
+            nodes.system_message: _unreadable,
+            nodes.block_quote: self.children,
+            nodes.attribution: lambda node, level: [Element("text", f"-- {node.astext()}")],
+        }
+
+    def source(self, lines: Sequence[str]) -> StringList:
+        """Lines to be parsed, under a name by which `_lines` gets them back."""
+        self._sources.append([line.rstrip() for line in lines])
+        return StringList(list(lines), str(len(self._sources) - 1))
+
+    def children(self, node: Any, level: int = 0) -> Iterator[Element]:
+        """The elements of what a node holds, in order; targets and comments hold none."""
+        for child in node.children:
+            read = self._readers.get(type(child))
+            if read is not None:
+                yield from read(child, level)
+
+    def _lines(self, node: Any) -> list[str]:
+        """The source lines of a node, dedented: as many as its `rawsource` has. Of a table, which
+        has none, all that follow until the indentation ends.
+        """
+        lines = self._sources[int(node.source)][node.line - 1 :]
+        if isinstance(node, nodes.table):
+            indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+            lines = list(takewhile(lambda line: not line or line.startswith(indent), lines))
         else:
-            block = _heading(lines, at, scan, top) or _one_block(lines, at, scan)
-        yield from block.elements
-        literal = block.literal_follows
-        at = max(block.end, at + 1)
+            lines = lines[: node.rawsource.count("\n") + 1]
+        return textwrap.dedent("\n".join(lines)).split("\n")
 
+    def _items(self, node: Any, level: int) -> Iterator[Element]:
+        """A list; items that hold code, tables or directives are taken apart."""
+        run: list[str] = []
+        for item in node.children:
+            if type(item) is nodes.list_item and not _complex(item):
+                run += self._lines(item)
+                continue
+            if run:
+                yield _list(run)
+                run = []
+            if type(item) is nodes.list_item:
+                yield from self._complex_item(item)
+        if run:
+            yield _list(run)
 
-def _one_block(lines: Sequence[str], at: int, scan: _Scan) -> _Block:
-    line = lines[at]
-    if line.startswith(".. ") or line == "..":
-        return _explicit(lines, at, scan)
-    if line.startswith(" "):
-        end = _indented_end(lines, at)
-        return _Block(list(_blocks(_dedent(lines[at:end]), scan)), end)
-    if line.startswith("__ ") or (
-        _ADORNMENT.match(line) and len(line) >= 4 and not _next(lines, at)
-    ):
-        return _Block((), at + 1)
-    if GRID_BORDER.match(line) or SIMPLE_BORDER.match(line):
-        return _drawn_table(lines, at)
-    if line.startswith(">>> "):
-        end = _paragraph_end(lines, at)
-        return _Block([Element("code", "\n".join(lines[at:end]), language="python")], end)
-    if _ITEM.match(line):
-        return _list(lines, at, scan)
-    if _FIELD.match(line):
-        end = _paragraph_end(lines, at)
-        text = "\n".join(lines[at:end])
-        return _Block([Element("text", text)] if re.search(r":\s+\S", text) else (), end)
-    return _paragraph(lines, at, scan)
+    def _complex_item(self, item: Any) -> Iterator[Element]:
+        inner = list(self.children(item))
+        mark = self._lines(item)[0].partition(" ")[0]
+        if inner and inner[0].kind == "text":
+            inner[0] = Element("list", f"{mark} {inner[0].text}")
+        yield from inner
 
-
-# Headings
-
-
-def _heading(lines: Sequence[str], at: int, scan: _Scan, top: bool) -> _Block | None:
-    """A title by its underline, or by over- and underline; in a nested block it is text."""
-    line, below = lines[at], _next(lines, at)
-    if line.startswith(" "):
-        return None
-    over = _ADORNMENT.match(line)
-    under = _next(lines, at + 1)
-    if over and len(line) >= 3 and below and under[:1] == line[0]:
-        if _ADORNMENT.match(under) and not _ADORNMENT.match(below):
-            return _Block([_title(below, line[0] * 2, scan, top)], at + 3)
-    elif not over and _underlines(below, line):
-        return _Block([_title(line, below[0], scan, top)], at + 2)
-    return None
-
-
-def _underlines(below: str, line: str) -> bool:
-    # "::" and "..." under a line are a literal mark and an ellipsis.
-    if not _ADORNMENT.match(below) or below in ("::", "..", "..."):
-        return False
-    return len(below) >= min(4, len(line))
-
-
-def _title(text: str, style: str, scan: _Scan, top: bool) -> Element:
-    if not top:
-        return Element("text", text.strip())
-    return Element("title", text.strip(), level=scan.level(style))
-
-
-# Explicit markup: directives, targets, footnotes, comments
-
-
-def _explicit(lines: Sequence[str], at: int, scan: _Scan) -> _Block:
-    line = lines[at]
-    end = _body_end(lines, at)
-    if line.startswith(".. _") or (line == ".." and not _next(lines, at)):
-        # Neither owns the indented block after a blank line, whatever the author had in mind.
-        return _Block((), _continuation_end(lines, at))
-    named = _DIRECTIVE.match(line)
-    if named and not _SUBSTITUTION.match(line):
-        directive = Directive(
-            name=named[1].lower(),
-            argument=(named[2] or "").strip(),
-            body=_dedent(lines[at + 1 : end]),
-            blocks=lambda inner: _blocks(inner, scan),
-            warnings=scan.warnings,
-        )
-        return _Block(list(read_directive(directive)), end)
-    if _NOTE_MARK.match(line):
-        text = "\n".join([line[3:], *_dedent(lines[at + 1 : end])]).strip()
-        return _Block([Element("text", text)], end)
-    return _Block((), end)
-
-
-# Tables drawn with characters
-
-
-def _drawn_table(lines: Sequence[str], at: int) -> _Block:
-    if GRID_BORDER.match(lines[at]):
-        end = at
-        while end < len(lines) and lines[end].startswith(("+", "|")):
-            end += 1
-        return _table_block(grid_table(lines[at:end]), lines[at:end], end)
-    end = _simple_table_end(lines, at)
-    return _table_block(simple_table(lines[at:end]), lines[at:end], end)
-
-
-def _table_block(table: Table, source: Sequence[str], end: int) -> _Block:
-    element = table_element(table, "\n".join(source))
-    return _Block([element] if element else [], end)
-
-
-def _simple_table_end(lines: Sequence[str], at: int) -> int:
-    """After the border that a blank line follows; blank lines inside the table are allowed."""
-    for number in range(at + 1, len(lines)):
-        if SIMPLE_BORDER.match(lines[number]) and not _next(lines, number):
-            return number + 1
-    return _paragraph_end(lines, at)
-
-
-# Lists, paragraphs, literal blocks
-
-
-def _list(lines: Sequence[str], at: int, scan: _Scan) -> _Block:
-    """A whole list; items that hold code, tables or directives are taken apart."""
-    end = at
-    items: list[int] = []
-    while end < len(lines):
-        line = lines[end]
-        if line and not line.startswith(" "):
-            if not _ITEM.match(line) and not (lines[end - 1] and items and _lazy(line)):
-                break
-            if _ITEM.match(line):
-                items.append(end)
-        end += 1
-    while end > at and not lines[end - 1]:
-        end -= 1
-    return _Block(list(_items(lines, [*items, end], scan)), end)
-
-
-def _lazy(line: str) -> bool:
-    """A line of an item that lost its indentation."""
-    return not line.startswith("..") and not _ADORNMENT.match(line)
-
-
-def _items(lines: Sequence[str], bounds: Sequence[int], scan: _Scan) -> Iterator[Element]:
-    run: list[str] = []
-    long = bounds[-1] - bounds[0] > 30
-    for start, end in pairwise(bounds):
-        item = list(lines[start:end])
-        complex_item = _INNER_BLOCK.search("\n".join(item)) is not None
-        if run and (complex_item or long):
-            yield _run(run)
-            run = []
-        if complex_item:
-            yield from _complex_item(item, scan)
+    def _definition(self, item: Any, level: int) -> Iterator[Element]:
+        """A term and the text under it."""
+        body = next(child for child in item.children if isinstance(child, nodes.definition))
+        if not _complex(body):
+            yield Element("text", "\n".join(self._lines(item)).strip("\n"))
+            return
+        term = item.rawsource.split("\n", 1)[0]
+        inner = list(self.children(body))
+        if inner and inner[0].kind == "text":
+            inner[0] = replace(inner[0], text=f"{term}\n{inner[0].text}")
         else:
-            run += item
-    if run:
-        yield _run(run)
+            inner.insert(0, Element("text", term))
+        yield from inner
+
+    def _verbatim(self, node: Any, level: int) -> Iterator[Element]:
+        text = textwrap.dedent(node.rawsource) or node.astext()
+        yield Element("text", text)
+
+    def _note(self, node: Any, level: int) -> Iterator[Element]:
+        label = _LABEL.match(self._lines(node)[0])
+        inner = list(self.children(node))
+        if inner and label:
+            inner[0] = replace(inner[0], text=f"{label[1]} {inner[0].text}")
+        yield from inner
+
+    def _table(self, node: Any, level: int) -> Iterator[Element]:
+        drawn = "\n".join(_drawn(self._lines(node)))
+        table = make_table(self._rows(node, nodes.thead), self._rows(node, nodes.tbody))
+        element = table_element(table, drawn)
+        if element:
+            yield element
+
+    def _rows(self, table: Any, part: type) -> Iterator[list[str]]:
+        """The cells of a table's head or body. A cell over several columns or rows stands in its
+        first place; the others are empty, so that columns stay columns.
+        """
+        covered: set[tuple[int, int]] = set()
+        rows = [row for group in table.findall(part) for row in group.children]
+        for number, row in enumerate(rows):
+            cells: list[str] = []
+            for entry in row.children:
+                while (number, len(cells)) in covered:
+                    cells.append("")
+                width, height = 1 + entry.get("morecols", 0), 1 + entry.get("morerows", 0)
+                places = product(range(number + 1, number + height), range(width))
+                covered |= {(line, len(cells) + column) for line, column in places}
+                text = " ".join(element.text for element in self.children(entry))
+                cells += [text, *[""] * (width - 1)]
+            yield cells
 
 
-def _run(lines: list[str]) -> Element:
+def _title(node: Any, level: int) -> Iterator[Element]:
+    yield Element("title", node.astext(), level=level)
+
+
+def _paragraph(node: Any, level: int) -> Iterator[Element]:
+    text = node.rawsource or node.astext()
+    # docutils takes half of the mark of a literal block.
+    siblings = node.parent.children
+    after = siblings[node.parent.index(node) + 1 :][:1]
+    if after and isinstance(after[0], nodes.literal_block) and not text.endswith(_LITERAL_MARK):
+        text = text.removesuffix(":") + _LITERAL_MARK
+    # Stray rules hold no words.
+    if any(character.isalnum() for character in text):
+        yield Element("text", text)
+
+
+def _fields(node: Any, level: int) -> Iterator[Element]:
+    lines = [
+        f":{field[0].astext()}: {field[1].rawsource}"
+        for field in node.children
+        if field[1].rawsource.strip()
+    ]
+    if lines:
+        yield Element("text", "\n".join(lines))
+
+
+def _unreadable(node: Any, level: int) -> Iterator[Element]:
+    """What stood where docutils reports an error."""
+    for block in node.children:
+        if isinstance(block, nodes.literal_block) and not _SUBSTITUTION.match(block.astext()):
+            yield Element("text", block.astext())
+
+
+def _drawn(lines: Sequence[str]) -> Iterable[str]:
+    """The lines of the table that the first line begins: a simple one ends at a border with nothing
+    under it, a grid at its last line.
+    """
+    if lines[0].startswith("+"):
+        return takewhile(lambda line: line.startswith(("+", "|")), lines)
+    borders = (n for n, line in enumerate(lines[1:], 2) if line and not line.strip("= \t"))
+    end = next((n for n in borders if not "".join(lines[n : n + 1])), len(lines))
+    return lines[:end]
+
+
+def _complex(node: Any) -> bool:
+    inner = nodes.literal_block, nodes.table, nodes.doctest_block, _Read
+    return any(isinstance(child, inner) for child in node.findall())
+
+
+def _list(lines: list[str]) -> Element:
     return Element("list", "\n".join(lines).strip("\n"))
-
-
-def _complex_item(item: list[str], scan: _Scan) -> Iterator[Element]:
-    mark = _ITEM.match(item[0])
-    lead = mark[1] if mark else ""
-    first = item[0][mark.end() :] if mark else item[0]
-    rest = _dedent(item[1:])
-    inner = list(_blocks([first, *rest], scan))
-    if inner and inner[0].kind == "text":
-        inner[0] = Element("list", f"{lead} {inner[0].text}")
-    yield from inner
-
-
-def _paragraph(lines: Sequence[str], at: int, scan: _Scan) -> _Block:
-    end = _paragraph_end(lines, at)
-    after = _next(lines, at)
-    if after.startswith(" "):
-        return _definition(lines, at, scan)
-    text = "\n".join(lines[at:end])
-    literal = text.endswith("::")
-    # An underline without its title, "::" alone and stray rules hold no words.
-    if not any(c.isalnum() for c in text):
-        return _Block((), end, literal)
-    return _Block([Element("text", text)], end, literal)
-
-
-def _definition(lines: Sequence[str], at: int, scan: _Scan) -> _Block:
-    """A term and the indented text under it."""
-    end = _indented_end(lines, at + 1)
-    under = _dedent(lines[at + 1 : end])
-    if lines[at].endswith("::"):
-        return _Block(
-            [Element("text", lines[at]), Element("code", "\n".join(under).strip("\n"))], end
-        )
-    if not _INNER_BLOCK.search("\n".join(under)):
-        return _Block([Element("text", "\n".join(lines[at:end]).strip("\n"))], end)
-    inner = list(_blocks(under, scan))
-    if inner and inner[0].kind == "text":
-        inner[0] = replace(inner[0], text=f"{lines[at]}\n{inner[0].text}")
-    else:
-        inner.insert(0, Element("text", lines[at]))
-    return _Block(inner, end)
-
-
-def _literal(lines: Sequence[str], at: int) -> _Block:
-    if not lines[at].startswith(" "):
-        end = _paragraph_end(lines, at)
-        return _Block([Element("code", "\n".join(lines[at:end]))], end)
-    end = _indented_end(lines, at)
-    return _Block([Element("code", "\n".join(_dedent(lines[at:end])).strip("\n"))], end)
-
-
-def _quoted(lines: Sequence[str], at: int) -> bool:
-    """A literal block may also be unindented lines that all start with the same mark."""
-    block = lines[at : _paragraph_end(lines, at)]
-    mark = block[0][0]
-    return mark in ">|$#%" and all(line.startswith(mark) for line in block)
-
-
-# Line arithmetic
-
-
-def _next(lines: Sequence[str], at: int) -> str:
-    return lines[at + 1] if at + 1 < len(lines) else ""
-
-
-def _paragraph_end(lines: Sequence[str], at: int) -> int:
-    end = at
-    while end < len(lines) and lines[end] and not (end > at and lines[end].startswith(".. ")):
-        end += 1
-    return end
-
-
-def _indented_end(lines: Sequence[str], at: int) -> int:
-    """After the last line of an indented block, blank lines in between included."""
-    end = at
-    last = at
-    while end < len(lines) and (not lines[end] or lines[end].startswith(" ")):
-        end += 1
-        if lines[end - 1]:
-            last = end
-    return last
-
-
-def _continuation_end(lines: Sequence[str], at: int) -> int:
-    end = at + 1
-    while end < len(lines) and lines[end].startswith(" "):
-        end += 1
-    return end
-
-
-def _body_end(lines: Sequence[str], at: int) -> int:
-    return max(_indented_end(lines, at + 1), at + 1)
-
-
-def _dedent(lines: Sequence[str]) -> list[str]:
-    return textwrap.dedent("\n".join(lines)).split("\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ingestion.elements import Element, ParsedDocument, Table
 from ingestion.formats.rst.document import parse_rst
 
@@ -140,4 +142,45 @@ def test_figures_footnotes_definitions_and_unknown_directives() -> None:
         ("text", "term\n   what it means"),
         ("text", "Words count."),
         ("text", "Raw."),
+    ]
+
+
+def test_spanned_cells_stay_in_their_columns() -> None:
+    grid = (
+        "+---+---+---+\n| a     | b |\n+---+---+---+\n| 1 | 2 | 3 |\n|   +---+---+\n"
+        "|   | 4 | 5 |\n+---+---+---+"
+    )
+    assert table_of(grid) == Table((), (("a", "", "b"), ("1", "2", "3"), ("", "4", "5")))
+    indented = "\n".join(f"   {line}" for line in grid.split("\n"))
+    (element, after) = parse_rst(f".. note::\n\n{indented}\n\nAfter it.\n").elements
+    assert element.text == grid and after.text == "After it."
+
+
+def test_what_docutils_calls_an_error_is_kept_as_text() -> None:
+    broken = "=====  ===\na  b\n=====  ===\n1      2\n  x"
+    document = parse_rst(f"{broken}\n\nBelow.\n")
+    words = " ".join(e.text for e in document.elements).split()
+    assert {"a", "b", "1", "2", "Below."} <= set(words)
+    inside = parse_rst("- item\n\n  Title in it\n  ===========\n\n  Words.\n")
+    assert "Title in it" in " ".join(e.text for e in inside.elements)
+
+
+def test_nothing_is_included_or_executed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("password")
+    document = parse_rst(
+        f".. include:: {secret}\n\n.. literalinclude:: {secret}\n\n"
+        f".. csv-table::\n   :file: {secret}\n\n.. |x| include:: {secret}\n\n"
+        f".. raw:: html\n   :file: {secret}\n\n:raw-html:`<b>x</b>` and |x|\n"
+    )
+    text = "\n".join(element.text for element in document.elements)
+    assert "password" not in text
+    assert text == ":raw-html:`<b>x</b>` and |x|"
+
+
+def test_lists_keep_their_marks() -> None:
+    source = "a. one\nb. two\n\n* three\n* four\n\n  more"
+    assert [e.text for e in parse_rst(source).elements] == [
+        "a. one\nb. two",
+        "* three\n* four\n\n  more",
     ]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ingestion.elements import Element
 from ingestion.formats import parse
+from ingestion.passages import Section, split_sections
 from ingestion.samples.code import NotLiftable, read_sample
 from ingestion.samples.recipes import (
     MAX_SAMPLE,
@@ -25,7 +26,6 @@ from ingestion.samples.recipes import (
     domain,
     propose_recipes,
 )
-from ingestion.sections import Section, split_sections
 from kb.catalog.knowledge import proposed_recipes as stored
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
