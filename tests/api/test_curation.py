@@ -33,6 +33,7 @@ from optimizer.search.tree import Tree
 from skills.curator.pipeline import distil
 from skills.curator.records import Change, Side, Step, Trajectory
 from skills.recipes.recipe import parse_recipe
+from tests.catalogs import fresh_data_dir
 from tests.optimizer.curation.curated import TEMPLATE, problem_in, skill_in
 from tests.skills.curator import planted
 
@@ -60,7 +61,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Ite
     data.mkdir()
     if model_cache.exists():
         (data / "models").symlink_to(model_cache)
-    opened = open_services(Settings(data_dir=data))
+    opened = open_services(Settings(data_dir=fresh_data_dir(data)))
     load_hardware(opened.settings.knowledge_dir, opened.registry)
     yield opened
     opened.close()

@@ -23,6 +23,7 @@ from retrieval.browse.coverage import (
     load_coverage_data,
 )
 from retrieval.diagnose.signals import DATA, load_signals
+from tests.catalogs import fresh_data_dir
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")
@@ -30,7 +31,7 @@ REGISTERS = ("topic", "registers")
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = open_catalog(tmp_path)
+    catalog = open_catalog(fresh_data_dir(tmp_path))
     chips(catalog)
     yield catalog
     catalog.close()
