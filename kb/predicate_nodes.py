@@ -136,8 +136,8 @@ class Known:
     kind: Kind = "truth"
 
     def compute(self, bindings: Bindings) -> Computed:
-        found = self.name.compute(bindings)
-        return Computed(found.value is not None, used=found.used)
+        result = self.name.compute(bindings)
+        return Computed(result.value is not None, used=result.used)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ingestion.findings.scopes import SectionScopes
 from kb.hardware.lineage import lineage
-from kb.hardware.schema import HardwareSpec
+from kb.hardware.spec import HardwareSpec
 
 
 class SampleScopes:

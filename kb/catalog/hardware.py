@@ -21,9 +21,9 @@ from kb.catalog.engine import Catalog
 from kb.catalog.tables.hardware import facts, hardware
 from kb.errors import InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
-from kb.hardware.emit import dump_hardware
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
+from kb.hardware.writer import dump_hardware
 from kb.ids import derived_id
 from kb.scope import ANY
 
@@ -122,7 +122,7 @@ class HardwareRegistry:
             stored = connection.execute(
                 sa.select(hardware.c.spec).where(hardware.c.id == spec.id)
             ).scalar()
-            if stored == text:
+            if stored is not None and (stored == text or parse_hardware(stored, spec.id) == spec):
                 return "unchanged"
             values = _hardware_values(spec, text, origin)
             if stored is None:

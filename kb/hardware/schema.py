@@ -19,10 +19,8 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard, cast
 
 from kb.hardware.checks import Problems, TableReader, names_of
-from kb.hardware.commands import PLACEHOLDERS, read_toolchains
-from kb.hardware.emit import dump_hardware
+from kb.hardware.commands import read_toolchains
 from kb.hardware.fact_keys import fact_keys, mistyped_key
-from kb.hardware.formula import FormulaCheck, check_formula, formula_warnings
 from kb.hardware.spec import (
     FACT_KINDS,
     HARDWARE_ID,
@@ -33,22 +31,8 @@ from kb.hardware.spec import (
     HardwareKind,
     HardwareSpec,
     SignatureSpec,
-    ToolchainSpec,
 )
 from kb.hardware.units import find_unit
-
-__all__ = [
-    "PLACEHOLDERS",
-    "FactSpec",
-    "FormulaCheck",
-    "HardwareSpec",
-    "SignatureSpec",
-    "ToolchainSpec",
-    "check_formula",
-    "dump_hardware",
-    "formula_warnings",
-    "parse_hardware",
-]
 
 MAX_PATTERN = 300
 MAX_ITEMS = 500

@@ -156,7 +156,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """A commented hardware.toml to fill in."""
-    from kb.hardware.template import hardware_template
+    from kb.hardware.writer import hardware_template
 
     text = hardware_template(hardware_id)
     if output is not None:
