@@ -12,8 +12,7 @@ from api.http.plain import plain
 from api.services import Services
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
-from kb.hardware.detection.detect import probe
-from kb.hardware.detection.device import DetectedDevice, Resolver
+from kb.hardware.detection import DetectedDevice, Resolver, probe
 from kb.hardware.spec import SignatureSpec
 from optimizer.bundle import MANIFEST, Bundle, read_bundle
 from optimizer.collectors.ceilings import Ceilings, DeviceStore

@@ -20,7 +20,7 @@ from functools import partial
 from ingestion.elements import Box, Element, ElementKind, Table
 from ingestion.formats.tables import render_table
 from ingestion.sections import Section
-from kb.embedding.text import header_text
+from kb.embedding import header_text
 
 MAX_CHARS = 400
 MAX_CODE_CHARS = 800

@@ -101,7 +101,7 @@ MAX_EXPONENT = 64
 def _power(base: float, exponent: float) -> float:
     if abs(exponent) > MAX_EXPONENT or (base < 0 and exponent != int(exponent)):
         raise ValueError(f"{base:g} ** {exponent:g} is out of range")
-    return float(base) ** float(exponent)
+    return math.pow(base, exponent)
 
 
 # Formulas of derived facts are plain arithmetic, with powers (2**10) that conditions do without.

@@ -28,8 +28,7 @@ from kb.catalog.jobs import Job, Jobs
 from kb.catalog.knowledge import lexical, passages
 from kb.catalog.knowledge.documents import Documents
 from kb.catalog.knowledge.passages import Passage
-from kb.embedding import open_embedder
-from kb.embedding.local import DEFAULT_MODEL, LocalEmbedder
+from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
 from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex
 from kb.scope import ScopeFilter

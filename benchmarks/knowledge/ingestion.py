@@ -27,8 +27,7 @@ from benchmarks.retrieval.encoder_comparison import compare, encoder_table
 from benchmarks.retrieval.scoring import Scorer, gold_of, listed, scorer_beside
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import embeddings
-from kb.embedding import Embedder
-from kb.embedding.base import Vectors
+from kb.embedding import Embedder, Vectors
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.schema import parse_hardware
 

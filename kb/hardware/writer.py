@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from kb.errors import InvalidKnowledge
-from kb.hardware.fact_keys import fact_keys
+from kb.hardware.facts import fact_keys
 from kb.hardware.spec import HARDWARE_ID, FactSpec, HardwareSpec, SignatureSpec, ToolchainSpec
 
 _TEMPLATE = """\

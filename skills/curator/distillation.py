@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes
-from kb.embedding.base import Embedder
+from kb.embedding import Embedder
 from kb.errors import InvalidKnowledge
 from skills.curator.believing.observe import Part
 from skills.curator.matching.match import Known

@@ -13,7 +13,7 @@ from api.evaluation import choose_target
 from api.optimization.knowledge import ServiceKnowledge
 from api.services import Services
 from kb.catalog import skills as store
-from kb.hardware.detection.detect import detect_devices
+from kb.hardware.detection import detect_devices
 from kb.settings import Settings
 from optimizer.collectors.probe import identify
 from optimizer.evaluation.targets import AUTO, facts_of

@@ -13,7 +13,7 @@ from test_tree import add, chips
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
-from kb.hardware.fact_keys import fact_keys
+from kb.hardware.facts import fact_keys
 from kb.hardware.schema import parse_hardware
 from retrieval.browse.coverage import (
     Coverage,

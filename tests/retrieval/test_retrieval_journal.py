@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog.tables.retrieval import retrievals
+from kb.catalog.tables.skills import retrievals
 from kb.ids import new_id
 from retrieval import journal as module
 from retrieval.journal import Journal

@@ -189,7 +189,7 @@ def add(
 def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The devices of this machine and the hardware they are."""
     from ingestion.builtin import builtin_hardware
-    from kb.hardware.detection.detect import probe
+    from kb.hardware.detection import probe
     from kb.hardware.lineage import find
 
     settings = read_settings(data_dir)

@@ -18,7 +18,7 @@ from kb import clock
 from kb.catalog.engine import portions
 from kb.catalog.meta import revision
 from kb.catalog.tables import knowledge as t
-from kb.embedding.text import embedding_text
+from kb.embedding import embedding_text
 
 Vector = NDArray[np.float32]
 

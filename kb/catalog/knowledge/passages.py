@@ -19,7 +19,7 @@ from kb.catalog.knowledge.identity import scopes_of
 from kb.catalog.knowledge.versions import index_section
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
-from kb.embedding.text import embedding_text
+from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
 from kb.scope import ANY, ScopeFilter

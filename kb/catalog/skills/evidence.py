@@ -1,4 +1,9 @@
-"""Measurements that back or contradict a skill. They are added, never changed or removed."""
+"""Measurements that back or contradict a skill, and the toolchains that they were taken with.
+
+Measurements are added, never changed or removed. A toolchain is named as the harness names it: its
+name, then its versions (`cpp g++ 13.2.0`). A skill carries the toolchain of its newest evidence;
+where that differs from the one in use on the hardware, the evidence is about another compiler.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import meta
 from kb.catalog.engine import portions
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import get
@@ -18,6 +24,36 @@ from kb.catalog.tables import skills as t
 from kb.errors import InvalidRequest
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS
+
+_TOOLCHAINS = "toolchains"
+
+
+def toolchain_name(toolchain: str) -> str:
+    """`triton-nvidia` of `triton-nvidia triton 3.4.0, torch 2.8.0`."""
+    return toolchain.split(" ", 1)[0]
+
+
+def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
+    """hardware -> name -> toolchain."""
+    found: Mapping[str, Mapping[str, str]] = meta.get(connection, _TOOLCHAINS) or {}
+    return found
+
+
+def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
+    """This is in use now; returns what was before, None where nothing was known."""
+    name = toolchain_name(toolchain)
+    if not name or not hardware:
+        raise InvalidRequest(
+            f"no toolchain: {toolchain!r} on {hardware!r}", hint="Give its name and versions."
+        )
+    known = {place: dict(chains) for place, chains in present_toolchains(connection).items()}
+    before = known.setdefault(hardware, {}).get(name)
+    if before != toolchain:
+        known[hardware][name] = toolchain
+        meta.put(connection, _TOOLCHAINS, known)
+        meta.bump_revision(connection)
+    return before
+
 
 NOT_MEASURED = "not measured here"
 _COLUMNS = [t.evidence.c[name] for name in EvidenceRow.__dataclass_fields__]

@@ -1,15 +1,17 @@
-"""Whether measurements bear out what a skill says: that a change helps, or, of one to avoid, that
-it does harm.
+"""Whether measurements bear out what a skill claims: that a change helps, or, for a skill that
+advises to avoid something, that the thing does harm. And how sure a rate of successes is.
 
-Only trials with and without the skill count, on what it was not made of; the pairs that it was
-distilled from are where the claim comes from and prove nothing of it. speedup: time without over
-time with what the skill is about, so for one to avoid a figure below 1 is support.
+Only trials with and without the skill count, on problems that it was not distilled from; the pairs
+that it was distilled from are where the claim comes from and prove nothing. A speed-up is the time
+without over the time with what the skill is about, so for a skill to avoid a figure below 1 is
+support.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +20,28 @@ from sqlalchemy import Connection
 from kb.catalog.engine import portions
 from kb.catalog.skills.rows import SkillHead
 from kb.catalog.tables import skills as t
+
+Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
+
+
+@dataclass(frozen=True)
+class Bounds:
+    low: float
+    high: float
+
+
+def wilson(wins: int, trials: int) -> Bounds:
+    """Wilson's 95 % score interval of a rate; all of it, 0 to 1, without trials.
+
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
+    """
+    if trials == 0:
+        return Bounds(0.0, 1.0)
+    rate, spread = wins / trials, Z95 * Z95 / trials
+    centre = (rate + spread / 2) / (1 + spread)
+    half = Z95 / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
+    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
+
 
 TRIALS = ("ablation", "lift")
 # Ends of a kernel that was tried and cannot be used. They have no figure, and are what an advice to

@@ -15,7 +15,7 @@ from kb import clock
 from kb.catalog.skills.reading import heads_of
 from kb.catalog.skills.rows import ROLES, Lift, NewUse, Role, UseRow, one_of
 from kb.catalog.tables import skills as t
-from kb.catalog.tables.retrieval import outcomes, retrievals
+from kb.catalog.tables.skills import outcomes, retrievals
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS
 

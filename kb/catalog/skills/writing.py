@@ -1,8 +1,8 @@
-"""Changes of skills: every change of a row or of its state writes an event with an actor and a
-reason in the same transaction.
+"""Changes of skills: every change of a row, its state or its relations writes an event with an
+actor and a reason in the same transaction.
 
-A learned skill starts as a candidate and is active only while trials bear out its present text, or
-a person let it be without.
+A learned skill starts as a candidate. It is active only while trials bear out its present text, or
+where a person approved it without a measurement.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from kb import clock
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import find, get
 from kb.catalog.skills.rows import (
+    LINK_KINDS,
     SCOPE_KINDS,
     TRANSITIONS,
     WRITTEN,
+    Link,
+    LinkKind,
     SkillDraft,
     SkillEvent,
     SkillHead,
@@ -27,6 +30,7 @@ from kb.catalog.skills.rows import (
     SkillScopes,
     State,
     Stored,
+    one_of,
     structured_key,
 )
 from kb.catalog.skills.support import AVOID, measured
@@ -267,3 +271,67 @@ def _replace_scopes(connection: Connection, skill_id: str, scopes: SkillScopes) 
     ]
     if rows:
         connection.execute(t.skill_scopes.insert(), rows)
+
+
+def link(
+    connection: Connection,
+    source: str,
+    kind: LinkKind,
+    target: str,
+    *,
+    actor: str,
+    reason: str,
+    access_scope: str = ALL_ACCESS,
+) -> bool:
+    """Say that skill `source` stands in this relation to skill `target`; False where that was
+    known. Both get an event. It holds both ways and is stored once."""
+    one_of(kind, LINK_KINDS, "kind of link")
+    if source == target:
+        raise InvalidRequest(f"{source} cannot be linked to itself", hint="Name two skills.")
+    ends = [get(connection, name, access_scope) for name in (source, target)]
+    ends.sort(key=lambda skill: skill.name)
+    first, second = ends
+    known = connection.execute(
+        sa.select(t.skill_links.c.kind).where(
+            t.skill_links.c.skill_id == first.id,
+            t.skill_links.c.other_id == second.id,
+            t.skill_links.c.kind == kind,
+        )
+    ).scalar()
+    if known is not None:
+        return False
+    connection.execute(
+        t.skill_links.insert().values(
+            skill_id=first.id, other_id=second.id, kind=kind, created_at=clock.now()
+        )
+    )
+    noted = {"source": first.name, "kind": kind, "target": second.name}
+    for skill in ends:
+        append_event(
+            connection, skill.id, "linked", (skill.state, skill.state), actor, reason, noted
+        )
+    bump_revision(connection)
+    return True
+
+
+def links_of(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> list[Link]:
+    """Every relation that the skill is one end of, oldest first."""
+    skill = get(connection, name, access_scope)
+    source, target = t.skills.alias(), t.skills.alias()
+    rows = connection.execute(
+        sa.select(
+            source.c.name.label("source"),
+            t.skill_links.c.kind,
+            target.c.name.label("target"),
+            t.skill_links.c.created_at,
+        )
+        .join(source, source.c.id == t.skill_links.c.skill_id)
+        .join(target, target.c.id == t.skill_links.c.other_id)
+        .where(
+            sa.or_(t.skill_links.c.skill_id == skill.id, t.skill_links.c.other_id == skill.id),
+            source.c.access_scope == access_scope,
+            target.c.access_scope == access_scope,
+        )
+        .order_by(t.skill_links.c.created_at, source.c.name, target.c.name)
+    )
+    return [Link(**row._mapping) for row in rows]

@@ -38,11 +38,14 @@ def first_start(data_dir: Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def schema(catalog: Catalog) -> dict[str, str]:
-    """The statement that makes each table and index, without the layout of its text."""
+def schema(catalog: Catalog) -> dict[str, list[str]]:
+    """The statement that makes each table and index: its columns in their order, its constraints
+    in no order."""
     with catalog.read() as connection:
         rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master").all()
-    return {name: " ".join((sql or "").split()) for name, sql in rows}
+    statements = {name: " ".join((sql or "").removesuffix(")").split()) for name, sql in rows}
+    parts = {name: text.split(", CONSTRAINT ") for name, text in statements.items()}
+    return {name: [columns, *sorted(rest)] for name, (columns, *rest) in parts.items()}
 
 
 def older_catalog(data_dir: Path, revision: str) -> None:

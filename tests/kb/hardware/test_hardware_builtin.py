@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kb.hardware.formula import formula_warnings
+from kb.hardware.facts import formula_warnings
 from kb.hardware.lineage import effective_facts, registry_problems
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec

@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from kb.hardware.checks import Problem
-from kb.hardware.fact_keys import edit_distance, fact_keys, mistyped_key
-from kb.hardware.formula import check_formula, formula_warnings
+from kb.hardware.facts import (
+    CANONICAL_UNITS,
+    check_formula,
+    edit_distance,
+    fact_keys,
+    find_unit,
+    formula_warnings,
+    mistyped_key,
+)
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec, ToolchainSpec
-from kb.hardware.units import CANONICAL_UNITS, find_unit
 from kb.hardware.writer import dump_hardware, hardware_template
 
 FACT = {
