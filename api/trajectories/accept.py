@@ -39,7 +39,7 @@ def again(services: Services, row: StoredTrajectory) -> StoredTrajectory:
     if row.state not in AGAIN:
         return row
     store = trajectory_store(services)
-    told = told_from_json(store.told(row))
+    told = told_from_json(store.report(row))
     absent = absence(services, told, problem_of(told.problem))
     state: State = "unverified" if absent else "queued"
     store.change(row.id, state, only_from=AGAIN, reason=absent, error=None)

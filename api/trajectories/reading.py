@@ -38,7 +38,7 @@ def _measured(services: Services, identity: str) -> Trajectory:
         return _of_run(services, run_store(services).run(identity))
     store = trajectory_store(services)
     row = store.find(identity)
-    found = store.found(row)
+    found = store.results(row)
     if row.state != "ready" or found is None:
         raise Conflict(
             f"{row.id} is {row.state}: nothing of it was measured here",

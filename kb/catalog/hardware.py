@@ -155,9 +155,9 @@ class HardwareRegistry:
         # A new id may be what another chip is called too (the id wins); a new alias may not take
         # an id away.
         ids = {lines.plain(other): other for other in known if other != spec.id}
-        taken = [alias for alias in spec.aliases if lines.plain(alias) in ids]
+        clashing = [alias for alias in spec.aliases if lines.plain(alias) in ids]
         problems = lines.registry_problems(known)
-        problems += [f"the alias {a} is the id of {ids[lines.plain(a)]}" for a in taken]
+        problems += [f"the alias {a} is the id of {ids[lines.plain(a)]}" for a in clashing]
         if problems:
             raise InvalidKnowledge(
                 f"{spec.id} does not fit the registered hardware: {problems[0]}",
@@ -179,7 +179,7 @@ class HardwareRegistry:
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The fact that holds for each key, inherited ones included; by key."""
-        found: dict[str, Fact] = {}
+        effective: dict[str, Fact] = {}
         for owner in self.lineage(self.resolve(name)):
             stated = sorted(
                 self.facts(owner, status="accepted"),
@@ -190,8 +190,8 @@ class HardwareRegistry:
                 # A fact about a variant ("PCIe") does not speak for the model as such.
                 if not fact.subject or fact.origin == "person":
                     own.setdefault(fact.key, fact)
-            found = {**own, **found}
-        return dict(sorted(found.items()))
+            effective = {**own, **effective}
+        return dict(sorted(effective.items()))
 
     def values(self, name: str) -> dict[str, float | str]:
         """Fact values by key, for predicates."""

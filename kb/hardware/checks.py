@@ -31,23 +31,23 @@ class Problems:
     """Collects what is wrong in one file, so that its author corrects it in one go."""
 
     origin: str
-    found: list[Problem] = field(default_factory=list)
+    entries: list[Problem] = field(default_factory=list)
 
     def add(self, path: str, message: str, fix: str) -> None:
-        self.found.append(Problem(path, message, fix))
+        self.entries.append(Problem(path, message, fix))
 
     def raise_if_any(self) -> None:
-        if not self.found:
+        if not self.entries:
             return
-        listed = "\n".join(f"  {problem}" for problem in self.found)
-        noun = "problem" if len(self.found) == 1 else "problems"
+        listed = "\n".join(f"  {problem}" for problem in self.entries)
+        noun = "problem" if len(self.entries) == 1 else "problems"
         raise InvalidKnowledge(
-            f"{self.origin}: {len(self.found)} {noun}\n{listed}",
+            f"{self.origin}: {len(self.entries)} {noun}\n{listed}",
             hint="Correct each entry named in the message, then register the file again.",
             details={
                 "origin": self.origin,
                 "problems": [
-                    {"path": p.path, "message": p.message, "fix": p.fix} for p in self.found
+                    {"path": p.path, "message": p.message, "fix": p.fix} for p in self.entries
                 ],
             },
         )

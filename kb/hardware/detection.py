@@ -250,8 +250,8 @@ def _run(command: list[str]) -> _Answer:
         return _Answer(False, str(error))
     if done.returncode == 0:
         return _Answer(True, done.stdout)
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return _Answer(False, said[0] if said else f"exit status {done.returncode}")
+    output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return _Answer(False, output[0] if output else f"exit status {done.returncode}")
 
 
 def parse_amd_smi(text: str) -> list[DetectedDevice]:

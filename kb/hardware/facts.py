@@ -75,18 +75,18 @@ def find_unit(text: str) -> Unit | None:
 
 
 def _sized(spelled: str) -> Unit | None:
-    if found := _BYTE.fullmatch(spelled):
-        return Unit("B", _binary(found[1]), assumed=bool(found[1]) and not found[2])
-    if found := _RATE.fullmatch(spelled):
-        factor = _binary(found[1]) if found[2] else _thousands(found[1])
+    if match := _BYTE.fullmatch(spelled):
+        return Unit("B", _binary(match[1]), assumed=bool(match[1]) and not match[2])
+    if match := _RATE.fullmatch(spelled):
+        factor = _binary(match[1]) if match[2] else _thousands(match[1])
         return Unit("B/s", factor)
     return None
 
 
 def _decimal(spelled: str) -> Unit | None:
     for pattern, canonical in ((_HERTZ, "Hz"), (_FLOPS, "flop/s"), (_OPS, "op/s"), (_WATT, "W")):
-        if found := pattern.fullmatch(spelled):
-            return Unit(canonical, _thousands(found[1]))
+        if match := pattern.fullmatch(spelled):
+            return Unit(canonical, _thousands(match[1]))
     return None
 
 

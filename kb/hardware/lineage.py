@@ -74,10 +74,10 @@ def find(name: str, registry: Registry) -> str | None:
 
 def resolve(name: str, registry: Registry) -> str:
     """Like `find`, but an unknown name is an error that names the nearest ids."""
-    found = find(name, registry)
-    if found is None:
+    hardware_id = find(name, registry)
+    if hardware_id is None:
         raise UnknownHardware(name, registry)
-    return found
+    return hardware_id
 
 
 def plain(name: str) -> str:
@@ -111,12 +111,12 @@ def descendants(hardware_id: str, registry: Registry) -> frozenset[str]:
     """Everything below a hardware, without itself."""
     if hardware_id not in registry:
         raise UnknownHardware(hardware_id, registry)
-    found: set[str] = set()
+    below: set[str] = set()
     border = {hardware_id}
     while border:
-        border = {id_ for id_ in registry if registry[id_].parent in border} - found
-        found |= border
-    return frozenset(found - {hardware_id})
+        border = {id_ for id_ in registry if registry[id_].parent in border} - below
+        below |= border
+    return frozenset(below - {hardware_id})
 
 
 def siblings(hardware_id: str, registry: Registry) -> frozenset[str]:

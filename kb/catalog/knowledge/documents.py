@@ -205,15 +205,15 @@ class Documents:
         )
         if number is not None:
             query = query.where(t.document_versions.c.number == number)
-        found = connection.execute(
+        version_id = connection.execute(
             query.order_by(t.document_versions.c.number.desc()).limit(1)
         ).scalar()
-        if found is None:
+        if version_id is None:
             raise NotFound(
                 f"document {document_id} has no version {number}",
                 hint=f"GET /documents/{document_id} lists its versions.",
             )
-        return str(found)
+        return str(version_id)
 
     @staticmethod
     def _row(connection: Connection, document_id: str, access_scope: str) -> sa.Row[Any]:

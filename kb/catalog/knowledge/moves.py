@@ -112,7 +112,7 @@ def candidates(
         .order_by(t.documents.c.title, t.moves.c.name)
     )
     wanted = set(signals)
-    found = []
+    moves = []
     for row in rows:
         if row.signals and not wanted & set(row.signals):
             continue
@@ -120,8 +120,8 @@ def candidates(
             continue
         if scope.language and row.languages and scope.language not in row.languages:
             continue
-        found.append(_stored(row))
-    return found
+        moves.append(_stored(row))
+    return moves
 
 
 def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:

@@ -103,9 +103,9 @@ def _passages(
     connection: Connection, version_id: str, sections: Set[tuple[str, ...]]
 ) -> dict[tuple[str, ...], list[tuple[str, str]]]:
     """By heading path, id and text without white space of the passages there, in their order."""
-    found: dict[tuple[str, ...], list[tuple[str, str]]] = {path: [] for path in sections}
+    passages: dict[tuple[str, ...], list[tuple[str, str]]] = {path: [] for path in sections}
     if not sections:
-        return found
+        return passages
     rows = connection.execute(
         sa.select(t.passages.c.id, t.passages.c.text, t.sections.c.path)
         .join(t.sections, t.sections.c.id == t.passages.c.section_id)
@@ -113,9 +113,9 @@ def _passages(
         .order_by(t.passages.c.ordinal)
     )
     for row in rows:
-        if (path := tuple(row.path)) in found:
-            found[path].append((row.id, "".join(row.text.split())))
-    return found
+        if (path := tuple(row.path)) in passages:
+            passages[path].append((row.id, "".join(row.text.split())))
+    return passages
 
 
 def _beginning(recipe: RecipeLike, passages: Sequence[tuple[str, str]]) -> str | None:
@@ -141,8 +141,10 @@ def listed(
         )
         .order_by(t.documents.c.title, t.recipes.c.name, t.recipes.c.id)
     )
-    found = [_stored(row) for row in rows]
-    return [r for r in found if hardware is None or set(r.hardware) & set(hardware)]
+    recipes = [_stored(row) for row in rows]
+    return [
+        recipe for recipe in recipes if hardware is None or set(recipe.hardware) & set(hardware)
+    ]
 
 
 def decide(

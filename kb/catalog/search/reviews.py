@@ -50,7 +50,7 @@ class Reviews:
     def add(self, key: str, decision: str, actor: str, reason: str) -> Review:
         """Answer the review flags of an evaluation. Raises InvalidRequest, NotFound, and Conflict
         where it has none, is not finished or was rejected by a check, which is nobody's choice."""
-        known = next((one for one in DECISIONS if one == decision), None)
+        known = next((known for known in DECISIONS if known == decision), None)
         if known is None:
             raise InvalidRequest(
                 f"unknown decision {decision[:80]!r}", hint=f"Give one of {', '.join(DECISIONS)}."
@@ -76,14 +76,14 @@ class Reviews:
 
     def latest(self, keys: Iterable[str]) -> dict[str, Review]:
         """The answer that counts, by key; none for what was not answered since it was measured."""
-        found: dict[str, Review] = {}
+        reviews: dict[str, Review] = {}
         with self._catalog.read() as connection:
             for portion in portions(sorted(set(keys))):
                 for row in connection.execute(
                     self._select().where(t.evaluations.c.key.in_(portion))
                 ):
-                    found[row.key] = _review(row)
-        return found
+                    reviews[row.key] = _review(row)
+        return reviews
 
     def history(self, key: str) -> list[Review]:
         """Every answer, the oldest first, those to an earlier measurement too."""

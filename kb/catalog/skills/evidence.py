@@ -35,8 +35,8 @@ def toolchain_name(toolchain: str) -> str:
 
 def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
     """hardware -> name -> toolchain."""
-    found: Mapping[str, Mapping[str, str]] = meta.get(connection, _TOOLCHAINS) or {}
-    return found
+    toolchains: Mapping[str, Mapping[str, str]] = meta.get(connection, _TOOLCHAINS) or {}
+    return toolchains
 
 
 def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
@@ -163,7 +163,7 @@ def evidence_for(
 ) -> dict[str, list[EvidenceRow]]:
     """The measurements of some skills, oldest first. details False: without those, for a list."""
     columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
-    found: dict[str, list[EvidenceRow]] = {}
+    rows_by_skill: dict[str, list[EvidenceRow]] = {}
     for part in portions(list(skill_ids)):
         rows = connection.execute(
             sa.select(t.evidence.c.subject_id, *columns)
@@ -177,8 +177,8 @@ def evidence_for(
         for row in rows:
             values = dict(row._mapping)
             values["details"] = values["details"] or {}
-            found.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
-    return found
+            rows_by_skill.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
+    return rows_by_skill
 
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
@@ -198,11 +198,11 @@ def evidence_lines(
     connection: Connection, skill_ids: Sequence[str], access_scope: str = ALL_ACCESS
 ) -> dict[str, str]:
     """`evidence_line` of many skills, counted by the database; of all ids."""
-    found = dict.fromkeys(skill_ids, NOT_MEASURED)
+    lines = dict.fromkeys(skill_ids, NOT_MEASURED)
     for part in portions(list(skill_ids)):
         for identity, *figures in connection.execute(_line_query(part, access_scope)):
-            found[identity] = _line(*figures)
-    return found
+            lines[identity] = _line(*figures)
+    return lines
 
 
 def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
@@ -232,8 +232,8 @@ def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
 
 def _line(n: int, low: float | None, shapes: int, runs: int, simulated: int) -> str:
     """n: measurements by a clock; each counts one at least."""
-    told = [f"simulated={simulated}"] if simulated else []
+    simulations = [f"simulated={simulated}"] if simulated else []
     if not n:
-        return ";".join([NOT_MEASURED, *told])
+        return ";".join([NOT_MEASURED, *simulations])
     bound = [f"speedup_lcb={low:.2f}"] if low is not None else []
-    return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *told])
+    return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *simulations])

@@ -35,14 +35,14 @@ _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a 
 
 
 def find(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow | None:
-    found = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
-    return found[0] if found else None
+    rows = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
+    return rows[0] if rows else None
 
 
 def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow:
     """The skill of this name; NotFound names the nearest."""
-    found = find(connection, name, access_scope)
-    if found is None:
+    skill = find(connection, name, access_scope)
+    if skill is None:
         known = connection.execute(
             sa.select(t.skills.c.name).where(t.skills.c.access_scope == access_scope)
         ).scalars()
@@ -53,7 +53,7 @@ def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> Sk
             hint=f"{hint}GET /skills lists every skill.",
             details={"skill": name, "nearest": near},
         )
-    return found
+    return skill
 
 
 def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
@@ -99,11 +99,11 @@ def heads_of(
     connection: Connection, names: Iterable[str], access_scope: str = ALL_ACCESS
 ) -> dict[str, SkillHead]:
     """The named skills that there are, by name."""
-    found: dict[str, SkillHead] = {}
+    heads: dict[str, SkillHead] = {}
     for part in portions(sorted(set(names))):
         query = _light(access_scope).where(t.skills.c.name.in_(part))
-        found |= {head.name: head for head in _heads(connection, query)}
-    return found
+        heads |= {head.name: head for head in _heads(connection, query)}
+    return heads
 
 
 def events(
@@ -149,8 +149,12 @@ def candidate_skills(
     for kind, values in wanted.items():
         if values is not None:
             query = query.where(_admits(kind, values))
-    found = _heads(connection, query.where(_has_recipe()) if begins else query)
-    return [one for one in found if canonical_op(op or "") in one.scopes.ops] if begins else found
+    skills = _heads(connection, query.where(_has_recipe()) if begins else query)
+    return (
+        [skill for skill in skills if canonical_op(op or "") in skill.scopes.ops]
+        if begins
+        else skills
+    )
 
 
 def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:
@@ -206,15 +210,15 @@ def search(
     words = list(dict.fromkeys(text.lower().replace("-", " ").split()))[:MAX_WORDS]
     if not words or limit < 1:
         return []
-    found = [_holds(word) for word in words]
+    matches = [_holds(word) for word in words]
     matched: sa.ColumnElement[int] = sum(
-        (sa.cast(sa.or_(*places), sa.Integer) for places in found), sa.literal(0)
+        (sa.cast(sa.or_(*places), sa.Integer) for places in matches), sa.literal(0)
     )
     in_name: sa.ColumnElement[int] = sum(
-        (sa.cast(places[0], sa.Integer) for places in found), sa.literal(0)
+        (sa.cast(places[0], sa.Integer) for places in matches), sa.literal(0)
     )
     score = (matched * NAME_WEIGHT + in_name).label("score")
-    query = _light(access_scope).where(sa.or_(*(place for places in found for place in places)))
+    query = _light(access_scope).where(sa.or_(*(place for places in matches for place in places)))
     if states is not None:
         query = query.where(t.skills.c.state.in_(list(states)))
     return _heads(connection, query.order_by(score.desc()).limit(limit))
@@ -262,8 +266,8 @@ def _has_recipe() -> sa.ColumnElement[bool]:
 def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
     rows = connection.execute(query.order_by(t.skills.c.name)).all()
     scopes = _scopes(connection, [row[0] for row in rows])
-    found: Iterable[list[Any]] = ([*row, scopes[row[0]]] for row in rows)
-    return [SkillHead(*values) for values in found]
+    fields: Iterable[list[Any]] = ([*row, scopes[row[0]]] for row in rows)
+    return [SkillHead(*values) for values in fields]
 
 
 def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
@@ -283,7 +287,7 @@ def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
 
 def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes]:
     """One row a skill, not one a scope: a quarter of the rows where there are thousands."""
-    found = dict.fromkeys(ids, _scopes_told(""))
+    scopes = dict.fromkeys(ids, _parse_scopes(""))
     pair = t.skill_scopes.c.kind.concat(_IS).concat(t.skill_scopes.c.value)
     for part in portions(list(ids)):
         rows = connection.execute(
@@ -291,14 +295,14 @@ def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes
             .where(t.skill_scopes.c.skill_id.in_(part))
             .group_by(t.skill_scopes.c.skill_id)
         ).all()  # fetched at once: listing thousands is a tenth faster
-        found |= {identity: _scopes_told(pairs) for identity, pairs in rows}
-    return found
+        scopes |= {identity: _parse_scopes(pairs) for identity, pairs in rows}
+    return scopes
 
 
 @lru_cache(maxsize=10_000)
-def _scopes_told(pairs: str) -> SkillScopes:
+def _parse_scopes(pairs: str) -> SkillScopes:
     """Of pairs as `_scopes` reads them. Taking them apart is a third of listing thousands."""
     kinds: dict[str, list[str]] = {}
-    for kind, _, value in (told.partition(_IS) for told in sorted(pairs.split(_NEXT))):
+    for kind, _, value in (pair.partition(_IS) for pair in sorted(pairs.split(_NEXT))):
         kinds.setdefault(kind, []).append(value)
     return SkillScopes(**{name: tuple(kinds.get(kind, ())) for name, kind in SCOPE_KINDS.items()})

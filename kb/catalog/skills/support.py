@@ -61,7 +61,7 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
             else_=0,
         )
     )
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for part in portions(list(skill_ids)):
         rows = connection.execute(
             sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
@@ -75,8 +75,8 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
             )
             .group_by(t.evidence.c.subject_id)
         )
-        found |= {identity: (int(known), int(won)) for identity, known, won in rows}
-    return found
+        counts |= {identity: (int(known), int(won)) for identity, known, won in rows}
+    return counts
 
 
 def measured(connection: Connection, skill: SkillHead) -> bool:
@@ -104,7 +104,7 @@ def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
     """Whether the newest trials, as many as it takes, together bear the skill out, before one comes
     that is certainly against it, in which it made a wrong kernel or ended certainly slower."""
     sign = -1.0 if polarity == AVOID else 1.0
-    taken: list[tuple[float, float]] = []
+    gains: list[tuple[float, float]] = []
     for row in newest:
         if polarity != AVOID and _harmful(row.details):
             return False
@@ -114,8 +114,8 @@ def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
         least, most = sorted(sign * math.log(end) for end in (row.speedup_low, row.speedup_high))
         if most < 0:
             return False
-        taken.append((gain, gain - least))
-        if _surely_above_0(taken):
+        gains.append((gain, gain - least))
+        if _surely_above_0(gains):
             return True
     return False
 

@@ -34,10 +34,10 @@ def record_uses(
         one_of(use.role, ROLES, "role of a skill in an answer")
         if use.skill in skills:
             skill = skills[use.skill]
-            told = {key: value for key, value in vars(use).items() if key != "skill"}
-            told["situation"] = dict(use.situation)
+            values = {key: value for key, value in vars(use).items() if key != "skill"}
+            values["situation"] = dict(use.situation)
             fixed = {"skill_id": skill.id, "version": skill.version, "created_at": now}
-            rows.append({**told, **fixed, "id": new_id("use")})
+            rows.append({**values, **fixed, "id": new_id("use")})
     if rows:
         connection.execute(t.skill_uses.insert(), rows)
     for use in uses:
@@ -105,8 +105,8 @@ def lift_of(connection: Connection, skill_id: str) -> Lift:
         )
         .group_by(t.skill_uses.c.role)
     )
-    found = {role: (int(known), int(wins)) for role, known, wins in rows}
-    return Lift(*found.get("shown", (0, 0)), *found.get("withheld", (0, 0)))
+    outcomes_by_role = {role: (int(known), int(wins)) for role, known, wins in rows}
+    return Lift(*outcomes_by_role.get("shown", (0, 0)), *outcomes_by_role.get("withheld", (0, 0)))
 
 
 def nth_last_retrieval(
@@ -126,5 +126,5 @@ def nth_last_retrieval(
     )
     if hardware is not None:
         query = query.where(retrievals.c.hardware_id.in_(list(hardware)))
-    found: str | None = connection.execute(query).scalar()
-    return found
+    moment: str | None = connection.execute(query).scalar()
+    return moment
