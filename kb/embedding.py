@@ -36,13 +36,19 @@ class Embedder(Protocol):
     """
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Names the weights; vectors of two fingerprints are never compared."""
+        ...
 
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """Length of a vector."""
+        ...
 
     @property
-    def window(self) -> int: ...
+    def window(self) -> int:
+        """Tokens of a text that the model reads, special tokens included."""
+        ...
 
     def count_tokens(self, text: str) -> int:
         """Tokens of the text as the model would read it, special tokens included."""
@@ -92,6 +98,7 @@ class LocalEmbedder:
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """Model name, dimension and a digest of weights, tokenizer and pooling."""
         digest = hashlib.sha256()
         for name in (
             "model.safetensors",
@@ -112,10 +119,12 @@ class LocalEmbedder:
 
     @functools.cached_property
     def dimension(self) -> int:
+        """Length of a vector."""
         return int(self._read_json("config.json")["hidden_size"])
 
     @functools.cached_property
     def window(self) -> int:
+        """Tokens of a text that the model reads, special tokens included."""
         return int(self._read_json("sentence_bert_config.json")["max_seq_length"])
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -132,9 +141,14 @@ class LocalEmbedder:
         return tokenizer
 
     def count_tokens(self, text: str) -> int:
+        """Tokens of the text, special tokens included."""
         return len(self._tokenizer.encode(text).ids)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
+        """(n, dimension) float32 of unit length for n passages.
+
+        Raises InvalidRequest where a text is longer than the window.
+        """
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
         over = [
@@ -169,6 +183,7 @@ class LocalEmbedder:
         return SentenceTransformer(str(self._folder), device="cpu", model_kwargs={"dtype": dtype})
 
     def encode_query(self, text: str) -> Vectors:
+        """(dimension,) float32 of unit length; a longer query is cut to the window."""
         with self._lock:
             if self._query is None:
                 self._query = self._open_query()

@@ -342,6 +342,7 @@ class Predicate:
 
     @property
     def text(self) -> str:
+        """The condition as it is written, on one line."""
         return self.expression.text
 
     def names(self) -> Names:

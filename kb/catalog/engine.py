@@ -56,6 +56,7 @@ class Catalog:
                     connection.rollback()
 
     def close(self) -> None:
+        """Close every pooled connection; the handle can still be used and opens new ones."""
         self._engine.dispose()
 
 

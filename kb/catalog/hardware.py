@@ -65,6 +65,7 @@ class Fact:
 
     @property
     def value(self) -> float | str:
+        """The number in `unit`, or the text of a fact that has none."""
         return self.number if self.number is not None else self.text
 
 
@@ -101,6 +102,7 @@ class HardwareRegistry:
         return lines.resolve(name, self.all())
 
     def get(self, name: str) -> HardwareSpec:
+        """The spec that a name, alias or spelling means. Raises UnknownHardware."""
         return self.all()[self.resolve(name)]
 
     def lineage(self, hardware_id: str) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from kb.hardware.names import NameIndex
 
 
 class HardwareLike(Protocol):
+    """What lineage and names need of a hardware."""
+
     @property
     def id(self) -> str: ...
     @property
@@ -27,6 +29,8 @@ class HardwareLike(Protocol):
 
 
 class FactLike(Protocol):
+    """What inheritance needs of a fact."""
+
     @property
     def key(self) -> str: ...
     @property
@@ -38,6 +42,8 @@ FactT_co = TypeVar("FactT_co", bound=FactLike, covariant=True)
 
 
 class WithFacts(HardwareLike, Protocol[FactT_co]):
+    """A hardware that states facts."""
+
     @property
     def facts(self) -> Sequence[FactT_co]: ...
 
@@ -159,6 +165,7 @@ def names_in_text(text: str, registry: Registry) -> frozenset[str]:
 
 
 def name_index(registry: Registry) -> NameIndex:
+    """An index of every id, name and alias, to find hardware in many texts."""
     return NameIndex({id_: (hw.id, hw.name, *hw.aliases) for id_, hw in registry.items()})
 
 

@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class SyncReport:
+    """What a synchronisation did: scopes looked at, entries added and removed."""
+
     collections: int
     added: int
     removed: int
@@ -290,6 +292,7 @@ class ChromaIndex:
             shutil.rmtree(broken, ignore_errors=True)
 
     def close(self) -> None:
+        """Release the index; the next use opens it again."""
         with self._lock:
             self._stores.clear()
             if not self._url:

@@ -30,10 +30,12 @@ class PassageFix:
 
     @property
     def any(self) -> bool:
+        """Whether anything is corrected."""
         return (self.text, self.tags, self.hardware) != (None, None, None)
 
 
 def section_anchor(path: Sequence[str]) -> str:
+    """The anchor of a section: its heading path as JSON."""
     return json.dumps(list(path))
 
 
@@ -52,6 +54,7 @@ class Corrections:
         return row.value["value"]
 
     def passage(self, anchor: str) -> PassageFix:
+        """The fix for the passage with this anchor, the SHA-256 of the machine's text."""
         tags = self._value("passage", anchor, "tags")
         hardware = self._value("passage", anchor, "hardware")
         return PassageFix(
@@ -61,6 +64,7 @@ class Corrections:
         )
 
     def section_hardware(self, path: Sequence[str]) -> tuple[str, ...] | None:
+        """The corrected hardware scope of a section; None where nobody corrected it."""
         hardware = self._value("section", section_anchor(path), "hardware")
         return tuple(hardware) if hardware is not None else None
 
@@ -74,6 +78,7 @@ class Corrections:
 
 
 def load(connection: Connection, document_id: str) -> Corrections:
+    """Every correction of a document."""
     rows = connection.execute(
         sa.select(corrections)
         .where(corrections.c.document_id == document_id)

@@ -25,6 +25,8 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class MissingText:
+    """A text to embed, as the embedder is to read it, with its SHA-256."""
+
     sha256: str
     text: str
 
@@ -127,6 +129,7 @@ class ScopeVectors:
 def of_scope(
     connection: Connection, model: str, hardware_id: str, access_scope: str
 ) -> ScopeVectors:
+    """Vectors of the active passages of exactly this scope, in the order of their numbers."""
     rows = list(
         connection.execute(
             sa.select(t.passages.c.id, t.passages.c.seq, t.embeddings.c.vector)

@@ -136,6 +136,7 @@ def _scope_rows(source: Source) -> set[tuple[str, str]]:
 
 
 def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
+    """The document's scopes as (kind, value); the kinds are hardware and language."""
     rows = connection.execute(
         sa.select(t.document_scopes.c.kind, t.document_scopes.c.value).where(
             t.document_scopes.c.document_id == document_id

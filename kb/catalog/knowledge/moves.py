@@ -134,6 +134,7 @@ def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
 def of_document(
     connection: Connection, document_id: str, access_scope: str = ALL_ACCESS
 ) -> list[StoredMove]:
+    """Moves of one document in every status, by name."""
     rows = connection.execute(
         sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
         .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)

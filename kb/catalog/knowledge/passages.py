@@ -139,6 +139,7 @@ def of_version(
 
 
 def get(connection: Connection, passage_id: str, access_scope: str) -> Passage:
+    """The passage with this id, with its tags. Raises NotFound."""
     row = connection.execute(
         _SELECT.where(t.passages.c.id == passage_id, t.passages.c.access_scope == access_scope)
     ).one_or_none()

@@ -60,6 +60,8 @@ class PassageDraft:
 
 @dataclass(frozen=True)
 class VersionContent:
+    """Everything that a pipeline read from one version, ready to be stored."""
+
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)

@@ -48,6 +48,8 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class CandidateRow:
+    """A candidate kernel as it is stored; `bundle_sha256` names its files."""
+
     bundle_sha256: str
     language: str
     entry: str
@@ -82,6 +84,7 @@ class StoredEvaluation:
 
     @property
     def record(self) -> Mapping[str, Any] | None:
+        """The whole evaluation as JSON; None before it is finished."""
         return self.stages.get("record") if self.state == "finished" else None
 
 
@@ -99,6 +102,7 @@ class Evaluations:
         self._scope = access_scope
 
     def find(self, key: str) -> StoredEvaluation | None:
+        """The evaluation with this key, or None."""
         with self._catalog.read() as connection:
             row = connection.execute(
                 sa.select(t.evaluations).where(

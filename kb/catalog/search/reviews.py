@@ -37,6 +37,7 @@ class Review:
     created_at: str
 
     def as_json(self) -> dict[str, Any]:
+        """Its fields by name."""
         return asdict(self)
 
 

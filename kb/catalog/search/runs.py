@@ -130,6 +130,7 @@ class Runs:
             )
 
     def request_cancel(self, run_id: str) -> None:
+        """Ask the process of the run to end it. Raises NotFound."""
         self.find(run_id)
         with self._catalog.write() as connection:
             connection.execute(

@@ -35,6 +35,7 @@ _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a 
 
 
 def find(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow | None:
+    """The skill of this name, or None."""
     rows = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
     return rows[0] if rows else None
 

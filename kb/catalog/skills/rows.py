@@ -124,6 +124,8 @@ class SkillRow(SkillHead):
 
 @dataclass(frozen=True)
 class SkillEvent:
+    """A change in a skill's history, numbered from 1 within the skill."""
+
     sequence: int
     event: str
     from_state: str | None

@@ -26,6 +26,8 @@ Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
 
 @dataclass(frozen=True)
 class Bounds:
+    """An interval of a rate, both ends between 0 and 1."""
+
     low: float
     high: float
 

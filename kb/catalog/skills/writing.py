@@ -195,6 +195,7 @@ def append_event(
     reason: str,
     details: Mapping[str, Any],
 ) -> SkillEvent:
+    """Add to the skill's history; `change` is its state before and after."""
     last = connection.execute(
         sa.select(sa.func.max(t.skill_events.c.sequence)).where(
             t.skill_events.c.skill_id == skill_id
