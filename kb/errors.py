@@ -10,7 +10,7 @@ do next.
     |-- NotFound                404  not_found           no such id (or not visible to the caller)
     |   |-- UnknownSignal       404  unknown_signal      names the nearest signal ids
     |   `-- UnknownHardware     404  unknown_hardware    names the nearest hardware ids
-    |-- Conflict                409  conflict            the thing exists, or changed underneath
+    |-- Conflict                409  conflict            the row exists, or changed meanwhile
     |-- ParseFailed             422  parse_failed        a document could not be read
     |-- Unavailable             503  unavailable         a part that is needed is not there
     `-- StoreError              500  store_error         the catalog is damaged, or newer than this

@@ -28,7 +28,8 @@ LARGEST = 1e30
 class Bindings:
     """The values an expression may read. A name that is absent, or bound to None, is unknown.
 
-    signals: the ids of a verdict; None means that there is no verdict, so every signal is unknown.
+    `signals` are the ids of a verdict; None means that there is no verdict, so every signal is
+    unknown.
     """
 
     signals: Collection[str] | None = None

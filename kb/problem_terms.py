@@ -18,7 +18,7 @@ LIBRARY_POLICIES = ("allowed", "forbidden")
 
 @dataclass(frozen=True)
 class ProblemTerms:
-    """ops: id -> family. dtypes: id -> bytes. quantities: name -> meaning, with its unit."""
+    """`ops`: id to family; `dtypes`: id to bytes; `quantities`: name to meaning with its unit."""
 
     ops: Mapping[str, str]
     dtypes: Mapping[str, int]

@@ -1,9 +1,9 @@
 """The hardware registry in the catalog: specs, lineage, and facts with their sources.
 
-A spec (hardware.toml or POST /hardware) is stored as it was given and its facts are rows beside
-those proposed from tables and those a person entered. Per key the fact that holds is: a person's,
-then the spec's own, then an accepted one; a chip without the key inherits it from above. Proposed
-facts hold nowhere until somebody accepts them."""
+A spec (hardware.toml or POST /hardware) is stored as text, and its facts are rows beside the facts
+proposed from tables and those that a person entered. For each key the valid fact is a person's,
+then the spec's own, then an accepted proposal; a chip without the key inherits it from above.
+Proposed facts are not valid until somebody accepts them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Small named values of the catalog, first of all its revision: a number that grows with every
-change of what can be found, so that caches and logs can say which catalog they speak of."""
+change of what a search can return, so that caches and logs can name the catalog they refer to."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def revision(connection: Connection) -> int:
 
 
 def bump_revision(connection: Connection) -> None:
-    """Count a change of what can be found, in the transaction that makes it."""
+    """Count a change of what a search can return, in the transaction that makes it."""
     put(connection, "revision", revision(connection) + 1)

@@ -24,11 +24,11 @@ Resolver = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class DetectedDevice:
-    """One physical device. names: what it is called, the most exact first; how: which source told
-    so.
+    """One physical device of this machine.
 
-    hardware_id_hint: the registered id its names lead to; None without a resolver or when it is not
-    registered.
+    `names` are the names it is known by, most exact first; `how` says which source reported it.
+    `hardware_id_hint` is the registered id that its names lead to; None without a resolver, or when
+    it is not registered.
     """
 
     name: str
@@ -90,7 +90,7 @@ _X86_NAMES = ("x86-64", "x86_64", "amd64")
 
 @dataclass(frozen=True)
 class Detection:
-    """notes: sentences on tools that are installed but did not answer."""
+    """The devices; `notes` are sentences on tools that are installed but did not answer."""
 
     devices: tuple[DetectedDevice, ...]
     notes: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def detect_devices(resolver: Resolver | None = None) -> list[DetectedDevice]:
 
 
 def probe(resolver: Resolver | None = None) -> Detection:
-    """Like `detect_devices`, with what went wrong on the way."""
+    """Like `detect_devices`, with notes on tools that failed."""
     notes: list[str] = []
     devices = [*_nvidia(notes), *_amd(notes), *_cpu()]
     return Detection(tuple(with_hint(device, resolver) for device in devices), tuple(notes))

@@ -53,8 +53,9 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Unit:
-    """factor: what one of it is in `canonical`. assumed: the factor rests on the convention
-    above.
+    """A unit; `factor` converts a value to the `canonical` unit.
+
+    `assumed` says that the factor rests on the convention for prefixes (see the module).
     """
 
     canonical: str
@@ -100,8 +101,9 @@ def _thousands(prefix: str) -> float:
 
 @dataclass(frozen=True)
 class FactKey:
-    """labels and weak: whole-label patterns (weak ones leave doubt). tail: what may follow a
-    value in a cell.
+    """A known key. `labels` and `weak` are patterns of whole labels (weak ones leave doubt).
+
+    `tail` is a pattern of what may follow a value in a table cell.
     """
 
     key: str

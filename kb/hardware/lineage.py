@@ -1,4 +1,4 @@
-"""Who stands above whom, and which hardware a name means.
+"""The lineage of hardware (chip, family, vendor), and which hardware a name means.
 
 Pure functions over a mapping id -> hardware. They need only `id`, `name`, `parent`, `aliases` (and
 `facts` where facts are inherited), so they serve parsed files and catalog rows alike.
@@ -56,7 +56,7 @@ _RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 
 @dataclass(frozen=True)
 class EffectiveFact(Generic[FactT]):
-    """owner: the id that states it, the hardware itself or one above it."""
+    """A fact with its `owner`: the id that states it, the hardware itself or one above it."""
 
     fact: FactT
     owner: str
@@ -79,7 +79,7 @@ def find(name: str, registry: Registry) -> str | None:
 
 
 def resolve(name: str, registry: Registry) -> str:
-    """Like `find`, but an unknown name is an error that names the nearest ids."""
+    """Like `find`, but raises UnknownHardware, which names the nearest ids, for an unknown name."""
     hardware_id = find(name, registry)
     if hardware_id is None:
         raise UnknownHardware(name, registry)

@@ -148,7 +148,7 @@ class ChromaIndex:
         return dict(ranked[:limit])
 
     def _live(self, entries: dict[str, float]) -> tuple[dict[int, float], int]:
-        """seq -> cosine of the entries whose passage is live, and how many are not."""
+        """seq -> cosine of the entries whose passage is live, and how many are not live."""
         scores: dict[str, float] = {}
         for entry, score in entries.items():
             passage_id = entry.partition(".")[0]

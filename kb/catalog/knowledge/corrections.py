@@ -1,5 +1,5 @@
-"""What people corrected, kept apart from what machines read, so that the next revision does not
-undo it.
+"""People's corrections, kept apart from what machines read, so that the next revision does not undo
+them.
 
 A correction is anchored to the machine's own reading: the SHA-256 of the passage's uncorrected
 text, or the heading path of a section. When a revision is read again, equal text gets its
@@ -22,7 +22,7 @@ from kb.ids import new_id
 
 @dataclass(frozen=True)
 class PassageFix:
-    """None: as the machine had it."""
+    """Corrected fields of a passage; None leaves what the machine read."""
 
     text: str | None = None
     tags: tuple[tuple[str, str], ...] | None = None
@@ -40,7 +40,7 @@ def section_anchor(path: Sequence[str]) -> str:
 
 
 class Corrections:
-    """The corrections of one document by anchor; remembers which ones found their place."""
+    """The corrections of one document by anchor; remembers which of them were applied."""
 
     def __init__(self, rows: Sequence[sa.Row[Any]]) -> None:
         self._rows = {(row.target, row.anchor, row.field): row for row in rows}
@@ -69,7 +69,7 @@ class Corrections:
         return tuple(hardware) if hardware is not None else None
 
     def unmatched(self) -> list[dict[str, Any]]:
-        """Corrections that found no place in this revision, for the report."""
+        """Corrections that match nothing in this revision, for the report."""
         return [
             {"id": row.id, "target": row.target, "field": row.field}
             for key, row in sorted(self._rows.items())
@@ -96,7 +96,7 @@ def record(
     value: Any,
     actor: str,
 ) -> None:
-    """Keep a correction; a later one of the same place and field takes over."""
+    """Store a correction; it replaces an earlier correction of the same place and field."""
     connection.execute(
         corrections.delete().where(
             corrections.c.document_id == document_id,

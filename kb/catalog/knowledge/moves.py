@@ -39,7 +39,8 @@ class MoveLike(Protocol):
 
 @dataclass(frozen=True)
 class StoredMove:
-    """`hardware` and `languages` empty: any. `section` is the heading that argues for it."""
+    """A move. Empty `hardware` or `languages` means any; `section` is the heading that argues for
+    it."""
 
     id: MoveId
     name: str
@@ -60,7 +61,7 @@ class StoredMove:
 def replace_document_moves(
     connection: Connection, document_id: str, moves: Sequence[MoveLike], hardware: Sequence[str]
 ) -> None:
-    """The document's moves become these; ids depend on document and name, so references survive."""
+    """Replace the document's moves; ids depend on document and name, so references survive."""
     connection.execute(t.moves.delete().where(t.moves.c.document_id == document_id))
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == document_id)

@@ -46,7 +46,7 @@ class RecipeLike(Protocol):
 
 @dataclass(frozen=True)
 class StoredRecipe:
-    """passage_id: of the code in its section. section: heading path."""
+    """A recipe; `passage_id` is the passage that its code begins in, `section` its heading path."""
 
     id: str
     name: str
@@ -63,7 +63,7 @@ class StoredRecipe:
 def replace_document_recipes(
     connection: Connection, version_id: str, recipes: Sequence[RecipeLike]
 ) -> int:
-    """What the document of this version proposes becomes these; returns how many."""
+    """Replace the recipes that the document of this version proposes; returns their number."""
     document = connection.execute(
         sa.select(t.documents)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
@@ -102,7 +102,7 @@ def replace_document_recipes(
 def _passages(
     connection: Connection, version_id: str, sections: Set[tuple[str, ...]]
 ) -> dict[tuple[str, ...], list[tuple[str, str]]]:
-    """By heading path, id and text without white space of the passages there, in their order."""
+    """(id, text without white space) of the passages under each heading path, in reading order."""
     passages: dict[tuple[str, ...], list[tuple[str, str]]] = {path: [] for path in sections}
     if not sections:
         return passages
@@ -130,7 +130,7 @@ def listed(
     statuses: Sequence[RecipeStatus] = ("proposed", "accepted", "rejected"),
     access_scope: str = ALL_ACCESS,
 ) -> list[StoredRecipe]:
-    """By document and name. hardware: ids of which one must be the recipe's; None for any."""
+    """Recipes by document and name; with `hardware`, those for any of these ids."""
     rows = connection.execute(
         sa.select(t.recipes, t.documents.c.title)
         .join(t.documents, t.documents.c.id == t.recipes.c.document_id)
@@ -150,7 +150,7 @@ def listed(
 def decide(
     connection: Connection, recipe_id: str, status: RecipeStatus, access_scope: str = ALL_ACCESS
 ) -> None:
-    """A person's word on a proposal. Raises NotFound."""
+    """Store a person's decision on a proposal. Raises NotFound."""
     changed = connection.execute(
         t.recipes.update()
         .where(

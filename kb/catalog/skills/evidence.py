@@ -34,13 +34,16 @@ def toolchain_name(toolchain: str) -> str:
 
 
 def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
-    """hardware -> name -> toolchain."""
+    """The toolchains in use, by hardware id and then by toolchain name."""
     toolchains: Mapping[str, Mapping[str, str]] = meta.get(connection, _TOOLCHAINS) or {}
     return toolchains
 
 
 def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
-    """This is in use now; returns what was before, None where nothing was known."""
+    """Store that this toolchain is in use on the hardware.
+
+    Returns the one of the same name that was in use before, or None. Raises InvalidRequest.
+    """
     name = toolchain_name(toolchain)
     if not name or not hardware:
         raise InvalidRequest(
@@ -84,9 +87,10 @@ def add_evidence(
 ) -> EvidenceRow:
     """Add a measurement of the skill `name`; returns its row.
 
-    n: pairs of blocks, or repetitions. Times in microseconds a call; speedup: time without over
-    time with the skill, and its 95 % interval. toolchain: as the harness calls it, its name first.
-    A wall-clock measurement makes its toolchain the one that the skill was last verified with.
+    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
+    time without the skill over the time with it, `low` and `high` its 95 % interval. `toolchain` is
+    named as the harness names it. A wall-clock measurement makes its toolchain the one that the
+    skill was last verified with. Raises InvalidRequest and NotFound.
     """
     one_of(kind, EVIDENCE_KINDS, "kind of evidence")
     _check(n, speedup, low, high)
@@ -161,7 +165,7 @@ def evidence_for(
     *,
     details: bool = True,
 ) -> dict[str, list[EvidenceRow]]:
-    """The measurements of some skills, oldest first. details False: without those, for a list."""
+    """The measurements of some skills, oldest first; `details` False leaves their details out."""
     columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
     rows_by_skill: dict[str, list[EvidenceRow]] = {}
     for part in portions(list(skill_ids)):
@@ -182,8 +186,10 @@ def evidence_for(
 
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
-    """The figures of a skill's evidence on one line; the bound is the lowest one measured. Times of
-    a simulator are counted, never mixed with those of a clock."""
+    """The figures of a skill's evidence on one line; the bound is the lowest measured.
+
+    Times of a simulator are counted, never mixed with those of a clock.
+    """
     rows = [row for row in evidence if row.kind != "simulator"]
     return _line(
         n=sum(row.n for row in rows),
@@ -197,7 +203,7 @@ def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
 def evidence_lines(
     connection: Connection, skill_ids: Sequence[str], access_scope: str = ALL_ACCESS
 ) -> dict[str, str]:
-    """`evidence_line` of many skills, counted by the database; of all ids."""
+    """`evidence_line` for every id, counted by the database."""
     lines = dict.fromkeys(skill_ids, NOT_MEASURED)
     for part in portions(list(skill_ids)):
         for identity, *figures in connection.execute(_line_query(part, access_scope)):
@@ -231,7 +237,7 @@ def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
 
 
 def _line(n: int, low: float | None, shapes: int, runs: int, simulated: int) -> str:
-    """n: measurements by a clock; each counts one at least."""
+    """`n` counts measurements by a clock."""
     simulations = [f"simulated={simulated}"] if simulated else []
     if not n:
         return ";".join([NOT_MEASURED, *simulations])

@@ -1,5 +1,5 @@
-"""Skills as they are found: by name, by scope, by words. `SkillHead`s where many are read;
-whole rows only where the texts are wanted.
+"""Look-up of skills: by name, by scope, by words. `SkillHead`s where many are read; whole rows only
+where the texts are needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> Sk
 
 
 def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
-    """Of all skills, in their order."""
+    """The names of all skills, sorted."""
     return list(
         connection.execute(
             sa.select(t.skills.c.name)
@@ -71,8 +71,8 @@ def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
 def about(
     connection: Connection, family: str, named: Iterable[str] = (), access_scope: str = ALL_ACCESS
 ) -> list[SkillRow]:
-    """Skills about an operator of this family or about any, and the named ones (by name or id);
-    whole, by name."""
+    """Whole skills about an operator of this family or about any operator, and the named skills (by
+    name or id); sorted by name."""
     known = connection.execute(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
     ).scalars()
@@ -99,7 +99,7 @@ def _ids(connection: Connection, where: sa.ColumnElement[bool], access_scope: st
 def heads_of(
     connection: Connection, names: Iterable[str], access_scope: str = ALL_ACCESS
 ) -> dict[str, SkillHead]:
-    """The named skills that there are, by name."""
+    """The skills with these names, by name; unknown names are left out."""
     heads: dict[str, SkillHead] = {}
     for part in portions(sorted(set(names))):
         query = _light(access_scope).where(t.skills.c.name.in_(part))
@@ -132,12 +132,12 @@ def candidate_skills(
     *,
     begins: bool = False,
 ) -> list[SkillHead]:
-    """Skills that may apply, by name: all that they restrict admits what is asked for.
+    """Skills that may apply, sorted by name: each scope that they state admits the request.
 
-    signals empty: of any signal. begins: those alone that name the operator and have a recipe,
-    which is what a search begins with. hardware_scopes: the lineage; None admits every chip. What
-    the request leaves open (op, language, dtype None) excludes nothing. Predicates and ranking are
-    the caller's.
+    Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
+    chip. What the request leaves open (op, language, dtype None) excludes nothing. With `begins`,
+    only skills that name the operator and have a recipe, which is what a search begins with.
+    Predicates and ranking are left to the caller.
     """
     query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
     wanted: dict[str, Sequence[str] | None] = {
@@ -159,14 +159,17 @@ def candidate_skills(
 
 
 def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:
-    """Skills by name, without their texts. Takes what `listed` takes."""
+    """Skills sorted by name, without their texts. Takes the arguments of `listed`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _heads(connection, _narrowed(_light(scope), **narrowing))
 
 
 def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
-    """Skills by name, whole. states, tier, origin: only those. hardware_scopes: those that hold
-    for one of them. signal: those that name it. access_scope: as everywhere."""
+    """Whole skills, sorted by name.
+
+    `states`, `tier` and `origin` keep only skills with these values, `hardware_scopes` those that
+    hold for one of the scopes, `signal` those that name the signal.
+    """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _rows(connection, _narrowed(_whole(scope), **narrowing))
 
@@ -203,10 +206,10 @@ def search(
     limit: int = 50,
     access_scope: str = ALL_ACCESS,
 ) -> list[SkillHead]:
-    """Skills that hold the most of the words, best first.
+    """Skills that contain the most of the words, best first.
 
     A word counts in the name, the description, an operator or a signal, also inside a longer word
-    (`softmax` finds `log_softmax`), without regard to case. No word: none.
+    (`softmax` finds `log_softmax`), without regard to case. Without a word, no skill matches.
     """
     words = list(dict.fromkeys(text.lower().replace("-", " ").split()))[:MAX_WORDS]
     if not words or limit < 1:
@@ -260,7 +263,7 @@ def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
 
 
 def _has_recipe() -> sa.ColumnElement[bool]:
-    """No recipe is stored as the word null of JSON."""
+    """Whether the skill has a recipe; a missing one is stored as JSON's null."""
     return sa.func.coalesce(sa.cast(t.skills.c.recipe, sa.Text), "null") != "null"
 
 
@@ -287,7 +290,7 @@ def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
 
 
 def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes]:
-    """One row a skill, not one a scope: a quarter of the rows where there are thousands."""
+    """Read one row per skill, not per scope: a quarter of the rows where there are thousands."""
     scopes = dict.fromkeys(ids, _parse_scopes(""))
     pair = t.skill_scopes.c.kind.concat(_IS).concat(t.skill_scopes.c.value)
     for part in portions(list(ids)):
@@ -302,7 +305,7 @@ def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes
 
 @lru_cache(maxsize=10_000)
 def _parse_scopes(pairs: str) -> SkillScopes:
-    """Of pairs as `_scopes` reads them. Taking them apart is a third of listing thousands."""
+    """Scopes from the pairs that `_scopes` reads. Parsing is a third of listing thousands."""
     kinds: dict[str, list[str]] = {}
     for kind, _, value in (pair.partition(_IS) for pair in sorted(pairs.split(_NEXT))):
         kinds.setdefault(kind, []).append(value)

@@ -1,5 +1,5 @@
 """Whether measurements bear out what a skill claims: that a change helps, or, for a skill that
-advises to avoid something, that the thing does harm. And how sure a rate of successes is.
+advises to avoid something, that it does harm. And how sure a rate of successes is.
 
 Only trials with and without the skill count, on problems that it was not distilled from; the pairs
 that it was distilled from are where the claim comes from and prove nothing. A speed-up is the time
@@ -53,8 +53,11 @@ AVOID = "avoid"
 
 
 def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Of trials that are as new as a skill's present text: how many have a speed-up, and how many
-    bear it out by themselves: the lower bound above 1, of one to avoid the upper one below 1."""
+    """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
+
+    Only trials as new as the skill's present text count. A trial bears a skill out where its lower
+    bound is above 1; for a skill to avoid something, where its upper bound is below 1.
+    """
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
         sa.case(
@@ -82,8 +85,11 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
 
 
 def measured(connection: Connection, skill: SkillHead) -> bool:
-    """Whether trials that are as new as the present text bear it out. A skill to avoid something
-    may rest on a failure instead, of another problem or case than the one that it comes from."""
+    """Whether trials that are as new as the present text bear the skill out.
+
+    A skill to avoid something may rest on a failure instead, on another problem or case than the
+    one that it was distilled from.
+    """
     rows = list(
         connection.execute(
             sa.select(t.evidence, t.skills.c.origin_run_id)
@@ -103,8 +109,11 @@ def measured(connection: Connection, skill: SkillHead) -> bool:
 
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
-    """Whether the newest trials, as many as it takes, together bear the skill out, before one comes
-    that is certainly against it, in which it made a wrong kernel or ended certainly slower."""
+    """Whether the newest trials, as many as are needed, together bear the skill out.
+
+    The count ends at a trial that is certainly against it, or in which it led to a wrong kernel or
+    to a search that ended certainly slower.
+    """
     sign = -1.0 if polarity == AVOID else 1.0
     gains: list[tuple[float, float]] = []
     for row in newest:
@@ -123,20 +132,26 @@ def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
 
 
 def _harmful(trial: Mapping[str, Any]) -> bool:
-    """It made a wrong kernel, or the search with it ended certainly slower."""
+    """Whether it led to a wrong kernel, or the search with it ended certainly slower."""
     end = trial.get("end")
     return bool(trial.get("wrong")) or (end is not None and float(end["high"]) < 1.0)
 
 
 def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
-    """Of the mean of logarithms, each with how far its lower bound lies below it; the errors of two
-    trials are independent and add as squares."""
+    """Whether the mean of logarithms is above 0 with certainty.
+
+    Each logarithm comes with the distance to its lower bound; errors of trials are independent and
+    add as squares.
+    """
     return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
 
 
 def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
-    """A failure that tells no case was of all of its problem's, so of the same problem it is the
-    same failure again."""
+    """Whether it failed on another problem or case than the one it was distilled from.
+
+    A failure without a case concerns all cases of its problem, so on the same problem it is the
+    same failure again.
+    """
     origin = [row for row in rows if _of_origin(row)]
     problems = {row.problem_id for row in origin}
     cases = {(row.problem_id, row.case_id) for row in origin}

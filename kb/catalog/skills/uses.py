@@ -1,7 +1,7 @@
-"""What became of skills in answers: shown, used or withheld, and whether that helped.
+"""Uses of skills in answers: shown, used or withheld, and whether that helped.
 
-The counters of a skill's row (trials, wins) say of its present text, within its present scope, how
-many uses are known to have helped or not; they change in the transaction that stores a use.
+The counters of a skill's row (trials, wins) count the uses of its present text, within its present
+scope, whose effect is known; they change in the transaction that stores a use.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ _COLUMNS = [t.skill_uses.c[name] for name in UseRow.__dataclass_fields__]
 def record_uses(
     connection: Connection, uses: Sequence[NewUse], access_scope: str = ALL_ACCESS
 ) -> int:
-    """Store uses; returns how many. A skill that is gone meanwhile is left out. The retrievals
-    they belong to must be stored."""
+    """Store uses; returns how many.
+
+    Uses of a skill that no longer exists are left out. The retrievals that they belong to must be
+    stored. Raises InvalidRequest for an unknown role.
+    """
     skills = heads_of(connection, {use.skill for use in uses}, access_scope)
     now = clock.now()
     rows = []
@@ -115,8 +118,10 @@ def nth_last_retrieval(
     hardware: Sequence[str] | None,
     access_scope: str = ALL_ACCESS,
 ) -> str | None:
-    """When the n-th last retrieval was, counted over those for one of these chips (None:
-    over all); None where there are fewer."""
+    """The time of the n-th last retrieval for any of these chips (None counts all retrievals).
+
+    None where there are fewer.
+    """
     query = (
         sa.select(retrievals.c.created_at)
         .where(retrievals.c.access_scope == access_scope)

@@ -50,11 +50,12 @@ def put(
     details: Mapping[str, Any] | None = None,
     access_scope: str = ALL_ACCESS,
 ) -> Stored:
-    """Store a skill. `state` is that of a new one.
+    """Store a skill. `state` is the state of a new skill.
 
-    One that exists gets a new version when its content differs, and keeps its state; a learned one
-    that was in use is a candidate again, because its evidence speaks of the text before. What was
-    shipped and then narrowed here stays narrow until another text ships.
+    An existing skill gets a new version when its content differs, and keeps its state; a learned
+    skill that was in use becomes a candidate again, because its evidence is about the earlier text.
+    A shipped skill that was narrowed here stays narrow until another text ships. Raises
+    InvalidRequest for a learned skill that is not to start as a candidate.
     """
     if draft.tier == "learned" and state != "candidate":
         raise InvalidRequest(
@@ -110,9 +111,10 @@ def set_state(
 ) -> SkillEvent:
     """Move a skill to another state, with the event that says who did it and why.
 
-    force: a person lets a learned one be active that no trial bears out; the event says so in its
-    details (`approved_without_measurement`). One that comes back from retired or quarantined is
-    counted anew: whoever brings it back knows its record.
+    With `force`, a person makes a learned skill active that no trial bears out; the event's details
+    say so (`approved_without_measurement`). A skill that comes back from retired or
+    quarantined is counted anew: whoever brings it back knows its record. Raises Conflict for a step
+    that the states do not allow, and for a learned skill without a measurement.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -152,10 +154,10 @@ def narrow(
     details: Mapping[str, Any],
     access_scope: str = ALL_ACCESS,
 ) -> Stored:
-    """A new version that claims less: other scopes and preconditions, the same texts.
+    """Store a new version that claims less: other scopes and preconditions, the same texts.
 
-    State and evidence stay, because what was measured lies in the part that is kept. counted:
-    (trials, wins) of the uses that lie in that part.
+    State and evidence stay, because the measurements lie in the part that is kept. `counted` is
+    (trials, wins) of the uses in that part.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -209,7 +211,7 @@ def append_event(
 
 
 def _unmeasured(skill: SkillRow) -> Conflict:
-    """What is missing, and how it is come by."""
+    """The error for a skill without a measurement; it says how to get one."""
     if skill.polarity == AVOID:
         hint = (
             "It can be approved once what it warns of failed, or was certainly slower, on another"
@@ -284,8 +286,10 @@ def link(
     reason: str,
     access_scope: str = ALL_ACCESS,
 ) -> bool:
-    """Say that skill `source` stands in this relation to skill `target`; False where that was
-    known. Both get an event. It holds both ways and is stored once."""
+    """Store that two skills stand in this relation, which holds both ways.
+
+    Both get an event. Returns False, and nothing changes, where the relation is stored already.
+    """
     one_of(kind, LINK_KINDS, "kind of link")
     if source == target:
         raise InvalidRequest(f"{source} cannot be linked to itself", hint="Name two skills.")
@@ -316,7 +320,7 @@ def link(
 
 
 def links_of(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> list[Link]:
-    """Every relation that the skill is one end of, oldest first."""
+    """Every relation of the skill, oldest first."""
     skill = get(connection, name, access_scope)
     source, target = t.skills.alias(), t.skills.alias()
     rows = connection.execute(
