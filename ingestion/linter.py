@@ -18,8 +18,7 @@ from typing import Any
 from ingestion.builtin import builtin_hardware, front_matter
 from ingestion.findings.moves import Move, moves_of
 from kb.errors import KernloreError
-from kb.hardware.fact_keys import fact_keys
-from kb.hardware.formula import check_formula
+from kb.hardware.facts import check_formula, fact_keys
 from kb.hardware.spec import HardwareSpec
 from kb.predicates import compile_predicate
 from kb.problem_terms import problem_terms

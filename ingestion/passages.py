@@ -20,7 +20,7 @@ from functools import partial
 
 from ingestion.elements import Box, Element, ElementKind, Table
 from ingestion.formats.tables import render_table
-from kb.embedding.text import header_text
+from kb.embedding import header_text
 
 MAX_HEADING = 300  # characters; a longer "heading" is a paragraph that a parser mistook
 MAX_CHARS = 400

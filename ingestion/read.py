@@ -25,7 +25,7 @@ from ingestion.passages import Passage, Section, cut_passages, split_sections
 from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
-from kb.hardware.schema import HardwareSpec
+from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.

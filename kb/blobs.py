@@ -36,6 +36,7 @@ class Blobs:
         return key
 
     def get(self, key: str) -> bytes:
+        """The bytes stored under the key. Raises NotFound."""
         try:
             return bytes(self._fs.cat_file(self._path(key)))
         except FileNotFoundError as error:
@@ -45,6 +46,7 @@ class Blobs:
             ) from error
 
     def delete(self, key: str) -> None:
+        """Remove the blob; an unknown key is no error."""
         if self._fs.exists(self._path(key)):
             self._fs.rm(self._path(key))
 

@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 
 def now() -> str:
+    """The time stamp of this moment."""
     return stamp(datetime.now(UTC))
 
 
 def stamp(moment: datetime) -> str:
+    """The time stamp of an aware datetime."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -10,7 +10,7 @@ do next.
     |-- NotFound                404  not_found           no such id (or not visible to the caller)
     |   |-- UnknownSignal       404  unknown_signal      names the nearest signal ids
     |   `-- UnknownHardware     404  unknown_hardware    names the nearest hardware ids
-    |-- Conflict                409  conflict            the thing exists, or changed underneath
+    |-- Conflict                409  conflict            the row exists, or changed meanwhile
     |-- ParseFailed             422  parse_failed        a document could not be read
     |-- Unavailable             503  unavailable         a part that is needed is not there
     |-- StoreError              500  store_error         the catalog is damaged, or newer than this
@@ -51,26 +51,38 @@ class KernloreError(Exception):
 
 
 class InvalidRequest(KernloreError):
+    """The request itself is malformed."""
+
     code, status = "invalid_request", 400
 
 
 class InvalidPredicate(InvalidRequest):
+    """An expression does not parse, or names nothing."""
+
     code = "invalid_predicate"
 
 
 class InvalidKnowledge(InvalidRequest):
+    """A hardware.toml, front matter or SKILL.md breaks its format."""
+
     code = "invalid_knowledge"
 
 
 class PayloadTooLarge(KernloreError):
+    """A body, log or file is over its limit."""
+
     code, status = "payload_too_large", 413
 
 
 class UnsupportedFormat(KernloreError):
+    """No reader for these bytes."""
+
     code, status = "unsupported_format", 415
 
 
 class NotFound(KernloreError):
+    """No such id, or not visible to the caller."""
+
     code, status = "not_found", 404
 
 
@@ -87,6 +99,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 class UnknownSignal(NotFound):
+    """No such signal; names the nearest ids."""
+
     code = "unknown_signal"
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -100,6 +114,8 @@ class UnknownSignal(NotFound):
 
 
 class UnknownHardware(NotFound):
+    """No such hardware; names the nearest ids."""
+
     code = "unknown_hardware"
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -113,18 +129,26 @@ class UnknownHardware(NotFound):
 
 
 class Conflict(KernloreError):
+    """The row exists already, or changed meanwhile."""
+
     code, status = "conflict", 409
 
 
 class ParseFailed(KernloreError):
+    """A document could not be read."""
+
     code, status = "parse_failed", 422
 
 
 class Unavailable(KernloreError):
+    """A part that is needed is not there."""
+
     code, status = "unavailable", 503
 
 
 class StoreError(KernloreError):
+    """The catalog is damaged, or of another version than this Kernlore can open."""
+
     code, status = "store_error", 500
 
 

@@ -32,4 +32,5 @@ def derived_id(prefix: str, *parts: object) -> str:
 
 
 def sha256(data: bytes | str) -> str:
+    """The SHA-256 of bytes, or of text as UTF-8, in hexadecimal."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

@@ -1,4 +1,4 @@
-"""What moves and recipe parameters call the knobs of a kernel, and what can be done to one.
+"""The names that moves and recipe parameters use for the knobs of a kernel, and for their changes.
 
 No document, recipe or predicate is known here. Standard library only.
 """
@@ -42,11 +42,11 @@ ROLES = frozenset(
     }
 )
 DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
-_TOGETHER = "-and-"  # between changes that were made at once
+_TOGETHER = "-and-"  # between simultaneous changes
 
 
 def direction_of(before: float | str | None, after: float | str) -> Direction:
-    """How a move would put the change of a value."""
+    """The direction by which a move would describe the change of a value."""
     if isinstance(after, bool):
         return "add" if after else "remove"
     if isinstance(before, str | bool | None) or isinstance(after, str):

@@ -28,7 +28,8 @@ LARGEST = 1e30
 class Bindings:
     """The values an expression may read. A name that is absent, or bound to None, is unknown.
 
-    signals: the ids of a verdict; None means that there is no verdict, so every signal is unknown.
+    `signals` are the ids of a verdict; None means that there is no verdict, so every signal is
+    unknown.
     """
 
     signals: Collection[str] | None = None
@@ -38,6 +39,7 @@ class Bindings:
     parameters: Mapping[str, Value | None] = field(default_factory=dict)
 
     def lookup(self, namespace: str, key: str) -> Value | None:
+        """The value of a name, or None where it is unknown."""
         if namespace == "signals":
             return None if self.signals is None else key in self.signals
         values: Mapping[str, Value | None] = getattr(self, namespace)
@@ -66,6 +68,8 @@ class Computed:
 
 
 class Node(Protocol):
+    """A part of a compiled expression. `kind` is what it can yield; computing never raises."""
+
     @property
     def kind(self) -> Kind: ...
 
@@ -84,17 +88,21 @@ def _merge(value: Value | None, parts: Collection[Computed], reason: str | None 
 
 
 def kind_of(value: Value) -> Kind:
+    """The kind of a value; a truth value is no number."""
     if isinstance(value, bool):
         return "truth"
     return "text" if isinstance(value, str) else "number"
 
 
 def is_finite(value: int | float) -> bool:
+    """Whether a number is within the range of measurements (1e30)."""
     return -LARGEST <= value <= LARGEST  # false for NaN; an int too large for a float is fine
 
 
 @dataclass(frozen=True)
 class Constant:
+    """A literal."""
+
     value: Value
 
     @property
@@ -107,6 +115,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Name:
+    """A name of a namespace, or a parameter; `test` is the comparison it stands in."""
+
     namespace: str
     key: str
     test: str | None = None
@@ -117,6 +127,7 @@ class Name:
 
     @property
     def full(self) -> str:
+        """The name as it is written."""
         return self.key if self.namespace == "parameters" else f"{self.namespace}.{self.key}"
 
     def compute(self, bindings: Bindings) -> Computed:
@@ -132,12 +143,14 @@ class Name:
 
 @dataclass(frozen=True)
 class Known:
+    """`known(x)`: whether the name has a value."""
+
     name: Name
     kind: Kind = "truth"
 
     def compute(self, bindings: Bindings) -> Computed:
-        found = self.name.compute(bindings)
-        return Computed(found.value is not None, used=found.used)
+        result = self.name.compute(bindings)
+        return Computed(result.value is not None, used=result.used)
 
 
 @dataclass(frozen=True)
@@ -168,6 +181,8 @@ class Number:
 
 @dataclass(frozen=True)
 class Compare:
+    """A comparison of two values of one kind."""
+
     symbol: str
     left: Node
     right: Node
@@ -185,6 +200,8 @@ class Compare:
 
 @dataclass(frozen=True)
 class Member:
+    """`item in [..]`, or `not in`."""
+
     item: Node
     options: tuple[Value, ...]
     negated: bool
@@ -202,6 +219,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Not:
+    """The opposite of a truth value; of unknown it is unknown."""
+
     operand: Node
     kind: Kind = "truth"
 
@@ -228,6 +247,7 @@ class Join:
 
 
 def truth(node: Node, bindings: Bindings) -> Computed:
+    """The value of a node as a truth value; anything else is unknown, with the reason."""
     part = node.compute(bindings)
     if part.value is None or isinstance(part.value, bool):
         return part
@@ -235,6 +255,7 @@ def truth(node: Node, bindings: Bindings) -> Computed:
 
 
 def incomparable(symbol: str, left: Kind, right: Kind) -> str | None:
+    """Why two kinds cannot be compared by this symbol, or None where they can."""
     known = {left, right} - {"any"}
     if len(known) > 1:
         return f"cannot compare a {left} with a {right}"

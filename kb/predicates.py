@@ -1,4 +1,4 @@
-"""The one expression language of the product: diagnosis rules, preconditions, moves, recipes.
+"""The expression language of diagnosis rules, preconditions, moves, recipes and derived facts.
 
 A text is parsed with `ast`, checked against a whitelist and compiled once into frozen nodes;
 nothing is ever handed to `eval`. Knows neither which names exist nor where values come from:
@@ -54,6 +54,7 @@ __all__ = [
     "Used",
     "Value",
     "compile_expression",
+    "compile_formula",
     "compile_predicate",
 ]
 
@@ -94,6 +95,17 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, Callable[..., int | float]]] = 
     ast.FloorDiv: ("//", operator.floordiv),
     ast.Mod: ("%", operator.mod),
 }
+MAX_EXPONENT = 64
+
+
+def _power(base: float, exponent: float) -> float:
+    if abs(exponent) > MAX_EXPONENT or (base < 0 and exponent != int(exponent)):
+        raise ValueError(f"{base:g} ** {exponent:g} is out of range")
+    return math.pow(base, exponent)
+
+
+# Formulas of derived facts are plain arithmetic, with powers (2**10) that conditions do without.
+_FORMULA_ARITHMETIC = _ARITHMETIC | {ast.Pow: ("**", _power)}
 _SYMBOLS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
     ast.LtE: "<=",
@@ -122,16 +134,23 @@ _FUNCTIONS = {
 
 
 class _Compiler:
-    """Turns one checked syntax tree into nodes; keeps every name it meets."""
+    """Turns one checked syntax tree into nodes; keeps every name it meets.
 
-    def __init__(self, text: str) -> None:
+    With `formula`, only numbers, plain names, arithmetic with powers and brackets are allowed.
+    """
+
+    def __init__(self, text: str, *, formula: bool = False) -> None:
         self.text = text
-        self.found: dict[str, set[str]] = {}
+        self.formula = formula
+        self.operators = _FORMULA_ARITHMETIC if formula else _ARITHMETIC
+        self.keys: dict[str, set[str]] = {}
 
     def fail(self, message: str, node: ast.AST, hint: str = _GRAMMAR) -> InvalidPredicate:
         return _invalid(self.text, message, getattr(node, "col_offset", 0), hint)
 
     def node(self, tree: ast.AST, test: str | None = None) -> Node:
+        if self.formula and not _is_arithmetic(tree):
+            raise self.fail(f"{type(tree).__name__} is not arithmetic", tree)
         match tree:
             case ast.Constant():
                 return self.constant(tree)
@@ -177,7 +196,7 @@ class _Compiler:
             raise self.fail("only signals, metrics, facts and problem have members", tree)
         if key.startswith("_"):
             raise self.fail(f"{key!r} starts with an underscore", tree)
-        self.found.setdefault(namespace, set()).add(key)
+        self.keys.setdefault(namespace, set()).add(key)
         return Name(namespace, key, test)
 
     def unary(self, tree: ast.UnaryOp, test: str | None) -> Node:
@@ -189,9 +208,9 @@ class _Compiler:
         raise self.fail("~ is not part of the language", tree)
 
     def arithmetic(self, tree: ast.BinOp, test: str | None) -> Node:
-        if type(tree.op) not in _ARITHMETIC:
+        if type(tree.op) not in self.operators:
             raise self.fail(f"{type(tree.op).__name__} is not part of the language", tree)
-        label, function = _ARITHMETIC[type(tree.op)]
+        label, function = self.operators[type(tree.op)]
         sides = (tree.left, tree.right)
         return Number(label, function, tuple(self.need(s, "number", test) for s in sides))
 
@@ -252,7 +271,14 @@ class _Compiler:
 
     def names(self) -> Names:
         groups = (*NAMESPACES, "parameters")
-        return Names(*(tuple(sorted(self.found.get(group, ()))) for group in groups))
+        return Names(*(tuple(sorted(self.keys.get(group, ()))) for group in groups))
+
+
+def _is_arithmetic(tree: ast.AST) -> bool:
+    match tree:
+        case ast.Constant() | ast.Name() | ast.BinOp() | ast.UnaryOp(op=ast.USub()):
+            return True
+    return False
 
 
 def _invalid(text: str, message: str, column: int, hint: str = _GRAMMAR) -> InvalidPredicate:
@@ -316,6 +342,7 @@ class Predicate:
 
     @property
     def text(self) -> str:
+        """The condition as it is written, on one line."""
         return self.expression.text
 
     def names(self) -> Names:
@@ -324,23 +351,46 @@ class Predicate:
 
     def evaluate(self, bindings: Bindings) -> Outcome:
         """Kleene truth under these bindings, with the evidence that decided it."""
-        found = truth(self.expression._root, bindings)
-        value = found.value if isinstance(found.value, bool) else None
-        return Outcome(value, found.missing, found.used, found.reasons)
+        result = truth(self.expression._root, bindings)
+        value = result.value if isinstance(result.value, bool) else None
+        return Outcome(value, result.missing, result.used, result.reasons)
 
 
 @lru_cache(maxsize=4096)
 def compile_expression(text: str) -> Expression:
-    """Compile a formula such as `metrics.hits / (metrics.hits + metrics.misses)`."""
+    """Compile an expression such as `metrics.hits / (metrics.hits + metrics.misses)`.
+
+    Raises InvalidPredicate.
+    """
+    return _compiled(text, formula=False)
+
+
+@lru_cache(maxsize=4096)
+def compile_formula(text: str) -> Expression:
+    """Compile the arithmetic of a derived fact, such as `compute_units * 228 * 2**10`.
+
+    Its names are fact keys, bound as `parameters`. Raises InvalidPredicate for anything but
+    numbers, names, `+ - * / // % **` and brackets.
+    """
+    expression = _compiled(text, formula=True)
+    if expression._root.kind not in ("number", "any"):
+        raise _invalid(expression.text, f"a {expression._root.kind} is not a number", 0)
+    return expression
+
+
+def _compiled(text: str, *, formula: bool) -> Expression:
     flat = " ".join(text.split("\n")).strip()
-    compiler = _Compiler(flat)
+    compiler = _Compiler(flat, formula=formula)
     root = compiler.node(_parse(flat))
     return Expression(flat, root, compiler.names())
 
 
 @lru_cache(maxsize=4096)
 def compile_predicate(text: str) -> Predicate:
-    """Compile a condition; a formula that is certainly no truth value is refused."""
+    """Compile a condition.
+
+    Raises InvalidPredicate, also for an expression that is certainly no truth value.
+    """
     expression = compile_expression(text)
     kind = expression._root.kind
     if kind not in ("truth", "any"):

@@ -18,7 +18,7 @@ LIBRARY_POLICIES = ("allowed", "forbidden")
 
 @dataclass(frozen=True)
 class ProblemTerms:
-    """ops: id -> family. dtypes: id -> bytes. quantities: name -> meaning, with its unit."""
+    """`ops`: id to family; `dtypes`: id to bytes; `quantities`: name to meaning with its unit."""
 
     ops: Mapping[str, str]
     dtypes: Mapping[str, int]
@@ -60,5 +60,5 @@ def canonical_dtype(dtype: str) -> str:
 
 def op_family(op: str) -> str:
     """The group of operators that share recipes and warm starts; an unknown operator is its own."""
-    found = canonical_op(op)
-    return problem_terms().ops.get(found, found)
+    known = canonical_op(op)
+    return problem_terms().ops.get(known, known)

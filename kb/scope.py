@@ -17,9 +17,11 @@ CATEGORIES: tuple[Category, ...] = ("constraint", "guidance", "hardware")
 
 @dataclass(frozen=True)
 class ScopeFilter:
-    """hardware: admitted scopes, the chip first, then up its lineage, then `any`; None admits every
-    chip.
-    language: admit only what is about this language or about none; None admits every language.
+    """What a query admits.
+
+    `hardware` lists the admitted scopes: the chip, then up its lineage, then `any`; None admits
+    every chip. `language` admits what is about this language or about none; None admits every
+    language.
     """
 
     hardware: tuple[str, ...] | None
@@ -29,6 +31,7 @@ class ScopeFilter:
 
     @property
     def key(self) -> tuple[object, ...]:
+        """A value that is equal for equal filters, for caches."""
         return (self.hardware, self.categories, self.language, self.access_scope)
 
 

@@ -1,5 +1,4 @@
-"""How words and identifiers become search tokens. One tokenizer for what is indexed and for what is
-asked.
+"""How words and identifiers become search tokens: the same for indexed text and for queries.
 
 A kernel author searches for names: `cp.async.bulk`, `s_waitcnt vmcnt(0)`, `__launch_bounds__`,
 `NCC_EVRF031`. Each is kept whole and also given by its parts (dot, underscore, camel case,

@@ -18,8 +18,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.meta import revision
-from kb.embedding import Embedder
-from kb.embedding.base import Vectors
+from kb.embedding import Embedder, Vectors
 from kb.errors import InvalidRequest, nearest
 from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.ids import new_id

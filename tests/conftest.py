@@ -28,12 +28,12 @@ from kb.catalog.jobs import Job, Jobs
 from kb.catalog.knowledge import lexical, passages
 from kb.catalog.knowledge.documents import Documents
 from kb.catalog.knowledge.passages import Passage
-from kb.embedding import open_embedder
-from kb.embedding.local import DEFAULT_MODEL, LocalEmbedder
+from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
 from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
+from tests.catalogs import fresh_data_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE_START_SECONDS = 90
@@ -77,7 +77,7 @@ class Store:
         self.embedder = embedder
         self.parsers = parsers
         self.tagger = tagger
-        self.catalog: Catalog = open_catalog(data_dir)
+        self.catalog: Catalog = open_catalog(fresh_data_dir(data_dir))
         self.blobs = open_blobs(data_dir, None)
         self.jobs = Jobs(self.catalog)
         self.registry = HardwareRegistry(self.catalog)
@@ -167,7 +167,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def catalog(data_dir: Path) -> Iterator[Catalog]:
-    opened = open_catalog(data_dir)
+    opened = open_catalog(fresh_data_dir(data_dir))
     yield opened
     opened.close()
 

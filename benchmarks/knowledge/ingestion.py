@@ -27,10 +27,8 @@ from benchmarks.retrieval.encoder_comparison import compare, encoder_table
 from benchmarks.retrieval.scoring import Scorer, gold_of, listed, scorer_beside
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import embeddings
-from kb.embedding import Embedder
-from kb.embedding.base import Vectors
+from kb.embedding import Embedder, Vectors
 from kb.errors import InvalidRequest, KernloreError
-from kb.hardware.emit import toml_value
 from kb.hardware.schema import parse_hardware
 
 EDITED = 3
@@ -139,9 +137,8 @@ def register(services: Services, hardware: Sequence[str]) -> None:
     known = services.registry.all()
     for hardware_id in hardware:
         if hardware_id not in known:
-            quoted = toml_value(hardware_id)
-            text = f'id = {quoted}\nname = {quoted}\nvendor = "unknown"\nkind = "accelerator"\n'
-            services.registry.put(parse_hardware(text, hardware_id), "api")
+            spec = {"id": hardware_id, "name": hardware_id, "vendor": "unknown"}
+            services.registry.put(parse_hardware(spec, hardware_id), "api")
 
 
 def upload_of(file: CorpusFile, data: bytes | None = None) -> Upload:

@@ -28,9 +28,7 @@ from benchmarks.retrieval.latency import request_of
 from benchmarks.retrieval.scoring import Scorer, Scores
 from kb.catalog.knowledge import embeddings
 from kb.catalog.tables import knowledge as t
-from kb.embedding import Embedder
-from kb.embedding.base import Vectors
-from kb.embedding.text import embedding_text
+from kb.embedding import Embedder, Vectors, embedding_text
 from kb.index.exact import ExactIndex
 from retrieval.service import Retriever
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import say
-from kb.embedding.base import Vectors
-from kb.embedding.local import BATCH, DEFAULT_MODEL
+from kb.embedding import BATCH, DEFAULT_MODEL, Vectors
 
 WINDOW = 256
 KEPT = 512  # texts a transaction of the cache
@@ -111,7 +110,7 @@ def _tokenizer(folder: Path) -> Any:
 def _exported(folder: Path, cache: Path) -> Path:
     path = cache / f"{_key(folder, 'fp32')}.onnx"
     if not path.exists():
-        from kb.embedding.export import export_onnx
+        from kb.embedding import export_onnx
 
         export_onnx(folder, path)
     return path

@@ -21,8 +21,7 @@ from typing import Any, Literal
 from benchmarks.report import ended, say, table, write_result
 from kb.catalog import Catalog
 from kb.catalog import skills as store
-from kb.embedding import Embedder, open_embedder
-from kb.embedding.local import DEFAULT_MODEL
+from kb.embedding import DEFAULT_MODEL, Embedder, open_embedder
 from skills.curator.drafting.delta import Task
 from skills.curator.pipeline import distil
 from skills.curator.records import Side, Trajectory

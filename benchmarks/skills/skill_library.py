@@ -24,8 +24,7 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import NewUse, SkillDraft, SkillScopes
-from kb.embedding import Embedder, open_embedder
-from kb.embedding.local import DEFAULT_MODEL
+from kb.embedding import DEFAULT_MODEL, Embedder, open_embedder
 from kb.errors import InvalidRequest
 from kb.ids import new_id
 from kb.index.exact import ExactIndex

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kb.hardware.fact_keys import FactKey, fact_keys
-from kb.hardware.units import Unit, find_unit
+from kb.hardware.facts import FactKey, Unit, fact_keys, find_unit
 
 _MARKUP = re.compile(r"\*\*|__|`|&nbsp;|\xa0")
 _SIGNS = re.compile(r"[™®©†‡§¶¹²³⁴⁵⁶⁷⁸⁹⁰*]|\[\d+\]_?|\(\d\)$")

@@ -6,7 +6,7 @@ ranges, lists, cells with two numbers, values marked with a footnote where spars
 units that do not fit. It knows the labels and units of `kb/hardware/fact_keys.toml` and no
 particular chip; which hardware a `subject` means is for the caller to resolve.
 
-Prefixes without an `i` follow the convention of `kb/hardware/units.py` (sizes binary, rates
+Prefixes without an `i` follow the convention of `kb/hardware/facts.py` (sizes binary, rates
 decimal); `text_value` keeps what the manual wrote.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ingestion.elements import Element, Table
 from ingestion.findings.fact_cells import Label, Reading, read_cell, read_label, tidy
-from kb.hardware.fact_keys import FactKey, fact_keys
+from kb.hardware.facts import FactKey, fact_keys
 
 _SUBJECT = re.compile(
     r"(?:\w+ ){0,2}(?:model|gpus?|products?|name|devices?|chips?|accelerators?|sku|part|card"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from kb.hardware import lineage
 from kb.hardware.lineage import Registry
 from kb.hardware.names import NameIndex
-from kb.hardware.schema import HardwareSpec
+from kb.hardware.spec import HardwareSpec
 
 _COMPARES = re.compile(
     r"\b(?:vs\.?|versus|compar\w*|differ\w*|than|from|migrat\w*|unlike|upgrad\w*)\b", re.IGNORECASE

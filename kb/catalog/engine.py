@@ -56,6 +56,7 @@ class Catalog:
                     connection.rollback()
 
     def close(self) -> None:
+        """Close every pooled connection; the handle can still be used and opens new ones."""
         self._engine.dispose()
 
 
@@ -72,7 +73,7 @@ def open_catalog(data_dir: Path) -> Catalog:
         engine.dispose()
         raise StoreError(
             f"the catalog {path} cannot be opened: {error.orig}",
-            hint="Restore it with `kernlore restore`, or start with another --data-dir.",
+            hint="Start with another --data-dir, or restore this one from a backup.",
         ) from error
     return catalog
 
@@ -95,23 +96,39 @@ def _configure(engine: Engine) -> None:
 
 def _migrate(catalog: Catalog) -> None:
     # Alembic costs 0.3 s to import; a catalog that is at the newest revision never pays it.
-    newest = max(path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
-    if _revision(catalog) == newest:
+    revisions = sorted(
+        path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py")
+    )
+    if _revision(catalog) == revisions[-1]:
         return
     with catalog.write() as connection:
         from alembic import command
         from alembic.config import Config
 
-        found = _revision_of(connection)
-        if found is not None and found > newest:
-            raise StoreError(
-                f"the catalog {catalog.path} was written by a newer Kernlore (revision {found})",
-                hint="Upgrade Kernlore, or start with another --data-dir.",
-            )
+        _check_revision(catalog.path, _revision_of(connection), revisions)
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _check_revision(path: Path, revision: str | None, revisions: Sequence[str]) -> None:
+    """Raise StoreError where no migration leads from this revision to the newest."""
+    if revision is None:
+        return
+    if revision > revisions[-1]:
+        raise StoreError(
+            f"the catalog {path} was written by a newer Kernlore (revision {revision})",
+            hint="Upgrade Kernlore, or start with another --data-dir.",
+        )
+    if revision < revisions[0]:
+        raise StoreError(
+            f"the catalog {path} is older than the first release (revision {revision}) and cannot"
+            " be migrated",
+            hint="Start with a new --data-dir and ingest your documents again with `kernlore"
+            " ingest`. The Kernlore that wrote the catalog can still read it: it exports learned"
+            " skills with `kernlore skills export`.",
+        )
 
 
 def _revision(catalog: Catalog) -> str | None:

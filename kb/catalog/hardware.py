@@ -1,9 +1,9 @@
 """The hardware registry in the catalog: specs, lineage, and facts with their sources.
 
-A spec (hardware.toml or POST /hardware) is stored as it was given and its facts are rows beside
-those proposed from tables and those a person entered. Per key the fact that holds is: a person's,
-then the spec's own, then an accepted one; a chip without the key inherits it from above. Proposed
-facts hold nowhere until somebody accepts them."""
+A spec (hardware.toml or POST /hardware) is stored as text, and its facts are rows beside the facts
+proposed from tables and those that a person entered. For each key the valid fact is a person's,
+then the spec's own, then an accepted proposal; a chip without the key inherits it from above.
+Proposed facts are not valid until somebody accepts them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kb.catalog.engine import Catalog
 from kb.catalog.tables.hardware import facts, hardware
 from kb.errors import InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
-from kb.hardware.emit import dump_hardware
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
+from kb.hardware.writer import dump_hardware
 from kb.ids import derived_id
 from kb.scope import ANY
 
@@ -65,6 +65,7 @@ class Fact:
 
     @property
     def value(self) -> float | str:
+        """The number in `unit`, or the text of a fact that has none."""
         return self.number if self.number is not None else self.text
 
 
@@ -101,6 +102,7 @@ class HardwareRegistry:
         return lines.resolve(name, self.all())
 
     def get(self, name: str) -> HardwareSpec:
+        """The spec that a name, alias or spelling means. Raises UnknownHardware."""
         return self.all()[self.resolve(name)]
 
     def lineage(self, hardware_id: str) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class HardwareRegistry:
             stored = connection.execute(
                 sa.select(hardware.c.spec).where(hardware.c.id == spec.id)
             ).scalar()
-            if stored == text:
+            if stored is not None and (stored == text or parse_hardware(stored, spec.id) == spec):
                 return "unchanged"
             values = _hardware_values(spec, text, origin)
             if stored is None:
@@ -155,9 +157,9 @@ class HardwareRegistry:
         # A new id may be what another chip is called too (the id wins); a new alias may not take
         # an id away.
         ids = {lines.plain(other): other for other in known if other != spec.id}
-        taken = [alias for alias in spec.aliases if lines.plain(alias) in ids]
+        clashing = [alias for alias in spec.aliases if lines.plain(alias) in ids]
         problems = lines.registry_problems(known)
-        problems += [f"the alias {a} is the id of {ids[lines.plain(a)]}" for a in taken]
+        problems += [f"the alias {a} is the id of {ids[lines.plain(a)]}" for a in clashing]
         if problems:
             raise InvalidKnowledge(
                 f"{spec.id} does not fit the registered hardware: {problems[0]}",
@@ -179,7 +181,7 @@ class HardwareRegistry:
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The fact that holds for each key, inherited ones included; by key."""
-        found: dict[str, Fact] = {}
+        effective: dict[str, Fact] = {}
         for owner in self.lineage(self.resolve(name)):
             stated = sorted(
                 self.facts(owner, status="accepted"),
@@ -190,8 +192,8 @@ class HardwareRegistry:
                 # A fact about a variant ("PCIe") does not speak for the model as such.
                 if not fact.subject or fact.origin == "person":
                     own.setdefault(fact.key, fact)
-            found = {**own, **found}
-        return dict(sorted(found.items()))
+            effective = {**own, **effective}
+        return dict(sorted(effective.items()))
 
     def values(self, name: str) -> dict[str, float | str]:
         """Fact values by key, for predicates."""

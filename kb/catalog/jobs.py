@@ -27,6 +27,8 @@ FINISHED: tuple[JobState, ...] = ("ready", "partial", "failed")
 
 @dataclass(frozen=True)
 class Job:
+    """A row of the queue. Times are UTC ISO-8601; `error` has the shape of an error answer."""
+
     id: JobId
     kind: str
     state: JobState
@@ -43,6 +45,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
+        """Whether it ended, well or not."""
         return self.state in FINISHED
 
 
@@ -81,6 +84,7 @@ class Jobs:
         return job_id
 
     def get(self, job_id: str, *, access_scope: str = "all") -> Job:
+        """The job with this id. Raises NotFound, also where the caller may not see it."""
         with self._catalog.read() as connection:
             row = connection.execute(
                 sa.select(*_COLUMNS).where(jobs.c.id == job_id, jobs.c.access_scope == access_scope)

@@ -1,5 +1,5 @@
 """Small named values of the catalog, first of all its revision: a number that grows with every
-change of what can be found, so that caches and logs can say which catalog they speak of."""
+change of what a search can return, so that caches and logs can name the catalog they refer to."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def get(connection: Connection, key: str) -> Any:
 
 
 def put(connection: Connection, key: str, value: Any) -> None:
+    """Store a value of JSON under the key."""
     updated = connection.execute(
         meta.update().where(meta.c.key == key).values(value=value, updated_at=clock.now())
     )
@@ -26,8 +27,10 @@ def put(connection: Connection, key: str, value: Any) -> None:
 
 
 def revision(connection: Connection) -> int:
+    """The catalog's revision; 0 for a new catalog."""
     return int(get(connection, "revision") or 0)
 
 
 def bump_revision(connection: Connection) -> None:
+    """Count a change of what a search can return, in the transaction that makes it."""
     put(connection, "revision", revision(connection) + 1)

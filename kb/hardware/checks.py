@@ -31,23 +31,25 @@ class Problems:
     """Collects what is wrong in one file, so that its author corrects it in one go."""
 
     origin: str
-    found: list[Problem] = field(default_factory=list)
+    entries: list[Problem] = field(default_factory=list)
 
     def add(self, path: str, message: str, fix: str) -> None:
-        self.found.append(Problem(path, message, fix))
+        """Note what is wrong at a place and how to correct it."""
+        self.entries.append(Problem(path, message, fix))
 
     def raise_if_any(self) -> None:
-        if not self.found:
+        """Raise InvalidKnowledge with every problem, in the order of the file."""
+        if not self.entries:
             return
-        listed = "\n".join(f"  {problem}" for problem in self.found)
-        noun = "problem" if len(self.found) == 1 else "problems"
+        listed = "\n".join(f"  {problem}" for problem in self.entries)
+        noun = "problem" if len(self.entries) == 1 else "problems"
         raise InvalidKnowledge(
-            f"{self.origin}: {len(self.found)} {noun}\n{listed}",
+            f"{self.origin}: {len(self.entries)} {noun}\n{listed}",
             hint="Correct each entry named in the message, then register the file again.",
             details={
                 "origin": self.origin,
                 "problems": [
-                    {"path": p.path, "message": p.message, "fix": p.fix} for p in self.found
+                    {"path": p.path, "message": p.message, "fix": p.fix} for p in self.entries
                 ],
             },
         )
@@ -62,9 +64,11 @@ class TableReader:
         self.problems = problems
 
     def at(self, key: str) -> str:
+        """The path of a key from the outermost table."""
         return f"{self.path}.{key}" if self.path else key
 
     def add(self, key: str, message: str, fix: str) -> None:
+        """Note a problem with one key of this table."""
         self.problems.add(self.at(key), message, fix)
 
     def only(self, known: Iterable[str]) -> None:
@@ -78,6 +82,7 @@ class TableReader:
                 self.add(key, "unknown key", fix)
 
     def text(self, key: str, *, required: bool = False, limit: int = 500) -> str:
+        """The text under the key; empty, with a problem noted, where it is none."""
         value = self.raw.get(key)
         if value is None:
             if required:
@@ -93,6 +98,7 @@ class TableReader:
         return value
 
     def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
+        """One of the allowed words, `default` where the key is missing or wrong."""
         value = self.text(key) or default
         if value in allowed:
             return value
@@ -102,6 +108,7 @@ class TableReader:
         return default
 
     def texts(self, key: str) -> tuple[str, ...]:
+        """The non-empty texts of a list; the others are noted as problems."""
         value = self.raw.get(key, [])
         if not isinstance(value, list | tuple):
             self.add(key, f"{_kind(value)} where a list belongs", f'write {key} = ["..."]')
@@ -112,6 +119,7 @@ class TableReader:
         return tuple(item for item in value if isinstance(item, str) and item.strip())
 
     def tables(self, key: str) -> list[TableReader]:
+        """Readers for an array of tables."""
         value = self.raw.get(key, [])
         if not isinstance(value, list | tuple):
             self.add(key, f"{_kind(value)} where tables belong", f"write [[{key}]] above each")
@@ -126,6 +134,7 @@ class TableReader:
         return readers
 
     def table(self, key: str) -> TableReader:
+        """A reader for a table; an empty one where the key is missing or wrong."""
         value = self.raw.get(key, {})
         if not isinstance(value, Mapping):
             self.add(key, f"{_kind(value)} where a table belongs", f"write [{self.at(key)}]")
@@ -133,6 +142,7 @@ class TableReader:
         return TableReader(value, self.at(key), self.problems)
 
     def date(self, key: str, *, required: bool = False) -> str:
+        """A day as ISO text, also from a TOML date; empty where there is none."""
         value = self.raw.get(key)
         if isinstance(value, date) and not isinstance(value, datetime):
             return value.isoformat()

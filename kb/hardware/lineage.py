@@ -1,4 +1,4 @@
-"""Who stands above whom, and which hardware a name means.
+"""The lineage of hardware (chip, family, vendor), and which hardware a name means.
 
 Pure functions over a mapping id -> hardware. They need only `id`, `name`, `parent`, `aliases` (and
 `facts` where facts are inherited), so they serve parsed files and catalog rows alike.
@@ -16,6 +16,8 @@ from kb.hardware.names import NameIndex
 
 
 class HardwareLike(Protocol):
+    """What lineage and names need of a hardware."""
+
     @property
     def id(self) -> str: ...
     @property
@@ -27,6 +29,8 @@ class HardwareLike(Protocol):
 
 
 class FactLike(Protocol):
+    """What inheritance needs of a fact."""
+
     @property
     def key(self) -> str: ...
     @property
@@ -38,6 +42,8 @@ FactT_co = TypeVar("FactT_co", bound=FactLike, covariant=True)
 
 
 class WithFacts(HardwareLike, Protocol[FactT_co]):
+    """A hardware that states facts."""
+
     @property
     def facts(self) -> Sequence[FactT_co]: ...
 
@@ -50,7 +56,7 @@ _RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 
 @dataclass(frozen=True)
 class EffectiveFact(Generic[FactT]):
-    """owner: the id that states it, the hardware itself or one above it."""
+    """A fact with its `owner`: the id that states it, the hardware itself or one above it."""
 
     fact: FactT
     owner: str
@@ -73,11 +79,11 @@ def find(name: str, registry: Registry) -> str | None:
 
 
 def resolve(name: str, registry: Registry) -> str:
-    """Like `find`, but an unknown name is an error that names the nearest ids."""
-    found = find(name, registry)
-    if found is None:
+    """Like `find`, but raises UnknownHardware, which names the nearest ids, for an unknown name."""
+    hardware_id = find(name, registry)
+    if hardware_id is None:
         raise UnknownHardware(name, registry)
-    return found
+    return hardware_id
 
 
 def plain(name: str) -> str:
@@ -111,12 +117,12 @@ def descendants(hardware_id: str, registry: Registry) -> frozenset[str]:
     """Everything below a hardware, without itself."""
     if hardware_id not in registry:
         raise UnknownHardware(hardware_id, registry)
-    found: set[str] = set()
+    below: set[str] = set()
     border = {hardware_id}
     while border:
-        border = {id_ for id_ in registry if registry[id_].parent in border} - found
-        found |= border
-    return frozenset(found - {hardware_id})
+        border = {id_ for id_ in registry if registry[id_].parent in border} - below
+        below |= border
+    return frozenset(below - {hardware_id})
 
 
 def siblings(hardware_id: str, registry: Registry) -> frozenset[str]:
@@ -159,6 +165,7 @@ def names_in_text(text: str, registry: Registry) -> frozenset[str]:
 
 
 def name_index(registry: Registry) -> NameIndex:
+    """An index of every id, name and alias, to find hardware in many texts."""
     return NameIndex({id_: (hw.id, hw.name, *hw.aliases) for id_, hw in registry.items()})
 
 

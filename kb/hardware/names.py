@@ -53,12 +53,12 @@ class NameIndex:
         """The ids named in a text; where names overlap, the longest counts."""
         if self._pattern is None:
             return frozenset()
-        found: set[str] = set()
+        ids: set[str] = set()
         for match in self._pattern.finditer(text):
             written = match[0]
             if _written_as_name(written):
-                found |= self._owner["".join(_parts(written))]
-        return frozenset(found)
+                ids |= self._owner["".join(_parts(written))]
+        return frozenset(ids)
 
 
 def _parts(name: str) -> list[str]:

@@ -24,8 +24,8 @@ HARDWARE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 class FactSpec:
     """One number (or short text) about a hardware, with its source.
 
-    formula: how a derived value came about; arithmetic over numbers and other fact keys can be
-    checked.
+    `formula` says how a derived value is calculated; arithmetic over numbers and other fact keys
+    can be checked.
     """
 
     key: str
@@ -57,8 +57,8 @@ class SignatureSpec:
 class ToolchainSpec:
     """How one language is compiled, run and profiled: a built-in toolchain or command templates.
 
-    timing: `simulator` when `run` reports a simulator's time, which is never mixed with wall time.
-    suffix: of the source file, where the compiler cares.
+    `timing` is `simulator` when `run` reports a simulator's time, which is never mixed with wall
+    time. `suffix` is that of the source file, where the compiler needs one.
     """
 
     builtin: str = ""
@@ -72,7 +72,7 @@ class ToolchainSpec:
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """One accelerator, family or vendor. parent: the next id up the lineage, None for a vendor."""
+    """One accelerator, family or vendor; `parent` is the next id up the lineage."""
 
     id: str
     name: str

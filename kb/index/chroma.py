@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class SyncReport:
+    """What a synchronisation did: scopes looked at, entries added and removed."""
+
     collections: int
     added: int
     removed: int
@@ -131,12 +133,12 @@ class ChromaIndex:
             wanted = scopes if scopes is not None else embeddings.hardware_scopes(connection)
         try:
             with _reading():
-                found = self._nearest(wanted, vector, limit, access_scope)
+                scores = self._nearest(wanted, vector, limit, access_scope)
         except _Unreadable as error:
             log.warning("vector index cannot be read, rebuilding it", error=str(error))
             self.rebuild()
-            found = self._nearest(wanted, vector, limit, access_scope)
-        live, stale = self._live(found)
+            scores = self._nearest(wanted, vector, limit, access_scope)
+        live, stale = self._live(scores)
         if stale:
             # Entries of deleted passages stand where live ones belong.
             self.sync(wanted)
@@ -145,10 +147,10 @@ class ChromaIndex:
         ranked = sorted(live.items(), key=lambda item: (-round(item[1], 5), item[0]))
         return dict(ranked[:limit])
 
-    def _live(self, found: dict[str, float]) -> tuple[dict[int, float], int]:
-        """seq -> cosine of the entries whose passage is live, and how many are not."""
+    def _live(self, entries: dict[str, float]) -> tuple[dict[int, float], int]:
+        """seq -> cosine of the entries whose passage is live, and how many are not live."""
         scores: dict[str, float] = {}
-        for entry, score in found.items():
+        for entry, score in entries.items():
             passage_id = entry.partition(".")[0]
             scores[passage_id] = max(score, scores.get(passage_id, -1.0))
         with self._catalog.read() as connection:
@@ -167,11 +169,11 @@ class ChromaIndex:
                 store = self._existing_store(scope, access_scope)
                 if store is None:
                     continue
-                found = store.query(
+                result = store.query(
                     VectorStoreQuery(query_embedding=vector.tolist(), similarity_top_k=limit)
                 )
                 # The store reports exp(-distance) of the cosine distance.
-                pairs = zip(found.ids or (), found.similarities or (), strict=True)
+                pairs = zip(result.ids or (), result.similarities or (), strict=True)
                 ids |= {i: 1.0 + float(np.log(max(s, 1e-12))) for i, s in pairs}
         return ids
 
@@ -257,8 +259,8 @@ class ChromaIndex:
             held = set(store.client.get(ids=entries, include=[])["ids"])
         for entry, vector in zip(entries, vectors.matrix, strict=False):
             if entry in held:
-                found = self._nearest([scope], vector, 5, ALL_ACCESS)
-                return max(found.values(), default=0.0)
+                scores = self._nearest([scope], vector, 5, ALL_ACCESS)
+                return max(scores.values(), default=0.0)
         return None
 
     def rebuild(self) -> SyncReport:
@@ -290,6 +292,7 @@ class ChromaIndex:
             shutil.rmtree(broken, ignore_errors=True)
 
     def close(self) -> None:
+        """Release the index; the next use opens it again."""
         with self._lock:
             self._stores.clear()
             if not self._url:

@@ -10,8 +10,7 @@ from typing import Any
 
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
-from kb.hardware.detection.detect import probe
-from kb.hardware.detection.device import DetectedDevice, Resolver
+from kb.hardware.detection import DetectedDevice, Resolver, probe
 from kb.hardware.spec import SignatureSpec
 from kb.plain import plain
 from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle

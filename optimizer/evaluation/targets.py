@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kb.errors import Unavailable
-from kb.hardware.detection.device import DetectedDevice
+from kb.hardware.detection import DetectedDevice
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.toolchains.base import Target

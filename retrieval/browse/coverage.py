@@ -20,7 +20,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
-from kb.hardware.fact_keys import fact_keys
+from kb.hardware.facts import fact_keys
 from kb.scope import ALL_ACCESS
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 

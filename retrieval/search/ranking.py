@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from kb.catalog.knowledge import lexical, passages
 from kb.catalog.knowledge.candidates import Candidate, candidates, sample
 from kb.catalog.knowledge.embeddings import index_state
-from kb.embedding.base import Vectors
+from kb.embedding import Vectors
 from kb.scope import ANY, ScopeFilter
 from retrieval.search.plan import Plan
 from retrieval.search.vectors import VectorIndex

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kb.embedding.base import Vectors
+from kb.embedding import Vectors
 
 
 class VectorIndex(Protocol):

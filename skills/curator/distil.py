@@ -132,7 +132,7 @@ def problem_behind(base: KnowledgeBase, identity: str) -> Problem:
     if identity.startswith("run_"):
         return searched_problem(run_store(base).run(identity))
     told = trajectory_store(base)
-    return problem_of(told_from_json(told.told(told.find(identity))).problem)
+    return problem_of(told_from_json(told.report(told.find(identity))).problem)
 
 
 # -- one pass

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes
-from kb.embedding.base import Embedder
+from kb.embedding import Embedder
 from kb.errors import InvalidKnowledge
 from skills.curator.matching.match import Known
 from skills.curator.reading.contrast import Roles

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kb.catalog.engine import Catalog
-from kb.embedding.base import Embedder
+from kb.embedding import Embedder
 from kb.hardware.names import NameIndex
 from kb.scope import ALL_ACCESS
 from skills.curator import changes

@@ -17,7 +17,7 @@ from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import EvidenceKind, EvidenceRow, SkillRow
-from kb.embedding.base import Embedder
+from kb.embedding import Embedder
 from kb.errors import Conflict
 from kb.hardware.checks import Problems
 from kb.hardware.lineage import lineage

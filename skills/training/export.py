@@ -194,8 +194,8 @@ def _of_run(base: KnowledgeBase, run: RunRow) -> Source:
 
 def _of_told(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> Source:
     store = trajectory_store(base)
-    told = told_from_json(store.told(row))
-    found = store.found(row)
+    told = told_from_json(store.report(row))
+    found = store.results(row)
     if row.state != "ready" or found is None:
         raise Conflict("it was not evaluated here", hint=f"Verify it first: `... verify {row.id}`.")
     tree = _told_tree(base, told, found["evaluations"])

@@ -46,7 +46,7 @@ def again(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
     if row.state not in AGAIN:
         return row
     store = trajectory_store(base)
-    told = told_from_json(store.told(row))
+    told = told_from_json(store.report(row))
     absent = absence(base, told, problem_of(told.problem))
     state: State = "unverified" if absent else "queued"
     store.change(row.id, state, only_from=AGAIN, reason=absent, error=None)

@@ -38,7 +38,7 @@ def _measured(base: KnowledgeBase, identity: str) -> Trajectory:
         return _of_run(base, run_store(base).run(identity))
     store = trajectory_store(base)
     row = store.find(identity)
-    found = store.found(row)
+    found = store.results(row)
     if row.state != "ready" or found is None:
         raise Conflict(
             f"{row.id} is {row.state}: nothing of it was measured here",

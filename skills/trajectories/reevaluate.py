@@ -71,7 +71,7 @@ class Reevaluation:
     def carry_out(self, row: StoredTrajectory) -> Ended:
         """Ready, or failed where not a single step could be evaluated."""
         store = trajectory_store(self.base)
-        told = told_from_json(store.told(row))
+        told = told_from_json(store.report(row))
         problem = problem_of(told.problem)
         results = Results()
         for step in told.steps:

@@ -95,7 +95,7 @@ def _evaluated(base: KnowledgeBase, identity: str) -> dict[int, Evaluation]:
 def _told(base: KnowledgeBase, identity: str) -> Iterator[tuple[int, Evaluation]]:
     store = Trajectories(base.catalog, base.blobs)
     row = store.find(identity)
-    measured = store.found(row)
+    measured = store.results(row)
     if row.state != "ready" or measured is None:
         raise Conflict(
             f"{row.id} is {row.state}: nothing of it was measured here",

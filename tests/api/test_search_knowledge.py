@@ -10,7 +10,7 @@ from typing import Any
 from api.cli.backends.local import LocalTarget
 from api.services import Services
 from kb.catalog import skills as store
-from kb.hardware.detection.detect import detect_devices
+from kb.hardware.detection import detect_devices
 from kb.settings import Settings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluate import choose_target

@@ -23,8 +23,7 @@ from ingestion.passages import (
     split_text,
 )
 from ingestion.read import lost_sections
-from kb.embedding.local import LocalEmbedder
-from kb.embedding.text import embedding_text
+from kb.embedding import LocalEmbedder, embedding_text
 
 WORDS = st.sampled_from(
     [

@@ -18,8 +18,7 @@ import pytest
 from ingestion import worker as worker_module
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
-from kb.embedding.base import Vectors
-from kb.embedding.local import LocalEmbedder
+from kb.embedding import LocalEmbedder, Vectors
 from tests.ingestion import golden
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import torch
 
 from ingestion.findings.facts import propose_facts
 from ingestion.formats import parse
-from kb.hardware.schema import HardwareSpec, parse_hardware
+from kb.hardware.schema import parse_hardware
+from kb.hardware.spec import HardwareSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.toolchains.base import Compiled, Target

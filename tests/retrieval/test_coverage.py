@@ -13,7 +13,7 @@ from test_tree import add, chips
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
-from kb.hardware.fact_keys import fact_keys
+from kb.hardware.facts import fact_keys
 from kb.hardware.schema import parse_hardware
 from retrieval.browse.coverage import (
     Coverage,
@@ -23,6 +23,7 @@ from retrieval.browse.coverage import (
     load_coverage_data,
 )
 from retrieval.diagnose.signals import DATA, load_signals
+from tests.catalogs import fresh_data_dir
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")
@@ -30,7 +31,7 @@ REGISTERS = ("topic", "registers")
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = open_catalog(tmp_path)
+    catalog = open_catalog(fresh_data_dir(tmp_path))
     chips(catalog)
     yield catalog
     catalog.close()

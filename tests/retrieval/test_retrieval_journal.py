@@ -15,10 +15,11 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog.tables.retrieval import retrievals
+from kb.catalog.tables.skills import retrievals
 from kb.ids import new_id
 from retrieval import journal as module
 from retrieval.journal import Journal
+from tests.catalogs import fresh_data_dir
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog
     """One whose writers give up at once, so that a lock is an error."""
     monkeypatch.setattr("kb.catalog.engine.BUSY_TIMEOUT_MS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
-    found = open_catalog(tmp_path / "data")
+    found = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield found
     found.close()
 

@@ -20,6 +20,7 @@ from retrieval.compose.skill_choice import (
     choose_skills,
     evidence_part,
 )
+from tests.catalogs import fresh_data_dir
 
 SCOPE = ScopeFilter(("h100", "hopper", ANY))
 REQUEST = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
@@ -48,7 +49,7 @@ HEAD = SkillHead(
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = open_catalog(tmp_path / "data")
+    found = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield found
     found.close()
 

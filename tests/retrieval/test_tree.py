@@ -16,6 +16,7 @@ from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
 from retrieval.browse.tree import KnowledgeNode, knowledge_node, topic_slug
+from tests.catalogs import fresh_data_dir
 
 # Per section: heading, hardware of the heading, and its passages' (text, tags).
 Sections = list[tuple[str, tuple[str, ...] | None, list[tuple[str, list[tuple[str, str]]]]]]
@@ -79,7 +80,7 @@ BANDWIDTH, BANKS = ("topic", "memory bandwidth"), ("topic", "bank conflicts")
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = open_catalog(tmp_path)
+    catalog = open_catalog(fresh_data_dir(tmp_path))
     yield catalog
     catalog.close()
 

@@ -38,6 +38,7 @@ from skills.curator.tuned import COMPOSED, Lifting, Tuned, tuned_instance
 from skills.lift import difference, lift_told
 from skills.states import change_state
 from skills.trials.verify import Verifier, waiting
+from tests.catalogs import fresh_data_dir
 from tests.skills.curator import planted
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
@@ -65,7 +66,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Ite
     data.mkdir()
     if model_cache.exists():
         (data / "models").symlink_to(model_cache)
-    opened = open_services(Settings(data_dir=data))
+    opened = open_services(Settings(data_dir=fresh_data_dir(data)))
     load_hardware(opened.settings.knowledge_dir, opened.registry)
     opened.skills.sync_builtin(opened.settings.skills_dir)
     yield opened

@@ -31,6 +31,7 @@ from kb.hardware.schema import parse_hardware
 from skills.schema import SkillFile
 from skills.skill_library import SkillLibrary
 from skills.skillfile import read_skill, render, skill_folders, write_skill
+from tests.catalogs import fresh_data_dir
 
 SHIPPED = Path(__file__).parents[2] / "skills" / "library"
 LEARNED = SkillFile(
@@ -65,7 +66,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def stocked(folder: Path) -> Catalog:
-    catalog = open_catalog(folder)
+    catalog = open_catalog(fresh_data_dir(folder))
     registry = HardwareRegistry(catalog)
     for name, parent in (
         ("nvidia", None),

@@ -156,7 +156,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """A commented hardware.toml to fill in."""
-    from kb.hardware.template import hardware_template
+    from kb.hardware.writer import hardware_template
 
     text = hardware_template(hardware_id)
     if output is not None:
@@ -189,7 +189,7 @@ def add(
 def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The devices of this machine and the hardware they are."""
     from ingestion.builtin import builtin_hardware
-    from kb.hardware.detection.detect import probe
+    from kb.hardware.detection import probe
     from kb.hardware.lineage import find
 
     settings = read_settings(data_dir)

@@ -14,7 +14,7 @@ from api.http.routes.documents import VersionNumber
 from api.services import Services
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage, Patch
-from kb.embedding.text import embedding_text
+from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.plain import plain
 from kb.scope import ANY

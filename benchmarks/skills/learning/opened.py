@@ -11,7 +11,7 @@ from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.services import Services
 from benchmarks.report import say
-from kb.embedding.base import Vectors
+from kb.embedding import Vectors
 from kb.errors import Unavailable
 from retrieval.answer import Answer, RetrieveRequest
 from retrieval.service import Retriever

@@ -36,7 +36,7 @@ def candidates(
     wanted = set(seqs)
     all_seqs = sorted({n for seq in wanted for n in (seq - 1, seq, seq + 1)})
     marks = ",".join("?" * len(scope.categories))
-    found: dict[int, Candidate] = {}
+    by_seq: dict[int, Candidate] = {}
     for part in portions(all_seqs):
         rows = connection.exec_driver_sql(
             "SELECT p.seq, p.section_id, p.prose, p.kind, d.category, e.vector FROM passages p"
@@ -49,8 +49,8 @@ def candidates(
         )
         for seq, section_id, prose, kind, category, vector in rows.all():
             array = np.frombuffer(vector, "<f4") if vector is not None else None
-            found[seq] = Candidate(section_id, prose, kind, category, array, seq in wanted)
-    return found
+            by_seq[seq] = Candidate(section_id, prose, kind, category, array, seq in wanted)
+    return by_seq
 
 
 def sample(

@@ -1,5 +1,5 @@
-"""What people corrected, kept apart from what machines read, so that the next revision does not
-undo it.
+"""People's corrections, kept apart from what machines read, so that the next revision does not undo
+them.
 
 A correction is anchored to the machine's own reading: the SHA-256 of the passage's uncorrected
 text, or the heading path of a section. When a revision is read again, equal text gets its
@@ -22,7 +22,7 @@ from kb.ids import new_id
 
 @dataclass(frozen=True)
 class PassageFix:
-    """None: as the machine had it."""
+    """Corrected fields of a passage; None leaves what the machine read."""
 
     text: str | None = None
     tags: tuple[tuple[str, str], ...] | None = None
@@ -30,15 +30,17 @@ class PassageFix:
 
     @property
     def any(self) -> bool:
+        """Whether anything is corrected."""
         return (self.text, self.tags, self.hardware) != (None, None, None)
 
 
 def section_anchor(path: Sequence[str]) -> str:
+    """The anchor of a section: its heading path as JSON."""
     return json.dumps(list(path))
 
 
 class Corrections:
-    """The corrections of one document by anchor; remembers which ones found their place."""
+    """The corrections of one document by anchor; remembers which of them were applied."""
 
     def __init__(self, rows: Sequence[sa.Row[Any]]) -> None:
         self._rows = {(row.target, row.anchor, row.field): row for row in rows}
@@ -52,6 +54,7 @@ class Corrections:
         return row.value["value"]
 
     def passage(self, anchor: str) -> PassageFix:
+        """The fix for the passage with this anchor, the SHA-256 of the machine's text."""
         tags = self._value("passage", anchor, "tags")
         hardware = self._value("passage", anchor, "hardware")
         return PassageFix(
@@ -61,11 +64,12 @@ class Corrections:
         )
 
     def section_hardware(self, path: Sequence[str]) -> tuple[str, ...] | None:
+        """The corrected hardware scope of a section; None where nobody corrected it."""
         hardware = self._value("section", section_anchor(path), "hardware")
         return tuple(hardware) if hardware is not None else None
 
     def unmatched(self) -> list[dict[str, Any]]:
-        """Corrections that found no place in this revision, for the report."""
+        """Corrections that match nothing in this revision, for the report."""
         return [
             {"id": row.id, "target": row.target, "field": row.field}
             for key, row in sorted(self._rows.items())
@@ -74,6 +78,7 @@ class Corrections:
 
 
 def load(connection: Connection, document_id: str) -> Corrections:
+    """Every correction of a document."""
     rows = connection.execute(
         sa.select(corrections)
         .where(corrections.c.document_id == document_id)
@@ -91,7 +96,7 @@ def record(
     value: Any,
     actor: str,
 ) -> None:
-    """Keep a correction; a later one of the same place and field takes over."""
+    """Store a correction; it replaces an earlier correction of the same place and field."""
     connection.execute(
         corrections.delete().where(
             corrections.c.document_id == document_id,

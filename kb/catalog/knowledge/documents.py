@@ -22,6 +22,8 @@ from kb.errors import NotFound
 
 @dataclass(frozen=True)
 class Version:
+    """One content hash of a document, read by one pipeline. `report` is the ingestion report."""
+
     id: str
     number: int
     state: str
@@ -56,6 +58,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Section:
+    """A heading with the number of its passages; `hardware` None inherits the scope above it."""
+
     id: str
     parent_id: str | None
     level: int
@@ -121,6 +125,7 @@ class Documents:
             return int(connection.execute(query).scalar_one())
 
     def get(self, document_id: str, *, access_scope: str = "all") -> Document:
+        """The document with this id. Raises NotFound, also where the caller may not see it."""
         with self._catalog.read() as connection:
             row = self._row(connection, document_id, access_scope)
             return _complete(connection, [row])[0]
@@ -205,15 +210,15 @@ class Documents:
         )
         if number is not None:
             query = query.where(t.document_versions.c.number == number)
-        found = connection.execute(
+        version_id = connection.execute(
             query.order_by(t.document_versions.c.number.desc()).limit(1)
         ).scalar()
-        if found is None:
+        if version_id is None:
             raise NotFound(
                 f"document {document_id} has no version {number}",
                 hint=f"GET /documents/{document_id} lists its versions.",
             )
-        return str(found)
+        return str(version_id)
 
     @staticmethod
     def _row(connection: Connection, document_id: str, access_scope: str) -> sa.Row[Any]:

@@ -18,13 +18,15 @@ from kb import clock
 from kb.catalog.engine import portions
 from kb.catalog.meta import revision
 from kb.catalog.tables import knowledge as t
-from kb.embedding.text import embedding_text
+from kb.embedding import embedding_text
 
 Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class MissingText:
+    """A text to embed, as the embedder is to read it, with its SHA-256."""
+
     sha256: str
     text: str
 
@@ -46,12 +48,12 @@ def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> No
 
 def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
     """The vector of one text, by its SHA-256; None where this model has not embedded it."""
-    found = connection.execute(
+    vector = connection.execute(
         sa.select(t.embeddings.c.vector).where(
             t.embeddings.c.text_sha256 == sha256, t.embeddings.c.model_fingerprint == model
         )
     ).scalar()
-    return None if found is None else np.frombuffer(found, "<f4")
+    return None if vector is None else np.frombuffer(vector, "<f4")
 
 
 def missing(connection: Connection, model: str, limit: int) -> list[MissingText]:
@@ -72,10 +74,10 @@ def missing(connection: Connection, model: str, limit: int) -> list[MissingText]
         .order_by(t.passages.c.seq)
         .limit(limit)
     )
-    found: dict[str, MissingText] = {}
+    texts: dict[str, MissingText] = {}
     for sha, path, lead, text in rows:
-        found.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
-    return list(found.values())
+        texts.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
+    return list(texts.values())
 
 
 def counts(connection: Connection, model: str) -> tuple[int, int]:
@@ -98,7 +100,7 @@ def counts(connection: Connection, model: str) -> tuple[int, int]:
 def by_sequence(connection: Connection, model: str, seqs: Iterable[int]) -> dict[int, Vector]:
     """Vectors of passages by their number; passages not embedded yet are left out."""
     wanted = list(seqs)
-    found: dict[int, Vector] = {}
+    vectors: dict[int, Vector] = {}
     for part in portions(wanted):
         rows = connection.execute(
             sa.select(t.passages.c.seq, t.embeddings.c.vector)
@@ -109,8 +111,8 @@ def by_sequence(connection: Connection, model: str, seqs: Iterable[int]) -> dict
             )
         )
         for seq, vector in rows:
-            found[seq] = np.frombuffer(vector, "<f4")
-    return found
+            vectors[seq] = np.frombuffer(vector, "<f4")
+    return vectors
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class ScopeVectors:
 def of_scope(
     connection: Connection, model: str, hardware_id: str, access_scope: str
 ) -> ScopeVectors:
+    """Vectors of the active passages of exactly this scope, in the order of their numbers."""
     rows = list(
         connection.execute(
             sa.select(t.passages.c.id, t.passages.c.seq, t.embeddings.c.vector)

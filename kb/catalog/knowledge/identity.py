@@ -1,4 +1,4 @@
-"""What an upload is: a new document, a new version of one, nothing new, or another's twin.
+"""Whether an upload is a new document, a new version, unchanged, or a copy of another document.
 
 `source_key` names the logical document; the SHA-256 of its bytes, the pipeline fingerprint and the
 scope name the version. Knows nothing about what is inside a document."""
@@ -21,7 +21,7 @@ Outcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
 
 @dataclass(frozen=True)
 class Source:
-    """A file as it came in."""
+    """An uploaded file."""
 
     source_key: str
     title: str
@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Registered:
-    """What became of an upload. `version_id` is None when nothing is to be done."""
+    """The result of an upload. `version_id` is None when there is nothing to ingest."""
 
     document_id: DocumentId
     outcome: Outcome
@@ -48,7 +48,7 @@ class Registered:
 
 
 def register(connection: Connection, source: Source) -> Registered:
-    """Decide what an upload is and, when it is something new, create its rows in state `staged`."""
+    """Decide what an upload is; create its rows in state `staged` when it is new."""
     document = connection.execute(
         sa.select(t.documents).where(
             t.documents.c.source_key == source.source_key,
@@ -118,7 +118,7 @@ def _twin(connection: Connection, source: Source) -> str | None:
 
 
 def declared(source: Source) -> dict[str, Any]:
-    """What the sender says the document is and is about."""
+    """What the sender declared about the document."""
     return {
         "title": source.title,
         "category": source.category,
@@ -136,6 +136,7 @@ def _scope_rows(source: Source) -> set[tuple[str, str]]:
 
 
 def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
+    """The document's scopes as (kind, value); the kinds are hardware and language."""
     rows = connection.execute(
         sa.select(t.document_scopes.c.kind, t.document_scopes.c.value).where(
             t.document_scopes.c.document_id == document_id
@@ -145,7 +146,7 @@ def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
 
 
 def set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:
-    """The document is about what is declared, from now on."""
+    """Replace the document's scopes by the declared ones."""
     connection.execute(
         t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
     )

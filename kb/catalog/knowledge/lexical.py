@@ -61,6 +61,7 @@ def _shelf(access_scope: str, category: str) -> str:
 
 
 def insert(connection: Connection, level: Level, rows: Sequence[LexicalRow]) -> None:
+    """Add rows to one level; their numbers must be new there."""
     if rows:
         connection.execute(
             sa.text(
@@ -72,6 +73,7 @@ def insert(connection: Connection, level: Level, rows: Sequence[LexicalRow]) -> 
 
 
 def delete(connection: Connection, level: Level, seqs: Sequence[int]) -> None:
+    """Remove rows by number; unknown numbers are no error."""
     if seqs:
         connection.execute(
             sa.text(f"DELETE FROM {_TABLES[level]} WHERE rowid = :seq"), [{"seq": s} for s in seqs]
@@ -85,6 +87,7 @@ def clear(connection: Connection) -> None:
 
 
 def count(connection: Connection, level: Level) -> int:
+    """Rows of one level."""
     return int(connection.execute(sa.text(f"SELECT count(*) FROM {_TABLES[level]}")).scalar_one())
 
 

@@ -39,7 +39,8 @@ class MoveLike(Protocol):
 
 @dataclass(frozen=True)
 class StoredMove:
-    """`hardware` and `languages` empty: any. `section` is the heading that argues for it."""
+    """A move. Empty `hardware` or `languages` means any; `section` is the heading that argues for
+    it."""
 
     id: MoveId
     name: str
@@ -60,7 +61,7 @@ class StoredMove:
 def replace_document_moves(
     connection: Connection, document_id: str, moves: Sequence[MoveLike], hardware: Sequence[str]
 ) -> None:
-    """The document's moves become these; ids depend on document and name, so references survive."""
+    """Replace the document's moves; ids depend on document and name, so references survive."""
     connection.execute(t.moves.delete().where(t.moves.c.document_id == document_id))
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == document_id)
@@ -112,7 +113,7 @@ def candidates(
         .order_by(t.documents.c.title, t.moves.c.name)
     )
     wanted = set(signals)
-    found = []
+    moves = []
     for row in rows:
         if row.signals and not wanted & set(row.signals):
             continue
@@ -120,8 +121,8 @@ def candidates(
             continue
         if scope.language and row.languages and scope.language not in row.languages:
             continue
-        found.append(_stored(row))
-    return found
+        moves.append(_stored(row))
+    return moves
 
 
 def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -134,6 +135,7 @@ def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
 def of_document(
     connection: Connection, document_id: str, access_scope: str = ALL_ACCESS
 ) -> list[StoredMove]:
+    """Moves of one document in every status, by name."""
     rows = connection.execute(
         sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
         .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)

@@ -19,7 +19,7 @@ from kb.catalog.knowledge.identity import scopes_of
 from kb.catalog.knowledge.versions import index_section
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
-from kb.embedding.text import embedding_text
+from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
 from kb.scope import ANY, ScopeFilter
@@ -75,7 +75,7 @@ _SELECT = (
 
 def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dict[int, Passage]:
     """The passages among `seqs` that are live and within the scope, by number."""
-    found: dict[int, Passage] = {}
+    passages: dict[int, Passage] = {}
     for part in portions(sorted(set(seqs))):
         query = _SELECT.where(
             t.passages.c.seq.in_(part),
@@ -90,34 +90,34 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
         for row in rows:
             scopes = hardware.get(row.id, ())
             if scope.hardware is None or set(scopes) & set(scope.hardware):
-                found[row.seq] = _passage(row, scopes)
-    return found
+                passages[row.seq] = _passage(row, scopes)
+    return passages
 
 
 def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:
     """Passage numbers of sections (by section number), in order."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for part in portions(sorted(set(section_seqs))):
         rows = connection.exec_driver_sql(
             "SELECT s.seq, p.seq FROM sections s JOIN passages p ON p.section_id = s.id"
             f" WHERE s.seq IN ({','.join(map(str, part))}) AND p.active ORDER BY p.seq"
         )
         for section_seq, seq in rows.all():
-            found.setdefault(section_seq, []).append(seq)
-    return found
+            members.setdefault(section_seq, []).append(seq)
+    return members
 
 
 def sequences(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
     """Passage numbers by id; unknown and inactive ids are left out."""
-    found: dict[str, int] = {}
+    seqs: dict[str, int] = {}
     for part in portions(sorted(set(passage_ids))):
         rows = connection.execute(
             sa.select(t.passages.c.id, t.passages.c.seq).where(
                 t.passages.c.id.in_(part), t.passages.c.active.is_(True)
             )
         )
-        found |= {passage_id: seq for passage_id, seq in rows}
-    return found
+        seqs |= {passage_id: seq for passage_id, seq in rows}
+    return seqs
 
 
 def of_version(
@@ -139,6 +139,7 @@ def of_version(
 
 
 def get(connection: Connection, passage_id: str, access_scope: str) -> Passage:
+    """The passage with this id, with its tags. Raises NotFound."""
     row = connection.execute(
         _SELECT.where(t.passages.c.id == passage_id, t.passages.c.access_scope == access_scope)
     ).one_or_none()
@@ -165,15 +166,15 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
 
 def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Scopes of passages; the row `any` reads as no scope at all only at the doors, not here."""
-    found: dict[str, list[str]] = {}
+    scopes: dict[str, list[str]] = {}
     for part in portions(list(ids)):
         for row in connection.execute(
             sa.select(t.passage_hardware)
             .where(t.passage_hardware.c.passage_id.in_(part))
             .order_by(t.passage_hardware.c.hardware_id)
         ):
-            found.setdefault(row.passage_id, []).append(row.hardware_id)
-    return {key: tuple(values) for key, values in found.items()}
+            scopes.setdefault(row.passage_id, []).append(row.hardware_id)
+    return {key: tuple(values) for key, values in scopes.items()}
 
 
 def _speaks(language: str) -> sa.ColumnElement[bool]:

@@ -46,7 +46,7 @@ class RecipeLike(Protocol):
 
 @dataclass(frozen=True)
 class StoredRecipe:
-    """passage_id: of the code in its section. section: heading path."""
+    """A recipe; `passage_id` is the passage that its code begins in, `section` its heading path."""
 
     id: str
     name: str
@@ -63,7 +63,7 @@ class StoredRecipe:
 def replace_document_recipes(
     connection: Connection, version_id: str, recipes: Sequence[RecipeLike]
 ) -> int:
-    """What the document of this version proposes becomes these; returns how many."""
+    """Replace the recipes that the document of this version proposes; returns their number."""
     document = connection.execute(
         sa.select(t.documents)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
@@ -102,10 +102,10 @@ def replace_document_recipes(
 def _passages(
     connection: Connection, version_id: str, sections: Set[tuple[str, ...]]
 ) -> dict[tuple[str, ...], list[tuple[str, str]]]:
-    """By heading path, id and text without white space of the passages there, in their order."""
-    found: dict[tuple[str, ...], list[tuple[str, str]]] = {path: [] for path in sections}
+    """(id, text without white space) of the passages under each heading path, in reading order."""
+    passages: dict[tuple[str, ...], list[tuple[str, str]]] = {path: [] for path in sections}
     if not sections:
-        return found
+        return passages
     rows = connection.execute(
         sa.select(t.passages.c.id, t.passages.c.text, t.sections.c.path)
         .join(t.sections, t.sections.c.id == t.passages.c.section_id)
@@ -113,9 +113,9 @@ def _passages(
         .order_by(t.passages.c.ordinal)
     )
     for row in rows:
-        if (path := tuple(row.path)) in found:
-            found[path].append((row.id, "".join(row.text.split())))
-    return found
+        if (path := tuple(row.path)) in passages:
+            passages[path].append((row.id, "".join(row.text.split())))
+    return passages
 
 
 def _beginning(recipe: RecipeLike, passages: Sequence[tuple[str, str]]) -> str | None:
@@ -130,7 +130,7 @@ def listed(
     statuses: Sequence[RecipeStatus] = ("proposed", "accepted", "rejected"),
     access_scope: str = ALL_ACCESS,
 ) -> list[StoredRecipe]:
-    """By document and name. hardware: ids of which one must be the recipe's; None for any."""
+    """Recipes by document and name; with `hardware`, those for any of these ids."""
     rows = connection.execute(
         sa.select(t.recipes, t.documents.c.title)
         .join(t.documents, t.documents.c.id == t.recipes.c.document_id)
@@ -141,14 +141,16 @@ def listed(
         )
         .order_by(t.documents.c.title, t.recipes.c.name, t.recipes.c.id)
     )
-    found = [_stored(row) for row in rows]
-    return [r for r in found if hardware is None or set(r.hardware) & set(hardware)]
+    recipes = [_stored(row) for row in rows]
+    return [
+        recipe for recipe in recipes if hardware is None or set(recipe.hardware) & set(hardware)
+    ]
 
 
 def decide(
     connection: Connection, recipe_id: str, status: RecipeStatus, access_scope: str = ALL_ACCESS
 ) -> None:
-    """A person's word on a proposal. Raises NotFound."""
+    """Store a person's decision on a proposal. Raises NotFound."""
     changed = connection.execute(
         t.recipes.update()
         .where(

@@ -22,7 +22,7 @@ from kb.catalog.knowledge import corrections, lexical
 from kb.catalog.knowledge.identity import scopes_of, set_scopes
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
-from kb.embedding.text import embedding_text
+from kb.embedding import embedding_text
 from kb.ids import PassageId, SectionId, derived_id, sha256
 from kb.scope import ANY
 from kb.tokens import shadow
@@ -60,6 +60,8 @@ class PassageDraft:
 
 @dataclass(frozen=True)
 class VersionContent:
+    """Everything that a pipeline read from one version, ready to be stored."""
+
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Problems, candidates, evaluations with their reviews, runs and told trajectories."""
+"""Problems, candidates, evaluations with their reviews, runs and external trajectories."""

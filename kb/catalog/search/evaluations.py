@@ -1,9 +1,8 @@
 """Problems, candidates and what was measured of them, as rows.
 
-An evaluation is found by its key: the same problem, cases, candidate, device, toolchain and policy
-have one row, however often and after whatever crash they are asked for. Knows nothing about how a
-candidate is evaluated.
-"""
+An evaluation is looked up by its key: the same problem, cases, candidate, device, toolchain and
+policy have one row, however often they are requested and also after a crash. Knows nothing about
+how a candidate is evaluated."""
 
 from __future__ import annotations
 
@@ -48,6 +47,8 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class CandidateRow:
+    """A candidate kernel as it is stored; `bundle_sha256` names its files."""
+
     bundle_sha256: str
     language: str
     entry: str
@@ -58,7 +59,7 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class CaseFigures:
-    """What one case came to. Times in microseconds a call."""
+    """The result of one case. Times are in microseconds a call."""
 
     case: str
     correct: bool | None
@@ -71,8 +72,10 @@ class CaseFigures:
 
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """state: running | finished. stages: what each finished stage left, by its name; `record` of a
-    finished one is the whole evaluation as JSON."""
+    """The row of an evaluation. `state` is running or finished.
+
+    `stages` maps the name of each finished stage to what it stored.
+    """
 
     id: str
     key: str
@@ -82,6 +85,7 @@ class StoredEvaluation:
 
     @property
     def record(self) -> Mapping[str, Any] | None:
+        """The whole evaluation as JSON; None before it is finished."""
         return self.stages.get("record") if self.state == "finished" else None
 
 
@@ -99,6 +103,7 @@ class Evaluations:
         self._scope = access_scope
 
     def find(self, key: str) -> StoredEvaluation | None:
+        """The evaluation with this key, or None."""
         with self._catalog.read() as connection:
             row = connection.execute(
                 sa.select(t.evaluations).where(
@@ -108,7 +113,7 @@ class Evaluations:
         return _stored(row) if row is not None else None
 
     def latest(self, limit: int = 50) -> list[StoredEvaluation]:
-        """The newest first."""
+        """Evaluations, newest first."""
         with self._catalog.read() as connection:
             rows = connection.execute(
                 sa.select(t.evaluations)
@@ -127,7 +132,7 @@ class Evaluations:
         harness_version: str,
         device_id: str | None,
     ) -> str:
-        """The evaluation's id; its row, and those it points to, exist afterwards exactly once."""
+        """Create the evaluation's row and those it points to unless they exist; returns its id."""
         with self._catalog.write() as connection:
             problem_id = self._problem(connection, problem, cases)
             candidate_id = self._candidate(connection, candidate)
@@ -154,7 +159,7 @@ class Evaluations:
         return identity
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
-        """A stage is done; what it left lets a later process go on from there."""
+        """Store the outcome of a finished stage, from which a later process can go on."""
         with self._catalog.write() as connection:
             row = connection.execute(
                 sa.select(t.evaluations.c.stages).where(t.evaluations.c.key == key)
@@ -292,7 +297,7 @@ class Evaluations:
 
 
 def _once(connection: Connection, table: sa.Table, **values: Any) -> None:
-    """Insert unless a row with this id is there."""
+    """Insert the row unless its id exists."""
     known = sa.select(table.c.id).where(table.c.id == values["id"])
     if connection.execute(known).one_or_none() is None:
         connection.execute(sa.insert(table).values(**values))

@@ -1,9 +1,9 @@
-"""What people answered to the integrity flags of evaluations that wait for them.
+"""Reviews: people's answers to the integrity flags of evaluations.
 
-A flag of severity `review` says that a figure may be too good to be true; only a person can tell.
-Each answer is a row, and none is changed or deleted: the newest one counts. An answer is of what
-was found at the time, so it ends where the evaluation is measured anew. Knows nothing about what
-follows from an answer.
+A flag of severity `review` says that a figure may be too good to be true; only a person can decide.
+Each answer is a row that is never changed or deleted, and the newest counts. An answer concerns the
+measurement of its time, so it no longer counts once the evaluation is measured again. Knows nothing
+about what follows from an answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DECISIONS: tuple[ReviewDecision, ...] = get_args(ReviewDecision)
 
 @dataclass(frozen=True)
 class Review:
-    """An answer. evaluation: key of what it is about."""
+    """An answer; `evaluation` is the key of the evaluation it is about."""
 
     evaluation: str
     decision: ReviewDecision
@@ -37,6 +37,7 @@ class Review:
     created_at: str
 
     def as_json(self) -> dict[str, Any]:
+        """Its fields by name."""
         return asdict(self)
 
 
@@ -48,9 +49,12 @@ class Reviews:
         self._scope = access_scope
 
     def add(self, key: str, decision: str, actor: str, reason: str) -> Review:
-        """Answer the review flags of an evaluation. Raises InvalidRequest, NotFound, and Conflict
-        where it has none, is not finished or was rejected by a check, which is nobody's choice."""
-        known = next((one for one in DECISIONS if one == decision), None)
+        """Answer the review flags of an evaluation.
+
+        Raises InvalidRequest, NotFound, and Conflict where it has no such flag, is not finished, or
+        was rejected by a check, which no person can overrule.
+        """
+        known = next((known for known in DECISIONS if known == decision), None)
         if known is None:
             raise InvalidRequest(
                 f"unknown decision {decision[:80]!r}", hint=f"Give one of {', '.join(DECISIONS)}."
@@ -75,18 +79,19 @@ class Reviews:
         return review
 
     def latest(self, keys: Iterable[str]) -> dict[str, Review]:
-        """The answer that counts, by key; none for what was not answered since it was measured."""
-        found: dict[str, Review] = {}
+        """The answers that count, by key; keys without an answer since they were measured are left
+        out."""
+        reviews: dict[str, Review] = {}
         with self._catalog.read() as connection:
             for portion in portions(sorted(set(keys))):
                 for row in connection.execute(
                     self._select().where(t.evaluations.c.key.in_(portion))
                 ):
-                    found[row.key] = _review(row)
-        return found
+                    reviews[row.key] = _review(row)
+        return reviews
 
     def history(self, key: str) -> list[Review]:
-        """Every answer, the oldest first, those to an earlier measurement too."""
+        """Every answer, oldest first, including those to earlier measurements."""
         query = self._select(of_now=False).where(t.evaluations.c.key == key)
         with self._catalog.read() as connection:
             return [_review(row) for row in connection.execute(query)]
@@ -139,7 +144,7 @@ def answer_of_now() -> sa.ScalarSelect[str]:
 
 
 def _of_now() -> sa.ColumnElement[bool]:
-    """Not of an earlier measurement."""
+    """The answer came after the present measurement."""
     return t.evaluation_reviews.c.created_at >= t.evaluations.c.finished_at
 
 

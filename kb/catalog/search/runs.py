@@ -23,7 +23,7 @@ from kb.scope import ALL_ACCESS
 
 @dataclass(frozen=True)
 class StoredRun:
-    """settings: the search's own JSON of the run."""
+    """The row of a run; `settings` is the search's own JSON of it."""
 
     id: str
     problem: str
@@ -37,7 +37,8 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node. bundle_sha256, evaluation_key: None for the reference or where there is none."""
+    """One node. `bundle_sha256` and `evaluation_key` are None for the reference, and where a node
+    has no candidate or no evaluation."""
 
     number: int
     parent: int | None
@@ -68,7 +69,7 @@ class Runs:
         seed: int,
         settings: Mapping[str, Any],
     ) -> None:
-        """The problem's row must exist (an evaluation of it makes it)."""
+        """Store a running run. The problem's row must exist: its first evaluation creates it."""
         with self._catalog.write() as connection:
             connection.execute(
                 sa.insert(t.runs).values(
@@ -89,7 +90,7 @@ class Runs:
             )
 
     def find(self, run_id: str) -> StoredRun:
-        """Raises NotFound."""
+        """The run with this id. Raises NotFound."""
         with self._catalog.read() as connection:
             row = connection.execute(self._select().where(t.runs.c.id == run_id)).one_or_none()
         if row is None:
@@ -97,7 +98,7 @@ class Runs:
         return _stored(row)
 
     def latest(self, limit: int = 50) -> list[StoredRun]:
-        """The newest first."""
+        """Runs, newest first."""
         with self._catalog.read() as connection:
             rows = connection.execute(
                 self._select().order_by(t.runs.c.created_at.desc(), t.runs.c.id).limit(limit)
@@ -114,7 +115,7 @@ class Runs:
     def update(
         self, run_id: str, state: str, settings: Mapping[str, Any], cost_usd: float = 0.0
     ) -> None:
-        """finished_at is set when the run is running no more."""
+        """Store state, settings and cost in USD; `finished_at` is set unless it is running."""
         ended = None if state == "running" else clock.now()
         with self._catalog.write() as connection:
             connection.execute(
@@ -130,6 +131,7 @@ class Runs:
             )
 
     def request_cancel(self, run_id: str) -> None:
+        """Ask the process of the run to end it. Raises NotFound."""
         self.find(run_id)
         with self._catalog.write() as connection:
             connection.execute(
@@ -139,14 +141,14 @@ class Runs:
             )
 
     def clear_cancel(self, run_id: str) -> None:
-        """A run that is resumed is not to end at once."""
+        """Withdraw the request, so that a resumed run does not end at once."""
         with self._catalog.write() as connection:
             connection.execute(
                 sa.update(t.runs).where(t.runs.c.id == run_id).values(cancel_requested_at=None)
             )
 
     def add(self, run_id: str, node: NodeRow) -> None:
-        """Durable when it returns."""
+        """Store a node. It is durable when the call returns."""
         parent = None if node.parent is None else derived_id("nod", run_id, node.parent)
         candidate = derived_id("cnd", node.bundle_sha256) if node.bundle_sha256 else None
         evaluation = derived_id("evl", node.evaluation_key) if node.evaluation_key else None
@@ -174,7 +176,7 @@ class Runs:
             )
 
     def nodes(self, run_id: str) -> list[Mapping[str, Any]]:
-        """Records in order."""
+        """Records of the run's nodes, by number."""
         with self._catalog.read() as connection:
             rows = connection.execute(
                 sa.select(t.nodes.c.record)
@@ -191,9 +193,12 @@ class Runs:
         problem_sha256: str,
         limit: int,
     ) -> list[tuple[Mapping[str, Any], bool]]:
-        """Records of nodes with the highest certain speed-up for this family, dtype and lineage,
-        one for each candidate, and whether it was measured on this very problem: those first, then
-        best first. None that a person refused."""
+        """Earlier nodes with the highest certain speed-up for this family, dtype and lineage.
+
+        Returns (record, whether it was measured on this very problem), one pair for each
+        candidate: those of this problem first, then best first. Candidates that a person refused
+        are left out.
+        """
         cases = t.evaluation_cases
         best = sa.func.max(cases.c.speedup_low).label("best")
         first = sa.func.min(t.nodes.c.id).label("node_id")

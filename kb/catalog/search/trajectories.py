@@ -1,10 +1,11 @@
-"""Trajectories that others told, as rows; what was told and what was found of it lie in blobs.
+"""External trajectories as rows; the report and the results of measuring it lie in blobs.
 
     unverified | failed -> queued -> running -> ready | failed
 
-A worker owns a running one only while its lease lasts. When the worker dies, the lease runs out and
-`expire` queues it again: what was evaluated before is known by its key, so nothing is lost. Every
-change names the states that it starts from, and is none where the row is in another one.
+A worker owns a running trajectory only while its lease lasts. When the worker dies, the lease runs
+out and `expire` queues the trajectory again: evaluations that were finished are looked up by their
+keys, so nothing is lost. Every change names the states that it may start from; in any other state
+nothing changes.
 
 Knows nothing about evaluating: a row is what somebody claims until its state is `ready`.
 """
@@ -31,19 +32,22 @@ from kb.scope import ALL_ACCESS
 State = Literal["queued", "running", "ready", "failed", "unverified"]
 STATES: tuple[State, ...] = get_args(State)
 # Kept in the summary, shown to nobody.
-_FOUND, _OWNER, _LEASE = "found_blob", "worker", "lease_expires_at"
+_RESULTS, _OWNER, _LEASE = "found_blob", "worker", "lease_expires_at"
 
 
 @dataclass(frozen=True)
 class StoredTrajectory:
-    """told: key of the blob with what was told. found: of that with what was measured, None before
-    it is ready. summary: for lists and answers."""
+    """The row of an external trajectory.
+
+    `report_key` is the key of the blob with the report, `results_key` that of the blob with what
+    was measured, None before the trajectory is ready. `summary` is for lists and answers.
+    """
 
     id: str
     origin: str
     state: State
-    told: str
-    found: str | None
+    report_key: str
+    results_key: str | None
     summary: Mapping[str, Any]
     created_at: str
 
@@ -61,11 +65,11 @@ class Trajectories:
         identity: str,
         origin: str,
         state: State,
-        told: Mapping[str, Any],
+        report: Mapping[str, Any],
         summary: Mapping[str, Any],
     ) -> bool:
-        """False where a row with this id is there already; then nothing changes."""
-        key = self._blobs.put(json.dumps(told, sort_keys=True).encode())
+        """Store a report. False, and nothing changes, where a row with this id exists already."""
+        key = self._blobs.put(json.dumps(report, sort_keys=True).encode())
         with self._catalog.write() as connection:
             known = sa.select(t.trajectories.c.id).where(t.trajectories.c.id == identity)
             if connection.execute(known).one_or_none() is not None:
@@ -85,7 +89,7 @@ class Trajectories:
         return True
 
     def find(self, identity: str) -> StoredTrajectory:
-        """Raises NotFound."""
+        """The trajectory with this id. Raises NotFound."""
         with self._catalog.read() as connection:
             row = connection.execute(
                 self._select().where(t.trajectories.c.id == identity)
@@ -98,7 +102,7 @@ class Trajectories:
         return _stored(row)
 
     def latest(self, limit: int = 50, states: Sequence[State] = STATES) -> list[StoredTrajectory]:
-        """The newest first."""
+        """Trajectories in any of these states, newest first."""
         query = self._select().where(t.trajectories.c.state.in_(states))
         newest = t.trajectories.c.created_at.desc()
         with self._catalog.read() as connection:
@@ -108,8 +112,11 @@ class Trajectories:
     def change(
         self, identity: str, state: State, *, only_from: Sequence[State], **summary: Any
     ) -> bool:
-        """Set the state and what the summary is to say beside what it says already. False, and
-        nothing changes, where it is in none of the states of `only_from`."""
+        """Set the state and add the entries of `summary` to the stored summary.
+
+        Returns False, and nothing changes, where the trajectory is in none of the states of
+        `only_from`.
+        """
         with self._catalog.write() as connection:
             row = self._in_state(connection, identity, only_from)
             if row is not None:
@@ -119,17 +126,19 @@ class Trajectories:
     # -- by a worker
 
     def take(self, identity: str, owner: str, lease_seconds: float) -> bool:
-        """Queued becomes running, the caller's until the lease runs out; False where somebody else
-        has it, or it is not queued."""
+        """Start a queued trajectory; it is the caller's until the lease runs out.
+
+        Returns False where it is not queued, for example because another worker has it.
+        """
         lease = {_OWNER: owner, _LEASE: clock.after(lease_seconds)}
         return self.change(identity, "running", only_from=("queued",), **lease)
 
     def renew(self, identity: str, owner: str, lease_seconds: float) -> bool:
-        """False where it is no longer the caller's."""
+        """Extend the lease. Returns False where the trajectory is no longer the caller's."""
         return self._own(identity, owner, "running", {_LEASE: clock.after(lease_seconds)})
 
     def release(self, identity: str, owner: str) -> bool:
-        """Queue it again; False where it is no longer the caller's."""
+        """Queue it again. Returns False where it is no longer the caller's."""
         return self._own(identity, owner, "queued", {_OWNER: None, _LEASE: None})
 
     def end(
@@ -137,18 +146,21 @@ class Trajectories:
         identity: str,
         owner: str,
         state: State,
-        found: Mapping[str, Any] | None = None,
+        results: Mapping[str, Any] | None = None,
         **summary: Any,
     ) -> bool:
-        """Ready with what was measured, or failed. False, and nothing changes, where it is no
-        longer the caller's: whoever took over will end it."""
-        told: dict[str, Any] = {_OWNER: None, _LEASE: None, **summary}
-        if found is not None:
-            told[_FOUND] = self._blobs.put(json.dumps(found, sort_keys=True).encode())
-        return self._own(identity, owner, state, told)
+        """End it as `ready`, with the results of measuring, or as `failed`.
+
+        Returns False, and nothing changes, where it is no longer the caller's: the worker that took
+        over will end it.
+        """
+        changes: dict[str, Any] = {_OWNER: None, _LEASE: None, **summary}
+        if results is not None:
+            changes[_RESULTS] = self._blobs.put(json.dumps(results, sort_keys=True).encode())
+        return self._own(identity, owner, state, changes)
 
     def expire(self) -> list[str]:
-        """Queue every running one again whose lease ran out; their ids."""
+        """Queue again every running trajectory whose lease ran out; returns their ids."""
         if not self.latest(1, ("running",)):
             return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
@@ -177,7 +189,7 @@ class Trajectories:
         return connection.execute(self._select().where(*chosen)).one_or_none()
 
     def dtype_of(self, problem_sha256: str, case: str) -> str | None:
-        """Of a problem's case as an evaluation found it; None before there is one."""
+        """The element type of a problem's case, as an evaluation stored it; None before any did."""
         cases = t.problem_cases
         query = sa.select(cases.c.dtype).where(
             cases.c.problem_id == derived_id("prb", problem_sha256), cases.c.name == case
@@ -185,11 +197,13 @@ class Trajectories:
         with self._catalog.read() as connection:
             return connection.execute(query).scalar_one_or_none()
 
-    def told(self, stored: StoredTrajectory) -> Mapping[str, Any]:
-        return self._json(stored.told)
+    def report(self, stored: StoredTrajectory) -> Mapping[str, Any]:
+        """What its author reported. Raises StoreError where the stored file is damaged."""
+        return self._json(stored.report_key)
 
-    def found(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:
-        return None if stored.found is None else self._json(stored.found)
+    def results(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:
+        """What was measured here; None before it is ready. Raises StoreError as `report` does."""
+        return None if stored.results_key is None else self._json(stored.results_key)
 
     def _json(self, key: str) -> Mapping[str, Any]:
         try:
@@ -215,20 +229,20 @@ def _set(
 
 
 def _lapsed(row: sa.Row[Any]) -> bool:
-    """One without a lease has no worker either."""
+    """A row without a lease has no worker either."""
     until = row.summary.get(_LEASE)
     return until is None or str(until) < clock.now()
 
 
 def _stored(row: sa.Row[Any]) -> StoredTrajectory:
-    kept = (_FOUND, _OWNER, _LEASE)
+    kept = (_RESULTS, _OWNER, _LEASE)
     summary = {name: value for name, value in row.summary.items() if name not in kept}
     return StoredTrajectory(
         row.id,
         row.origin,
         row.state,
         row.blob_key,
-        row.summary.get(_FOUND),
+        row.summary.get(_RESULTS),
         summary,
         row.created_at,
     )

@@ -13,9 +13,10 @@ from kb.catalog.skills.evidence import (
     evidence_line,
     evidence_lines,
     evidence_of,
+    note_toolchain,
+    present_toolchains,
+    toolchain_name,
 )
-from kb.catalog.skills.links import link, links_of
-from kb.catalog.skills.rates import Bounds, wilson
 from kb.catalog.skills.reading import (
     about,
     candidate_skills,
@@ -54,14 +55,9 @@ from kb.catalog.skills.rows import (
     UseRow,
     structured_key,
 )
-from kb.catalog.skills.support import FAILURES, TRIALS, measured, tested
-from kb.catalog.skills.toolchains import (
-    note_toolchain,
-    present_toolchains,
-    toolchain_name,
-)
+from kb.catalog.skills.support import FAILURES, TRIALS, Bounds, measured, tested, wilson
 from kb.catalog.skills.uses import lift_of, nth_last_retrieval, record_uses, uses_of
-from kb.catalog.skills.writing import narrow, put, set_state
+from kb.catalog.skills.writing import link, links_of, narrow, put, set_state
 
 __all__ = [
     "EVIDENCE_KINDS",

@@ -1,4 +1,9 @@
-"""Measurements that back or contradict a skill. They are added, never changed or removed."""
+"""Measurements that back or contradict a skill, and the toolchains that they were taken with.
+
+Measurements are added, never changed or removed. A toolchain is named as the harness names it: its
+name, then its versions (`cpp g++ 13.2.0`). A skill carries the toolchain of its newest evidence;
+where that differs from the one in use on the hardware, the evidence is about another compiler.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import meta
 from kb.catalog.engine import portions
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import get
@@ -18,6 +24,39 @@ from kb.catalog.tables import skills as t
 from kb.errors import InvalidRequest
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS
+
+_TOOLCHAINS = "toolchains"
+
+
+def toolchain_name(toolchain: str) -> str:
+    """`triton-nvidia` of `triton-nvidia triton 3.4.0, torch 2.8.0`."""
+    return toolchain.split(" ", 1)[0]
+
+
+def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
+    """The toolchains in use, by hardware id and then by toolchain name."""
+    toolchains: Mapping[str, Mapping[str, str]] = meta.get(connection, _TOOLCHAINS) or {}
+    return toolchains
+
+
+def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
+    """Store that this toolchain is in use on the hardware.
+
+    Returns the one of the same name that was in use before, or None. Raises InvalidRequest.
+    """
+    name = toolchain_name(toolchain)
+    if not name or not hardware:
+        raise InvalidRequest(
+            f"no toolchain: {toolchain!r} on {hardware!r}", hint="Give its name and versions."
+        )
+    known = {place: dict(chains) for place, chains in present_toolchains(connection).items()}
+    before = known.setdefault(hardware, {}).get(name)
+    if before != toolchain:
+        known[hardware][name] = toolchain
+        meta.put(connection, _TOOLCHAINS, known)
+        meta.bump_revision(connection)
+    return before
+
 
 NOT_MEASURED = "not measured here"
 _COLUMNS = [t.evidence.c[name] for name in EvidenceRow.__dataclass_fields__]
@@ -48,9 +87,10 @@ def add_evidence(
 ) -> EvidenceRow:
     """Add a measurement of the skill `name`; returns its row.
 
-    n: pairs of blocks, or repetitions. Times in microseconds a call; speedup: time without over
-    time with the skill, and its 95 % interval. toolchain: as the harness calls it, its name first.
-    A wall-clock measurement makes its toolchain the one that the skill was last verified with.
+    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
+    time without the skill over the time with it, `low` and `high` its 95 % interval. `toolchain` is
+    named as the harness names it. A wall-clock measurement makes its toolchain the one that the
+    skill was last verified with. Raises InvalidRequest and NotFound.
     """
     one_of(kind, EVIDENCE_KINDS, "kind of evidence")
     _check(n, speedup, low, high)
@@ -125,9 +165,9 @@ def evidence_for(
     *,
     details: bool = True,
 ) -> dict[str, list[EvidenceRow]]:
-    """The measurements of some skills, oldest first. details False: without those, for a list."""
+    """The measurements of some skills, oldest first; `details` False leaves their details out."""
     columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
-    found: dict[str, list[EvidenceRow]] = {}
+    rows_by_skill: dict[str, list[EvidenceRow]] = {}
     for part in portions(list(skill_ids)):
         rows = connection.execute(
             sa.select(t.evidence.c.subject_id, *columns)
@@ -141,13 +181,15 @@ def evidence_for(
         for row in rows:
             values = dict(row._mapping)
             values["details"] = values["details"] or {}
-            found.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
-    return found
+            rows_by_skill.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
+    return rows_by_skill
 
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
-    """The figures of a skill's evidence on one line; the bound is the lowest one measured. Times of
-    a simulator are counted, never mixed with those of a clock."""
+    """The figures of a skill's evidence on one line; the bound is the lowest measured.
+
+    Times of a simulator are counted, never mixed with those of a clock.
+    """
     rows = [row for row in evidence if row.kind != "simulator"]
     return _line(
         n=sum(row.n for row in rows),
@@ -161,12 +203,12 @@ def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
 def evidence_lines(
     connection: Connection, skill_ids: Sequence[str], access_scope: str = ALL_ACCESS
 ) -> dict[str, str]:
-    """`evidence_line` of many skills, counted by the database; of all ids."""
-    found = dict.fromkeys(skill_ids, NOT_MEASURED)
+    """`evidence_line` for every id, counted by the database."""
+    lines = dict.fromkeys(skill_ids, NOT_MEASURED)
     for part in portions(list(skill_ids)):
         for identity, *figures in connection.execute(_line_query(part, access_scope)):
-            found[identity] = _line(*figures)
-    return found
+            lines[identity] = _line(*figures)
+    return lines
 
 
 def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
@@ -195,9 +237,9 @@ def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
 
 
 def _line(n: int, low: float | None, shapes: int, runs: int, simulated: int) -> str:
-    """n: measurements by a clock; each counts one at least."""
-    told = [f"simulated={simulated}"] if simulated else []
+    """`n` counts measurements by a clock."""
+    simulations = [f"simulated={simulated}"] if simulated else []
     if not n:
-        return ";".join([NOT_MEASURED, *told])
+        return ";".join([NOT_MEASURED, *simulations])
     bound = [f"speedup_lcb={low:.2f}"] if low is not None else []
-    return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *told])
+    return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *simulations])

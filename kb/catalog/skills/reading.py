@@ -1,5 +1,5 @@
-"""Skills as they are found: by name, by scope, by words. `SkillHead`s where many are read;
-whole rows only where the texts are wanted.
+"""Look-up of skills: by name, by scope, by words. `SkillHead`s where many are read; whole rows only
+where the texts are needed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a 
 
 
 def find(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow | None:
-    found = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
-    return found[0] if found else None
+    """The skill of this name, or None."""
+    rows = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
+    return rows[0] if rows else None
 
 
 def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow:
     """The skill of this name; NotFound names the nearest."""
-    found = find(connection, name, access_scope)
-    if found is None:
+    skill = find(connection, name, access_scope)
+    if skill is None:
         known = connection.execute(
             sa.select(t.skills.c.name).where(t.skills.c.access_scope == access_scope)
         ).scalars()
@@ -53,11 +54,11 @@ def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> Sk
             hint=f"{hint}GET /skills lists every skill.",
             details={"skill": name, "nearest": near},
         )
-    return found
+    return skill
 
 
 def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
-    """Of all skills, in their order."""
+    """The names of all skills, sorted."""
     return list(
         connection.execute(
             sa.select(t.skills.c.name)
@@ -70,8 +71,8 @@ def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
 def about(
     connection: Connection, family: str, named: Iterable[str] = (), access_scope: str = ALL_ACCESS
 ) -> list[SkillRow]:
-    """Skills about an operator of this family or about any, and the named ones (by name or id);
-    whole, by name."""
+    """Whole skills about an operator of this family or about any operator, and the named skills (by
+    name or id); sorted by name."""
     known = connection.execute(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
     ).scalars()
@@ -98,12 +99,12 @@ def _ids(connection: Connection, where: sa.ColumnElement[bool], access_scope: st
 def heads_of(
     connection: Connection, names: Iterable[str], access_scope: str = ALL_ACCESS
 ) -> dict[str, SkillHead]:
-    """The named skills that there are, by name."""
-    found: dict[str, SkillHead] = {}
+    """The skills with these names, by name; unknown names are left out."""
+    heads: dict[str, SkillHead] = {}
     for part in portions(sorted(set(names))):
         query = _light(access_scope).where(t.skills.c.name.in_(part))
-        found |= {head.name: head for head in _heads(connection, query)}
-    return found
+        heads |= {head.name: head for head in _heads(connection, query)}
+    return heads
 
 
 def events(
@@ -131,12 +132,12 @@ def candidate_skills(
     *,
     begins: bool = False,
 ) -> list[SkillHead]:
-    """Skills that may apply, by name: all that they restrict admits what is asked for.
+    """Skills that may apply, sorted by name: each scope that they state admits the request.
 
-    signals empty: of any signal. begins: those alone that name the operator and have a recipe,
-    which is what a search begins with. hardware_scopes: the lineage; None admits every chip. What
-    the request leaves open (op, language, dtype None) excludes nothing. Predicates and ranking are
-    the caller's.
+    Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
+    chip. What the request leaves open (op, language, dtype None) excludes nothing. With `begins`,
+    only skills that name the operator and have a recipe, which is what a search begins with.
+    Predicates and ranking are left to the caller.
     """
     query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
     wanted: dict[str, Sequence[str] | None] = {
@@ -149,19 +150,26 @@ def candidate_skills(
     for kind, values in wanted.items():
         if values is not None:
             query = query.where(_admits(kind, values))
-    found = _heads(connection, query.where(_has_recipe()) if begins else query)
-    return [one for one in found if canonical_op(op or "") in one.scopes.ops] if begins else found
+    skills = _heads(connection, query.where(_has_recipe()) if begins else query)
+    return (
+        [skill for skill in skills if canonical_op(op or "") in skill.scopes.ops]
+        if begins
+        else skills
+    )
 
 
 def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:
-    """Skills by name, without their texts. Takes what `listed` takes."""
+    """Skills sorted by name, without their texts. Takes the arguments of `listed`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _heads(connection, _narrowed(_light(scope), **narrowing))
 
 
 def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
-    """Skills by name, whole. states, tier, origin: only those. hardware_scopes: those that hold
-    for one of them. signal: those that name it. access_scope: as everywhere."""
+    """Whole skills, sorted by name.
+
+    `states`, `tier` and `origin` keep only skills with these values, `hardware_scopes` those that
+    hold for one of the scopes, `signal` those that name the signal.
+    """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _rows(connection, _narrowed(_whole(scope), **narrowing))
 
@@ -198,23 +206,23 @@ def search(
     limit: int = 50,
     access_scope: str = ALL_ACCESS,
 ) -> list[SkillHead]:
-    """Skills that hold the most of the words, best first.
+    """Skills that contain the most of the words, best first.
 
     A word counts in the name, the description, an operator or a signal, also inside a longer word
-    (`softmax` finds `log_softmax`), without regard to case. No word: none.
+    (`softmax` finds `log_softmax`), without regard to case. Without a word, no skill matches.
     """
     words = list(dict.fromkeys(text.lower().replace("-", " ").split()))[:MAX_WORDS]
     if not words or limit < 1:
         return []
-    found = [_holds(word) for word in words]
+    matches = [_holds(word) for word in words]
     matched: sa.ColumnElement[int] = sum(
-        (sa.cast(sa.or_(*places), sa.Integer) for places in found), sa.literal(0)
+        (sa.cast(sa.or_(*places), sa.Integer) for places in matches), sa.literal(0)
     )
     in_name: sa.ColumnElement[int] = sum(
-        (sa.cast(places[0], sa.Integer) for places in found), sa.literal(0)
+        (sa.cast(places[0], sa.Integer) for places in matches), sa.literal(0)
     )
     score = (matched * NAME_WEIGHT + in_name).label("score")
-    query = _light(access_scope).where(sa.or_(*(place for places in found for place in places)))
+    query = _light(access_scope).where(sa.or_(*(place for places in matches for place in places)))
     if states is not None:
         query = query.where(t.skills.c.state.in_(list(states)))
     return _heads(connection, query.order_by(score.desc()).limit(limit))
@@ -255,15 +263,15 @@ def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
 
 
 def _has_recipe() -> sa.ColumnElement[bool]:
-    """No recipe is stored as the word null of JSON."""
+    """Whether the skill has a recipe; a missing one is stored as JSON's null."""
     return sa.func.coalesce(sa.cast(t.skills.c.recipe, sa.Text), "null") != "null"
 
 
 def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
     rows = connection.execute(query.order_by(t.skills.c.name)).all()
     scopes = _scopes(connection, [row[0] for row in rows])
-    found: Iterable[list[Any]] = ([*row, scopes[row[0]]] for row in rows)
-    return [SkillHead(*values) for values in found]
+    fields: Iterable[list[Any]] = ([*row, scopes[row[0]]] for row in rows)
+    return [SkillHead(*values) for values in fields]
 
 
 def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
@@ -282,8 +290,8 @@ def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
 
 
 def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes]:
-    """One row a skill, not one a scope: a quarter of the rows where there are thousands."""
-    found = dict.fromkeys(ids, _scopes_told(""))
+    """Read one row per skill, not per scope: a quarter of the rows where there are thousands."""
+    scopes = dict.fromkeys(ids, _parse_scopes(""))
     pair = t.skill_scopes.c.kind.concat(_IS).concat(t.skill_scopes.c.value)
     for part in portions(list(ids)):
         rows = connection.execute(
@@ -291,14 +299,14 @@ def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes
             .where(t.skill_scopes.c.skill_id.in_(part))
             .group_by(t.skill_scopes.c.skill_id)
         ).all()  # fetched at once: listing thousands is a tenth faster
-        found |= {identity: _scopes_told(pairs) for identity, pairs in rows}
-    return found
+        scopes |= {identity: _parse_scopes(pairs) for identity, pairs in rows}
+    return scopes
 
 
 @lru_cache(maxsize=10_000)
-def _scopes_told(pairs: str) -> SkillScopes:
-    """Of pairs as `_scopes` reads them. Taking them apart is a third of listing thousands."""
+def _parse_scopes(pairs: str) -> SkillScopes:
+    """Scopes from the pairs that `_scopes` reads. Parsing is a third of listing thousands."""
     kinds: dict[str, list[str]] = {}
-    for kind, _, value in (told.partition(_IS) for told in sorted(pairs.split(_NEXT))):
+    for kind, _, value in (pair.partition(_IS) for pair in sorted(pairs.split(_NEXT))):
         kinds.setdefault(kind, []).append(value)
     return SkillScopes(**{name: tuple(kinds.get(kind, ())) for name, kind in SCOPE_KINDS.items()})

@@ -1,4 +1,4 @@
-"""Rows of skills as data, and what may follow what in their lives.
+"""Rows of skills as data, and which state may follow which.
 
 Knows no statement of SQL beyond the names of the columns that each row is read from.
 """
@@ -81,9 +81,9 @@ class SkillDraft:
 class SkillHead:
     """What listing and ranking need of a skill: everything but its long texts.
 
-    trials, wins: uses of the present text, within the present scope, that are known to have helped
-    or not; wins of them helped. toolchain_id: of its newest evidence. written_at: when the present
-    text was written.
+    `trials` counts the uses of the present text, within the present scope, whose effect is known;
+    `wins` counts those that helped. `toolchain_id` is that of its newest evidence, `written_at` the
+    time when the present text was written.
     """
 
     id: SkillId
@@ -124,6 +124,8 @@ class SkillRow(SkillHead):
 
 @dataclass(frozen=True)
 class SkillEvent:
+    """A change in a skill's history, numbered from 1 within the skill."""
+
     sequence: int
     event: str
     from_state: str | None
@@ -136,8 +138,10 @@ class SkillEvent:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """One measurement that backs (or contradicts) a skill. toolchain_id: the toolchain as the
-    harness calls it, its name first (`triton-nvidia triton 3.4.0, ...`)."""
+    """One measurement that backs (or contradicts) a skill. Times are in microseconds a call.
+
+    `toolchain_id` is the toolchain as the harness names it (`triton-nvidia triton 3.4.0, ...`).
+    """
 
     id: str
     hardware_id: str
@@ -169,8 +173,11 @@ class Link:
 
 @dataclass(frozen=True)
 class NewUse:
-    """What became of a skill in one answer. helped: 1, 0 or None (not known). gain: time before
-    over time after. situation: what was asked about (op, dtype, hardware, language, quantities)."""
+    """The use of a skill in one answer.
+
+    `helped` is 1, 0 or None (not known). `gain` is the time before over the time after. `situation`
+    is what the request was about: op, dtype, hardware, language, quantities.
+    """
 
     retrieval_id: str
     skill: str
@@ -183,7 +190,7 @@ class NewUse:
 
 @dataclass(frozen=True)
 class UseRow:
-    """A stored use. version: of the skill when it was shown or used."""
+    """A stored use; `version` is the skill's when it was shown or used."""
 
     retrieval_id: str
     outcome_id: str | None
@@ -207,7 +214,7 @@ class Lift:
 
 @dataclass(frozen=True)
 class Stored:
-    """What became of a `put`."""
+    """The result of a `put`."""
 
     id: SkillId
     outcome: Outcome
@@ -215,7 +222,7 @@ class Stored:
 
 
 def structured_key(scopes: SkillScopes, transformation: str) -> str:
-    """Equal for two skills that claim the same thing about the same situation."""
+    """A key that is equal for two skills that make the same claim about the same situation."""
     parts = (
         scopes.ops,
         scopes.signals,
@@ -228,6 +235,6 @@ def structured_key(scopes: SkillScopes, transformation: str) -> str:
 
 
 def one_of(value: str, known: Sequence[str], what: str) -> None:
-    """Raises InvalidRequest for a word that is none of the known ones."""
+    """Raise InvalidRequest for a word that is not among the known ones."""
     if value not in known:
         raise InvalidRequest(f"{value!r} is no {what}", hint=f"Use one of {', '.join(known)}.")

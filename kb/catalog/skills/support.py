@@ -1,15 +1,17 @@
-"""Whether measurements bear out what a skill says: that a change helps, or, of one to avoid, that
-it does harm.
+"""Whether measurements bear out what a skill claims: that a change helps, or, for a skill that
+advises to avoid something, that it does harm. And how sure a rate of successes is.
 
-Only trials with and without the skill count, on what it was not made of; the pairs that it was
-distilled from are where the claim comes from and prove nothing of it. speedup: time without over
-time with what the skill is about, so for one to avoid a figure below 1 is support.
+Only trials with and without the skill count, on problems that it was not distilled from; the pairs
+that it was distilled from are where the claim comes from and prove nothing. A speed-up is the time
+without over the time with what the skill is about, so for a skill to avoid a figure below 1 is
+support.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +21,30 @@ from kb.catalog.engine import portions
 from kb.catalog.skills.rows import SkillHead
 from kb.catalog.tables import skills as t
 
+Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An interval of a rate, both ends between 0 and 1."""
+
+    low: float
+    high: float
+
+
+def wilson(wins: int, trials: int) -> Bounds:
+    """Wilson's 95 % score interval of a rate; all of it, 0 to 1, without trials.
+
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
+    """
+    if trials == 0:
+        return Bounds(0.0, 1.0)
+    rate, spread = wins / trials, Z95 * Z95 / trials
+    centre = (rate + spread / 2) / (1 + spread)
+    half = Z95 / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
+    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
+
+
 TRIALS = ("ablation", "lift")
 # Ends of a kernel that was tried and cannot be used. They have no figure, and are what an advice to
 # avoid something may rest on.
@@ -27,8 +53,11 @@ AVOID = "avoid"
 
 
 def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Of trials that are as new as a skill's present text: how many have a speed-up, and how many
-    bear it out by themselves: the lower bound above 1, of one to avoid the upper one below 1."""
+    """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
+
+    Only trials as new as the skill's present text count. A trial bears a skill out where its lower
+    bound is above 1; for a skill to avoid something, where its upper bound is below 1.
+    """
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
         sa.case(
@@ -37,7 +66,7 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
             else_=0,
         )
     )
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for part in portions(list(skill_ids)):
         rows = connection.execute(
             sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
@@ -51,13 +80,16 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
             )
             .group_by(t.evidence.c.subject_id)
         )
-        found |= {identity: (int(known), int(won)) for identity, known, won in rows}
-    return found
+        counts |= {identity: (int(known), int(won)) for identity, known, won in rows}
+    return counts
 
 
 def measured(connection: Connection, skill: SkillHead) -> bool:
-    """Whether trials that are as new as the present text bear it out. A skill to avoid something
-    may rest on a failure instead, of another problem or case than the one that it comes from."""
+    """Whether trials that are as new as the present text bear the skill out.
+
+    A skill to avoid something may rest on a failure instead, on another problem or case than the
+    one that it was distilled from.
+    """
     rows = list(
         connection.execute(
             sa.select(t.evidence, t.skills.c.origin_run_id)
@@ -77,10 +109,13 @@ def measured(connection: Connection, skill: SkillHead) -> bool:
 
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
-    """Whether the newest trials, as many as it takes, together bear the skill out, before one comes
-    that is certainly against it, in which it made a wrong kernel or ended certainly slower."""
+    """Whether the newest trials, as many as are needed, together bear the skill out.
+
+    The count ends at a trial that is certainly against it, or in which it led to a wrong kernel or
+    to a search that ended certainly slower.
+    """
     sign = -1.0 if polarity == AVOID else 1.0
-    taken: list[tuple[float, float]] = []
+    gains: list[tuple[float, float]] = []
     for row in newest:
         if polarity != AVOID and _harmful(row.details):
             return False
@@ -90,27 +125,33 @@ def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
         least, most = sorted(sign * math.log(end) for end in (row.speedup_low, row.speedup_high))
         if most < 0:
             return False
-        taken.append((gain, gain - least))
-        if _surely_above_0(taken):
+        gains.append((gain, gain - least))
+        if _surely_above_0(gains):
             return True
     return False
 
 
 def _harmful(trial: Mapping[str, Any]) -> bool:
-    """It made a wrong kernel, or the search with it ended certainly slower."""
+    """Whether it led to a wrong kernel, or the search with it ended certainly slower."""
     end = trial.get("end")
     return bool(trial.get("wrong")) or (end is not None and float(end["high"]) < 1.0)
 
 
 def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
-    """Of the mean of logarithms, each with how far its lower bound lies below it; the errors of two
-    trials are independent and add as squares."""
+    """Whether the mean of logarithms is above 0 with certainty.
+
+    Each logarithm comes with the distance to its lower bound; errors of trials are independent and
+    add as squares.
+    """
     return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
 
 
 def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
-    """A failure that tells no case was of all of its problem's, so of the same problem it is the
-    same failure again."""
+    """Whether it failed on another problem or case than the one it was distilled from.
+
+    A failure without a case concerns all cases of its problem, so on the same problem it is the
+    same failure again.
+    """
     origin = [row for row in rows if _of_origin(row)]
     problems = {row.problem_id for row in origin}
     cases = {(row.problem_id, row.case_id) for row in origin}

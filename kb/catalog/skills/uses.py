@@ -1,7 +1,7 @@
-"""What became of skills in answers: shown, used or withheld, and whether that helped.
+"""Uses of skills in answers: shown, used or withheld, and whether that helped.
 
-The counters of a skill's row (trials, wins) say of its present text, within its present scope, how
-many uses are known to have helped or not; they change in the transaction that stores a use.
+The counters of a skill's row (trials, wins) count the uses of its present text, within its present
+scope, whose effect is known; they change in the transaction that stores a use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kb import clock
 from kb.catalog.skills.reading import heads_of
 from kb.catalog.skills.rows import ROLES, Lift, NewUse, Role, UseRow, one_of
 from kb.catalog.tables import skills as t
-from kb.catalog.tables.retrieval import outcomes, retrievals
+from kb.catalog.tables.skills import outcomes, retrievals
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS
 
@@ -25,8 +25,11 @@ _COLUMNS = [t.skill_uses.c[name] for name in UseRow.__dataclass_fields__]
 def record_uses(
     connection: Connection, uses: Sequence[NewUse], access_scope: str = ALL_ACCESS
 ) -> int:
-    """Store uses; returns how many. A skill that is gone meanwhile is left out. The retrievals
-    they belong to must be stored."""
+    """Store uses; returns how many.
+
+    Uses of a skill that no longer exists are left out. The retrievals that they belong to must be
+    stored. Raises InvalidRequest for an unknown role.
+    """
     skills = heads_of(connection, {use.skill for use in uses}, access_scope)
     now = clock.now()
     rows = []
@@ -34,10 +37,10 @@ def record_uses(
         one_of(use.role, ROLES, "role of a skill in an answer")
         if use.skill in skills:
             skill = skills[use.skill]
-            told = {key: value for key, value in vars(use).items() if key != "skill"}
-            told["situation"] = dict(use.situation)
+            values = {key: value for key, value in vars(use).items() if key != "skill"}
+            values["situation"] = dict(use.situation)
             fixed = {"skill_id": skill.id, "version": skill.version, "created_at": now}
-            rows.append({**told, **fixed, "id": new_id("use")})
+            rows.append({**values, **fixed, "id": new_id("use")})
     if rows:
         connection.execute(t.skill_uses.insert(), rows)
     for use in uses:
@@ -105,8 +108,8 @@ def lift_of(connection: Connection, skill_id: str) -> Lift:
         )
         .group_by(t.skill_uses.c.role)
     )
-    found = {role: (int(known), int(wins)) for role, known, wins in rows}
-    return Lift(*found.get("shown", (0, 0)), *found.get("withheld", (0, 0)))
+    outcomes_by_role = {role: (int(known), int(wins)) for role, known, wins in rows}
+    return Lift(*outcomes_by_role.get("shown", (0, 0)), *outcomes_by_role.get("withheld", (0, 0)))
 
 
 def nth_last_retrieval(
@@ -115,8 +118,10 @@ def nth_last_retrieval(
     hardware: Sequence[str] | None,
     access_scope: str = ALL_ACCESS,
 ) -> str | None:
-    """When the n-th last retrieval was, counted over those for one of these chips (None:
-    over all); None where there are fewer."""
+    """The time of the n-th last retrieval for any of these chips (None counts all retrievals).
+
+    None where there are fewer.
+    """
     query = (
         sa.select(retrievals.c.created_at)
         .where(retrievals.c.access_scope == access_scope)
@@ -126,5 +131,5 @@ def nth_last_retrieval(
     )
     if hardware is not None:
         query = query.where(retrievals.c.hardware_id.in_(list(hardware)))
-    found: str | None = connection.execute(query).scalar()
-    return found
+    moment: str | None = connection.execute(query).scalar()
+    return moment

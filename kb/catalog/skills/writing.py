@@ -1,8 +1,8 @@
-"""Changes of skills: every change of a row or of its state writes an event with an actor and a
-reason in the same transaction.
+"""Changes of skills: every change of a row, its state or its relations writes an event with an
+actor and a reason in the same transaction.
 
-A learned skill starts as a candidate and is active only while trials bear out its present text, or
-a person let it be without.
+A learned skill starts as a candidate. It is active only while trials bear out its present text, or
+where a person approved it without a measurement.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from kb import clock
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import find, get
 from kb.catalog.skills.rows import (
+    LINK_KINDS,
     SCOPE_KINDS,
     TRANSITIONS,
     WRITTEN,
+    Link,
+    LinkKind,
     SkillDraft,
     SkillEvent,
     SkillHead,
@@ -27,6 +30,7 @@ from kb.catalog.skills.rows import (
     SkillScopes,
     State,
     Stored,
+    one_of,
     structured_key,
 )
 from kb.catalog.skills.support import AVOID, measured
@@ -46,11 +50,12 @@ def put(
     details: Mapping[str, Any] | None = None,
     access_scope: str = ALL_ACCESS,
 ) -> Stored:
-    """Store a skill. `state` is that of a new one.
+    """Store a skill. `state` is the state of a new skill.
 
-    One that exists gets a new version when its content differs, and keeps its state; a learned one
-    that was in use is a candidate again, because its evidence speaks of the text before. What was
-    shipped and then narrowed here stays narrow until another text ships.
+    An existing skill gets a new version when its content differs, and keeps its state; a learned
+    skill that was in use becomes a candidate again, because its evidence is about the earlier text.
+    A shipped skill that was narrowed here stays narrow until another text ships. Raises
+    InvalidRequest for a learned skill that is not to start as a candidate.
     """
     if draft.tier == "learned" and state != "candidate":
         raise InvalidRequest(
@@ -106,9 +111,10 @@ def set_state(
 ) -> SkillEvent:
     """Move a skill to another state, with the event that says who did it and why.
 
-    force: a person lets a learned one be active that no trial bears out; the event says so in its
-    details (`approved_without_measurement`). One that comes back from retired or quarantined is
-    counted anew: whoever brings it back knows its record.
+    With `force`, a person makes a learned skill active that no trial bears out; the event's details
+    say so (`approved_without_measurement`). A skill that comes back from retired or
+    quarantined is counted anew: whoever brings it back knows its record. Raises Conflict for a step
+    that the states do not allow, and for a learned skill without a measurement.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -148,10 +154,10 @@ def narrow(
     details: Mapping[str, Any],
     access_scope: str = ALL_ACCESS,
 ) -> Stored:
-    """A new version that claims less: other scopes and preconditions, the same texts.
+    """Store a new version that claims less: other scopes and preconditions, the same texts.
 
-    State and evidence stay, because what was measured lies in the part that is kept. counted:
-    (trials, wins) of the uses that lie in that part.
+    State and evidence stay, because the measurements lie in the part that is kept. `counted` is
+    (trials, wins) of the uses in that part.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -191,6 +197,7 @@ def append_event(
     reason: str,
     details: Mapping[str, Any],
 ) -> SkillEvent:
+    """Add to the skill's history; `change` is its state before and after."""
     last = connection.execute(
         sa.select(sa.func.max(t.skill_events.c.sequence)).where(
             t.skill_events.c.skill_id == skill_id
@@ -204,7 +211,7 @@ def append_event(
 
 
 def _unmeasured(skill: SkillRow) -> Conflict:
-    """What is missing, and how it is come by."""
+    """The error for a skill without a measurement; it says how to get one."""
     if skill.polarity == AVOID:
         hint = (
             "It can be approved once what it warns of failed, or was certainly slower, on another"
@@ -267,3 +274,69 @@ def _replace_scopes(connection: Connection, skill_id: str, scopes: SkillScopes) 
     ]
     if rows:
         connection.execute(t.skill_scopes.insert(), rows)
+
+
+def link(
+    connection: Connection,
+    source: str,
+    kind: LinkKind,
+    target: str,
+    *,
+    actor: str,
+    reason: str,
+    access_scope: str = ALL_ACCESS,
+) -> bool:
+    """Store that two skills stand in this relation, which holds both ways.
+
+    Both get an event. Returns False, and nothing changes, where the relation is stored already.
+    """
+    one_of(kind, LINK_KINDS, "kind of link")
+    if source == target:
+        raise InvalidRequest(f"{source} cannot be linked to itself", hint="Name two skills.")
+    ends = [get(connection, name, access_scope) for name in (source, target)]
+    ends.sort(key=lambda skill: skill.name)
+    first, second = ends
+    known = connection.execute(
+        sa.select(t.skill_links.c.kind).where(
+            t.skill_links.c.skill_id == first.id,
+            t.skill_links.c.other_id == second.id,
+            t.skill_links.c.kind == kind,
+        )
+    ).scalar()
+    if known is not None:
+        return False
+    connection.execute(
+        t.skill_links.insert().values(
+            skill_id=first.id, other_id=second.id, kind=kind, created_at=clock.now()
+        )
+    )
+    noted = {"source": first.name, "kind": kind, "target": second.name}
+    for skill in ends:
+        append_event(
+            connection, skill.id, "linked", (skill.state, skill.state), actor, reason, noted
+        )
+    bump_revision(connection)
+    return True
+
+
+def links_of(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> list[Link]:
+    """Every relation of the skill, oldest first."""
+    skill = get(connection, name, access_scope)
+    source, target = t.skills.alias(), t.skills.alias()
+    rows = connection.execute(
+        sa.select(
+            source.c.name.label("source"),
+            t.skill_links.c.kind,
+            target.c.name.label("target"),
+            t.skill_links.c.created_at,
+        )
+        .join(source, source.c.id == t.skill_links.c.skill_id)
+        .join(target, target.c.id == t.skill_links.c.other_id)
+        .where(
+            sa.or_(t.skill_links.c.skill_id == skill.id, t.skill_links.c.other_id == skill.id),
+            source.c.access_scope == access_scope,
+            target.c.access_scope == access_scope,
+        )
+        .order_by(t.skill_links.c.created_at, source.c.name, target.c.name)
+    )
+    return [Link(**row._mapping) for row in rows]

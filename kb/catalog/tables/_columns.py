@@ -18,6 +18,7 @@ metadata = MetaData(
 
 
 def id_column() -> Column[str]:
+    """The primary key `id`."""
     return Column("id", String, primary_key=True)
 
 
@@ -29,6 +30,7 @@ def ref(name: str, target: str, *, nullable: bool = False, index: bool = True) -
 
 
 def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
+    """A time: UTC, ISO-8601 text."""
     return Column(name, String, nullable=nullable)
 
 
@@ -38,6 +40,7 @@ def scope() -> Column[str]:
 
 
 def json(name: str, *, nullable: bool = False, default: str = "{}") -> Column[Any]:
+    """A structured value; `default` is the JSON text that a row gets without one."""
     if nullable:
         return Column(name, JSON, nullable=True)
     return Column(name, JSON, nullable=False, server_default=text(f"'{default}'"))

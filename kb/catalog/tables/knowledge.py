@@ -1,4 +1,4 @@
-"""Documents and what is made of them.
+"""Documents and what is read from them.
 
 A document is a logical manual; a version is one content hash of it read by one pipeline. Sections
 and passages belong to a version. What a section or passage is about (hardware, language) is

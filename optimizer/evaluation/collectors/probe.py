@@ -20,8 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from kb.hardware.detection.detect import detect_devices
-from kb.hardware.detection.device import DetectedDevice
+from kb.hardware.detection import DetectedDevice, detect_devices
 
 DeviceKind = Literal["cpu", "cuda"]
 TRY_SECONDS = 20.0

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from kb.catalog.skills import EvidenceRow, SkillRow
-from kb.embedding.base import Embedder
+from kb.embedding import Embedder
 from kb.moves_vocabulary import changes_named
 from kb.problem_terms import op_family
 from kb.tokens import tokenize

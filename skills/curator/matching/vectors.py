@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import embeddings
-from kb.embedding.base import Embedder, Vectors
+from kb.embedding import Embedder, Vectors
 from kb.ids import sha256
 
 
 class KeptVectors:
-    """Implements `kb.embedding.base.Embedder` over another one."""
+    """Implements `kb.embedding.Embedder` over another one."""
 
     def __init__(self, catalog: Catalog, embedder: Embedder) -> None:
         self._catalog = catalog

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,3 +111,11 @@ def test_unknown_versions_and_hardware_name_what_to_do(store: Store) -> None:
 
 def test_scopes_widen_upwards_only(store: Store) -> None:
     assert store.registry.scopes("h100") == ("h100", "hopper", "nvidia", "any")
+
+
+def test_a_hardware_stored_in_another_layout_is_unchanged(store: Store) -> None:
+    spec = store.registry.get("h100")
+    with store.catalog.write() as connection:
+        connection.exec_driver_sql("UPDATE hardware SET spec = '# by hand' || char(10) || spec")
+    assert store.registry.put(spec, "builtin") == "unchanged"
+    assert store.registry.put(replace(spec, summary="Another."), "builtin") == "updated"

@@ -3,15 +3,10 @@ lost."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
-import kb.catalog.migrations
 from kb.catalog import Catalog
 from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.search.reviews import Reviews
@@ -105,25 +100,3 @@ def test_there_must_be_a_finished_evaluation(catalog: Catalog) -> None:
     measured(catalog, "k1", REVIEW)
     with pytest.raises(NotFound):  # of other people
         Reviews(catalog, "others").add("k1", "accepted", "ann", "looked")
-
-
-def test_the_migration_goes_back_and_forth(catalog: Catalog) -> None:
-    def tables() -> set[str]:
-        with catalog.read() as connection:
-            return set(sa.inspect(connection).get_table_names())
-
-    config = Config()
-    (folder,) = kb.catalog.migrations.__path__
-    config.set_main_option("script_location", str(Path(folder)))
-    before = tables()
-    assert "evaluation_reviews" in before
-    with catalog.write() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0007")
-    assert tables() == before - {"evaluation_reviews"}
-    with catalog.write() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-    assert tables() == before
-    measured(catalog, "k1", REVIEW)
-    assert Reviews(catalog).add("k1", "accepted", "ann", "looked").decision == "accepted"

@@ -32,7 +32,7 @@ def test_one_worker_has_it_until_it_ends(store: Trajectories) -> None:
     assert store.find(row.id).state == "running" and store.expire() == []
     assert store.end(row.id, "w1", "ready", {"n": 1}, best=2)
     ended = store.find(row.id)
-    assert (ended.state, store.found(ended)) == ("ready", {"n": 1})
+    assert (ended.state, store.results(ended)) == ("ready", {"n": 1})
     assert ended.summary == {"steps": 1, "best": 2}  # of worker and lease nothing is told
     assert not store.end(row.id, "w1", "failed") and not store.release(row.id, "w1")
     assert store.find(row.id).state == "ready"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kb.hardware.facts import formula_warnings
 from kb.hardware.lineage import effective_facts, registry_problems
-from kb.hardware.schema import HardwareSpec, dump_hardware, formula_warnings, parse_hardware
+from kb.hardware.schema import parse_hardware
+from kb.hardware.spec import HardwareSpec
+from kb.hardware.writer import dump_hardware
 
 FOLDER = Path(__file__).parents[3] / "hw_manuals" / "hardware"
 

@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kb.hardware.detection.amd import parse_amd_smi, parse_kfd_properties, parse_rocm_smi, read_kfd
-from kb.hardware.detection.detect import detect_devices, parse_cpuinfo, parse_nvidia_smi, probe
-from kb.hardware.detection.device import shortened, with_hint
+from kb.hardware.detection import (
+    detect_devices,
+    parse_amd_smi,
+    parse_cpuinfo,
+    parse_kfd_properties,
+    parse_nvidia_smi,
+    parse_rocm_smi,
+    probe,
+    read_kfd,
+    shortened,
+    with_hint,
+)
 from kb.hardware.lineage import find
 from kb.hardware.spec import HardwareSpec
 

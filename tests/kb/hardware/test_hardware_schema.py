@@ -5,22 +5,23 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from kb.hardware.checks import Problem
-from kb.hardware.emit import toml_key, toml_value
-from kb.hardware.fact_keys import edit_distance, fact_keys, mistyped_key
-from kb.hardware.schema import (
-    FactSpec,
+from kb.hardware.facts import (
+    CANONICAL_UNITS,
     check_formula,
-    dump_hardware,
+    edit_distance,
+    fact_keys,
+    find_unit,
     formula_warnings,
-    parse_hardware,
+    mistyped_key,
 )
-from kb.hardware.template import hardware_template
-from kb.hardware.units import CANONICAL_UNITS, find_unit
+from kb.hardware.schema import parse_hardware
+from kb.hardware.spec import FactSpec, HardwareSpec, ToolchainSpec
+from kb.hardware.writer import dump_hardware, hardware_template
 
 FACT = {
     "key": "memory_bandwidth",
@@ -263,6 +264,23 @@ def test_what_is_not_arithmetic_is_left_alone(formula: str) -> None:
     assert check.message
 
 
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("x_other * 2", "no number known for x_other"),
+        ("max(1, 2)", "not arithmetic"),
+        ("+1", "not arithmetic"),
+        ("1 < 2", "not arithmetic"),
+        ("1 / 0", "division by zero"),
+        ("2 ** 65", "out of range"),
+        ("1" * 301, "longer than 300"),
+    ],
+)
+def test_an_unchecked_formula_says_why(formula: str, message: str) -> None:
+    check = check_formula(derived(formula), {})
+    assert check.state == "unchecked" and message in check.message
+
+
 def test_a_disagreeing_formula_is_a_warning_of_the_file() -> None:
     fact = {"key": "x_t", "value": 5, "unit": "B", "kind": "derived", "formula": "2 * 2"}
     spec = parse_hardware(base(facts=[fact]), "o")
@@ -286,6 +304,7 @@ _TABLES = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a loaded machine
 @given(st.dictionaries(_KEYS, _TABLES, max_size=6))
 def test_whatever_a_file_holds_only_one_kind_of_error_comes_out(raw: dict[str, Any]) -> None:
     try:
@@ -333,10 +352,16 @@ def test_unclear_units_are_unknown(spelled: str) -> None:
 
 
 @given(st.text(max_size=60), st.text(min_size=1, max_size=20))
-def test_the_emitter_escapes_whatever_text_there_is(value: str, key: str) -> None:
-    assert tomllib.loads(f"{toml_key(key)} = {toml_value(value)}") == {key: value}
+def test_the_writer_escapes_whatever_text_there_is(value: str, key: str) -> None:
+    toolchain = ToolchainSpec(run="run", env={key: value})
+    spec = HardwareSpec("chip", value or "name", "custom", toolchains={"lang": toolchain})
+    written = tomllib.loads(dump_hardware(spec))
+    assert written["name"] == spec.name
+    assert written["toolchains"]["lang"]["env"] == {key: value}
 
 
 @given(st.integers(-(2**62), 2**62) | st.floats(allow_nan=False, allow_infinity=False))
-def test_the_emitter_keeps_every_digit(number: int | float) -> None:
-    assert tomllib.loads(f"a = {toml_value(number)}")["a"] == number
+def test_the_writer_keeps_every_digit(number: int | float) -> None:
+    fact = FactSpec("x_own", number, "count", "measured")
+    spec = HardwareSpec("chip", "name", "custom", facts=(fact,))
+    assert tomllib.loads(dump_hardware(spec))["facts"][0]["value"] == number

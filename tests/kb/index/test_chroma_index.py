@@ -16,8 +16,7 @@ import pytest
 
 from kb.catalog.knowledge import embeddings, versions
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
-from kb.embedding.base import Vectors
-from kb.embedding.local import LocalEmbedder
+from kb.embedding import LocalEmbedder, Vectors
 from kb.index.chroma import ChromaIndex
 
 if TYPE_CHECKING:

@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kb.embedding import open_embedder
-from kb.embedding.local import DEFAULT_MODEL, LocalEmbedder
-from kb.embedding.text import MAX_HEADER_BYTES, embedding_text, header_text
+from kb.embedding import (
+    DEFAULT_MODEL,
+    MAX_HEADER_BYTES,
+    LocalEmbedder,
+    embedding_text,
+    header_text,
+    open_embedder,
+)
 from kb.errors import InvalidRequest, Unavailable
 
 ROOT = Path(__file__).resolve().parents[3]

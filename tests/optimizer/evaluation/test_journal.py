@@ -27,6 +27,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
+from tests.catalogs import fresh_data_dir
 
 PROBLEM = """
 import torch
@@ -82,7 +83,7 @@ def evaluate(folder: Path, sleep: float) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[tuple[Path, Catalog]]:
     (tmp_path / "double.py").write_text(PROBLEM)
-    catalog = open_catalog(tmp_path)
+    catalog = open_catalog(fresh_data_dir(tmp_path))
     yield tmp_path, catalog
     catalog.close()
 

@@ -22,6 +22,7 @@ from skills.curator.records import (
     Trajectory,
     Value,
 )
+from tests.catalogs import fresh_data_dir
 
 SEEDS = range(10)
 HARDWARE = (
@@ -45,7 +46,7 @@ VALUES: dict[str, Value] = {"lanes": 8, "unroll": 1, "chunk": 16, "ahead": 0}
 
 
 def catalog_in(folder: Path) -> Catalog:
-    catalog = open_catalog(folder)
+    catalog = open_catalog(fresh_data_dir(folder))
     registry = HardwareRegistry(catalog)
     for name, parent in HARDWARE:
         spec = {"id": name, "name": name.upper(), "vendor": "test", "summary": "A test chip."}

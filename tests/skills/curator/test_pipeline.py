@@ -11,7 +11,7 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog import skills as store
-from kb.embedding.local import LocalEmbedder
+from kb.embedding import LocalEmbedder
 from kb.errors import Conflict
 from skills.curator.distillation import Lifted, Means
 from skills.curator.drafting.delta import DELTA_SCHEMA, Task

@@ -11,8 +11,7 @@ import pytest
 from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillScopes
-from kb.embedding.base import Vectors
-from kb.embedding.local import LocalEmbedder
+from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
 from skills.curator.matching.match import ALIKE_COSINE, Known, Texts
 from skills.curator.matching.vectors import KeptVectors

@@ -10,6 +10,7 @@ import pytest
 from kb.catalog import open_catalog
 from optimizer.evaluation.problem.spec import Problem
 from skills.curator.quantities import leaves_in, sizes_told
+from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 FACTS = {"cores": 8}
@@ -47,7 +48,7 @@ def test_what_it_moves_and_how_long_its_sums_are(problem: Problem) -> None:
 def test_a_precondition_leaves_a_case_in_unless_it_is_certainly_out(
     problem: Problem, tmp_path: Path, predicate: str, offered: bool
 ) -> None:
-    catalog = open_catalog(tmp_path / "data")
+    catalog = open_catalog(fresh_data_dir(tmp_path / "data"))
     told = {"kb.languages": "cpp", **({"kb.predicate": predicate} if predicate else {})}
     skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=told)
     catalog.close()

@@ -12,12 +12,13 @@ from kb.catalog import Catalog, open_catalog
 from optimizer.search.knowledge import Knowledge, knowledge_from_json
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.knobs import Knob, avoided
+from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import skill_in
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(tmp_path / "data")
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield opened
     opened.close()
 

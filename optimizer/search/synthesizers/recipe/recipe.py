@@ -100,7 +100,7 @@ def parse_recipe(
 ) -> Recipe | None:
     """A recipe from its JSON and the skill's other files; None when something is wrong with it,
     which `problems` then says."""
-    before = len(problems.found)
+    before = len(problems.entries)
     reader = TableReader(raw, "recipe", problems)
     reader.only(_FIELDS)
     if raw.get("format") != FORMAT:
@@ -120,7 +120,7 @@ def parse_recipe(
         constraints=reader.texts("constraints"),
     )
     _check(recipe, reader)
-    return recipe if len(problems.found) == before else None
+    return recipe if len(problems.entries) == before else None
 
 
 def _tensor(table: TableReader) -> TensorPattern:

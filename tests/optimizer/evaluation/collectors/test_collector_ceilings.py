@@ -27,6 +27,7 @@ from optimizer.evaluation.collectors.ceilings import (
 )
 from optimizer.evaluation.collectors.device_rows import store_device
 from optimizer.evaluation.collectors.probe import identify
+from tests.catalogs import fresh_data_dir
 
 MIB = 1 << 20
 
@@ -135,7 +136,7 @@ def test_joining_takes_each_better_figure() -> None:
 
 
 def test_a_measured_device_is_one_row_of_the_catalog(tmp_path: Path) -> None:
-    catalog = open_catalog(tmp_path)
+    catalog = open_catalog(fresh_data_dir(tmp_path))
     with catalog.write() as connection:
         connection.execute(
             hardware.insert().values(

@@ -13,6 +13,7 @@ from kb.catalog.skills import SkillDraft, SkillScopes, Tier
 from kb.errors import Conflict, InvalidRequest
 from skills import lifecycle
 from skills.curator.pipeline import distil
+from tests.catalogs import fresh_data_dir
 from tests.skills.curator import planted
 
 OLD, NEW = "triton-nvidia triton 3.4.0, torch 2.8.0", "triton-nvidia triton 3.5.0, torch 2.9.0"
@@ -20,7 +21,7 @@ OLD, NEW = "triton-nvidia triton 3.4.0, torch 2.8.0", "triton-nvidia triton 3.5.
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = open_catalog(tmp_path / "data")
+    found = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield found
     found.close()
 

@@ -32,6 +32,7 @@ from skills.observation import (
 )
 from skills.schema import advice
 from skills.skillfile import content_sha256
+from tests.catalogs import fresh_data_dir
 from tests.skills.curator.believing.uses import Gain, Uses, learned, row
 
 SEEDS = range(10)
@@ -39,7 +40,7 @@ SEEDS = range(10)
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = open_catalog(tmp_path / "data")
+    found = open_catalog(fresh_data_dir(tmp_path / "data"))
     registry = HardwareRegistry(found)
     for name, parent in (("nvidia", None), ("h100", "nvidia"), ("a100", "nvidia")):
         spec = {"id": name, "name": name.upper(), "vendor": "nvidia", "summary": "A test chip."}

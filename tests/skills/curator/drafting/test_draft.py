@@ -77,7 +77,7 @@ def test_every_knob_gives_a_clean_draft_that_the_schema_takes(role: str, gain: f
     assert lint(texts, allowed) == ()
     problems = Problems(draft.name)
     check(advice(draft.skill()), draft.name, problems)
-    assert problems.found == []
+    assert problems.entries == []
     assert draft.polarity == ("use" if gain > 1 else "avoid")
     assert bool(draft.moves) == (gain > 1)
 

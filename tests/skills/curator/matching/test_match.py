@@ -10,7 +10,7 @@ import pytest
 from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
-from kb.embedding.local import LocalEmbedder
+from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from skills.curator.changes import _row
 from skills.curator.drafting.draft import Words

@@ -9,12 +9,13 @@ import pytest
 
 from kb.catalog import Catalog, open_catalog
 from optimizer.evaluation.problem.spec import Problem
+from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import problem_in
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = open_catalog(tmp_path / "data")
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield opened
     opened.close()
 

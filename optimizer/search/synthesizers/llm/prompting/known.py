@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from kb.hardware.fact_keys import fact_keys
+from kb.hardware.facts import fact_keys
 from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.search.context import Context, ProblemView
 from optimizer.search.knowledge import Excerpt, Number, Remedy, ShownSkill

@@ -1,28 +1,86 @@
-"""The embedding model on this machine: sentence-transformers for passages, onnxruntime for single
-queries.
+"""Text to vectors: what the embedder reads for a passage, and the model that reads it.
 
-Measured on two cores (benchmarks/results/ingestion.md): torch bf16 encodes passages fastest
-at no loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line
-answers without a 6 s import. The ONNX file is exported from the same weights once per data
-directory.
+`open_embedder` gives the configured model: sentence-transformers for passages, onnxruntime for
+single queries. The default model comes from its own package and needs no network; any other
+sentence-transformers model is taken by name from the local cache or a hub.
 
-The default model comes from its own package and needs no network; any other sentence-transformers
-model is taken by name from the local cache or a hub."""
+Measured on two cores (benchmarks/results/ingestion.md): torch bf16 encodes passages fastest at no
+loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line answers
+without a 6 s import. The ONNX file is exported from the same weights once per data directory.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import os
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kb.embedding.base import Vectors
 from kb.errors import InvalidRequest, Unavailable
+
+Vectors = NDArray[np.float32]
+
+
+class Embedder(Protocol):
+    """Unit-length float32 vectors. Texts longer than `window` tokens are refused, never cut.
+
+    fingerprint: names the weights; vectors of two fingerprints are never compared.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights; vectors of two fingerprints are never compared."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Tokens of a text that the model reads, special tokens included."""
+        ...
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of the text as the model would read it, special tokens included."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """(n, dimension) for n passages."""
+        ...
+
+    def encode_query(self, text: str) -> Vectors:
+        """(dimension,) for one query; a query over the window is cut to it."""
+        ...
+
+
+HEADINGS = (
+    3  # the innermost say what the passage is about; outer ones repeat the title of the manual
+)
+MAX_HEADER_BYTES = 160  # of UTF-8: a Hangul syllable is one character and three word pieces
+
+
+def header_text(path: Sequence[str]) -> str:
+    """The innermost headings, cut to a length that leaves the window to the passage."""
+    joined = " > ".join(heading for heading in path[-HEADINGS:] if heading)
+    return joined.encode()[-MAX_HEADER_BYTES:].decode(errors="ignore")
+
+
+def embedding_text(path: Sequence[str], lead: str, text: str) -> str:
+    """`headings. body`; `lead` is a table piece's caption and header rows."""
+    header = header_text(path)
+    body = f"{lead}\n{text}" if lead else text
+    return f"{header}. {body}" if header else body
+
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
@@ -40,6 +98,7 @@ class LocalEmbedder:
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """Model name, dimension and a digest of weights, tokenizer and pooling."""
         digest = hashlib.sha256()
         for name in (
             "model.safetensors",
@@ -60,10 +119,12 @@ class LocalEmbedder:
 
     @functools.cached_property
     def dimension(self) -> int:
+        """Length of a vector."""
         return int(self._read_json("config.json")["hidden_size"])
 
     @functools.cached_property
     def window(self) -> int:
+        """Tokens of a text that the model reads, special tokens included."""
         return int(self._read_json("sentence_bert_config.json")["max_seq_length"])
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -80,9 +141,14 @@ class LocalEmbedder:
         return tokenizer
 
     def count_tokens(self, text: str) -> int:
+        """Tokens of the text, special tokens included."""
         return len(self._tokenizer.encode(text).ids)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
+        """(n, dimension) float32 of unit length for n passages.
+
+        Raises InvalidRequest where a text is longer than the window.
+        """
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
         over = [
@@ -117,6 +183,7 @@ class LocalEmbedder:
         return SentenceTransformer(str(self._folder), device="cpu", model_kwargs={"dtype": dtype})
 
     def encode_query(self, text: str) -> Vectors:
+        """(dimension,) float32 of unit length; a longer query is cut to the window."""
         with self._lock:
             if self._query is None:
                 self._query = self._open_query()
@@ -129,8 +196,6 @@ class LocalEmbedder:
 
         path = self._cache / f"{self.fingerprint}.onnx"
         if not path.exists():
-            from kb.embedding.export import export_onnx
-
             export_onnx(self._folder, path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 2
@@ -168,3 +233,43 @@ def open_embedder(model: str, cache: Path) -> LocalEmbedder:
             f"the embedding model {model!r} is neither here nor could it be fetched: {error}",
             hint=f"Use KERNLORE_EMBEDDER={DEFAULT_MODEL} (works offline), or give a model folder.",
         ) from error
+
+
+def export_onnx(folder: Path, target: Path) -> None:
+    """Write `target` from the model in `folder`; takes about 3 s."""
+    import torch
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+    class Pooled(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+            weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+            mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+            return torch.nn.functional.normalize(mean, dim=1)
+
+    model = AutoModel.from_pretrained(str(folder), attn_implementation="eager").eval()
+    example = torch.ones(2, 8, dtype=torch.long)
+    axes = {0: "batch", 1: "tokens"}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(f".{os.getpid()}.part")
+    with warnings.catch_warnings():
+        # The tracing exporter is deprecated but needs 2 s where its successor needs 7.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Pooled(model),
+            (example, example),
+            str(partial),
+            input_names=["input_ids", "attention_mask"],
+            output_names=["embedding"],
+            dynamic_axes={"input_ids": axes, "attention_mask": axes, "embedding": {0: "batch"}},
+            opset_version=17,
+            dynamo=False,
+        )
+    partial.replace(target)

@@ -1,24 +1,31 @@
-"""The commented hardware.toml that a team fills in for a new chip.
+"""Writes hardware.toml: a `HardwareSpec` as text, and the commented file that a team fills in for a
+new chip.
 
-The text is a valid description as it stands. Lines of the form `#key = ...` (no space after `#`)
-are entries to fill in and uncomment; all other comments are explanations.
+Reading the text of a spec back gives the same spec. The template is a valid description as it
+stands: lines of the form `#key = ...` (no space after `#`) are entries to fill in and uncomment;
+all other comments are explanations.
 """
 
 from __future__ import annotations
 
-from kb.errors import InvalidKnowledge
-from kb.hardware.emit import toml_value
-from kb.hardware.fact_keys import fact_keys
-from kb.hardware.spec import HARDWARE_ID
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
-_HEAD = """\
+import tomli_w
+
+from kb.errors import InvalidKnowledge
+from kb.hardware.facts import fact_keys
+from kb.hardware.spec import HARDWARE_ID, FactSpec, HardwareSpec, SignatureSpec, ToolchainSpec
+
+_TEMPLATE = """\
 # Description of one accelerator for Kernlore. It is valid as it is; every entry you fill in makes
 # answers better. Lines starting with "#" and a name are entries to fill in and uncomment. Register
 # it with POST /hardware or by placing it in hw_manuals/hardware/{id}/hardware.toml.
 
 # How requests name it: 1-64 of a-z 0-9 . _ -, starting with a letter or digit.
-id = {quoted_id}
-name = {quoted_id}
+id = "{id}"
+name = "{id}"
 # Whose chip it is: the id of the vendor, such as "nvidia".
 vendor = "custom"
 # The family above it, already registered: its facts and manuals then hold here too.
@@ -87,35 +94,69 @@ _EXAMPLES: dict[str, int | float | str] = {
 }
 
 
+def dump_hardware(spec: HardwareSpec) -> str:
+    """The hardware.toml that `parse_hardware` reads back as `spec`; empty entries are left out."""
+    return tomli_w.dumps(
+        _without_empty(
+            {
+                **_fields(spec),
+                "facts": [_without_empty(_fields(fact)) for fact in spec.facts],
+                "signatures": [_without_empty(_fields(item)) for item in spec.signatures],
+                "toolchains": {
+                    language: _toolchain(toolchain)
+                    for language, toolchain in spec.toolchains.items()
+                },
+            }
+        )
+    )
+
+
+def _fields(item: HardwareSpec | FactSpec | SignatureSpec | ToolchainSpec) -> dict[str, Any]:
+    return {entry.name: getattr(item, entry.name) for entry in fields(item)}
+
+
+def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in table.items()
+        if value is not None and (isinstance(value, int | float) or len(value) > 0)
+    }
+
+
+def _toolchain(toolchain: ToolchainSpec) -> dict[str, Any]:
+    table = _without_empty({**_fields(toolchain), "env": dict(toolchain.env)})
+    if toolchain.timing == "wall":
+        del table["timing"]
+    return table
+
+
 def hardware_template(hardware_id: str) -> str:
-    """A hardware.toml to start from."""
+    """The commented hardware.toml to start from. Raises InvalidKnowledge for a malformed id."""
     if not HARDWARE_ID.fullmatch(hardware_id):
         raise InvalidKnowledge(
             f"{hardware_id!r} is not a hardware id",
             hint="Use 1-64 of a-z 0-9 . _ -, starting with a letter or digit, like my-chip-2.",
             details={"hardware": hardware_id},
         )
-    return _HEAD.format(
+    return _TEMPLATE.format(
         id=hardware_id,
-        quoted_id=toml_value(hardware_id),
         keys="\n".join(
             f"#   {known.key:26} {known.unit:8} {known.meaning}" for known in fact_keys().values()
         ),
-        facts="\n\n".join(_fact_block(key, value) for key, value in _EXAMPLES.items()),
+        facts="\n\n".join(_commented_fact(key, value) for key, value in _EXAMPLES.items()),
     )
 
 
-def _fact_block(key: str, value: int | float | str) -> str:
-    return "\n".join(
-        [
-            "#[[facts]]",
-            f'#key = "{key}"',
-            f"#value = {toml_value(value)}",
-            f'#unit = "{fact_keys()[key].unit}"',
-            '#kind = "datasheet"',
-            '#title = "XYZ-2 datasheet"',
-            '#publisher = "My company"',
-            '#locator = "Table 1"',
-            '#date = "2026-01-31"',
-        ]
-    )
+def _commented_fact(key: str, value: int | float | str) -> str:
+    entries = {
+        "key": key,
+        "value": value,
+        "unit": fact_keys()[key].unit,
+        "kind": "datasheet",
+        "title": "XYZ-2 datasheet",
+        "publisher": "My company",
+        "locator": "Table 1",
+        "date": "2026-01-31",
+    }
+    lines = ["[[facts]]", *tomli_w.dumps(entries).splitlines()]
+    return "\n".join(f"#{line}" for line in lines)

@@ -1,1 +1,0 @@
-"""What this machine has, as the vendors' tools and the kernel tell it."""

@@ -1,0 +1,30 @@
+"""Data directories whose catalog needs no migration: a copy of one that was migrated once."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from kb.catalog import open_catalog
+
+
+@cache
+def _template() -> tempfile.TemporaryDirectory[str]:
+    """An empty catalog at the newest revision, made once a process and removed at its end."""
+    folder = tempfile.TemporaryDirectory(prefix="kernlore-catalog-")
+    open_catalog(Path(folder.name)).close()
+    return folder
+
+
+def fresh_data_dir(folder: Path) -> Path:
+    """`folder`, created where needed, with an empty catalog at the newest revision.
+
+    A first start costs 0.3 s for its migrations, a copy 1 ms. A catalog that is there stays.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    catalog = folder / "catalog.sqlite"
+    if not catalog.exists():
+        shutil.copyfile(Path(_template().name) / "catalog.sqlite", catalog)
+    return folder
