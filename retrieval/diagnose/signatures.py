@@ -1,8 +1,8 @@
 """Error signatures: a known line of a log, the signal it stands for and what to do about it.
 
 Reads `data/signatures.toml`; signatures of a chip come from its hardware.toml through
-`signature_from_mapping`. Knows nothing about where logs come from. Patterns are untrusted, so only
-nearly linear ones are accepted (see `linear_patterns`).
+`signature_from_mapping`. Knows nothing about where logs come from. Patterns are untrusted and are
+matched in linear time (see `linear_patterns`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, compile_predicate
-from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear, required_literals
+from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.log_lines import LogIndex, normalise_error, query_lines
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.quantities import parse_quantity
@@ -89,7 +89,7 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         raise _broken(origin, f"pattern {data['pattern'][:80]!r}: {problem}") from problem
     extract = tuple(sorted(dict(data.get("extract", {})).items()))
     for group, metric in extract:
-        if group not in compiled.groupindex or metric not in load_metrics():
+        if group not in compiled.groups or metric not in load_metrics():
             raise _broken(origin, f"extract {group!r} -> {metric!r}: no such group or metric")
     digest = hashlib.sha256(data["pattern"].encode()).hexdigest()[:8]
     return ErrorSignature(
@@ -136,7 +136,7 @@ class SignatureIndex:
         self.signatures = tuple(signatures)
         self._by_keyword: dict[str, list[ErrorSignature]] = {}
         for signature in self.signatures:
-            for keyword in required_literals(signature.pattern):
+            for keyword in compile_linear(signature.pattern).literals:
                 self._by_keyword.setdefault(keyword, []).append(signature)
 
     def match(self, log: str, limit: int = MAX_MATCHES) -> list[SignatureMatch]:
@@ -155,12 +155,12 @@ class SignatureIndex:
 
 
 def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:
-    found = compile_linear(signature.pattern).search(line)
-    if found is None:
+    groups = compile_linear(signature.pattern).search(line)
+    if groups is None:
         return None
     extracted: dict[str, float] = {}
     for group, name in signature.extract:
-        value = parse_quantity(found[group], load_metrics().get(name).unit)
+        value = parse_quantity(groups[group], load_metrics().get(name).unit)
         if value is not None:
             extracted[name] = value
     if signature.when and not signature.when.evaluate(Bindings(metrics=extracted)).value:
