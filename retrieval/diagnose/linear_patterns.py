@@ -78,7 +78,8 @@ def compile_linear(pattern: str) -> LinePattern:
             f"the repeats expand to {compiled.programsize:,} steps, at most {MAX_PROGRAM:,};"
             " use smaller counts, like {0,80}, or * without a count"
         )
-    return LinePattern(pattern, frozenset(compiled.groupindex), required_literals(pattern), compiled)
+    groups = frozenset(compiled.groupindex)
+    return LinePattern(pattern, groups, required_literals(pattern), compiled)
 
 
 def _explain(pattern: str, error: Exception) -> str:
