@@ -29,7 +29,7 @@ from optimizer.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.problem.spec import Case, Problem
 from optimizer.toolchains.base import Target, Toolchain
 from optimizer.toolchains.registry import usable_toolchain
-from retrieval.answer import RetrieveRequest
+from retrieval.request import RetrieveRequest
 
 READ = 5  # excerpts and moves of an answer
 

@@ -30,7 +30,7 @@ from kb.errors import KernloreError
 from kb.index.exact import ExactIndex
 from kb.settings import MIB, Settings
 from retrieval.diagnose.signals import load_signals
-from retrieval.search.vectors import VectorIndex
+from retrieval.ranking import VectorIndex
 from retrieval.service import Retriever
 from skills.library import SkillLibrary
 

@@ -66,7 +66,7 @@ class SignalFinding:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Verdict:
     signals: tuple[SignalFinding, ...] = ()
     unrecognised: tuple[str, ...] = ()
     ruled_out: tuple[Json, ...] = ()
@@ -101,7 +101,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class MoveAnswer:
+class Move:
     """A remedy as data. `applies` is None when values named in `missing` would decide it."""
 
     id: str
@@ -131,11 +131,11 @@ class Answer:
 
     retrieval_id: str
     context: str
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    diagnosis: Verdict = field(default_factory=Verdict)
     hardware: Json | None = None
     excerpts: tuple[Excerpt, ...] = ()
     skills: tuple[SkillAnswer, ...] = ()
-    moves: tuple[MoveAnswer, ...] = ()
+    moves: tuple[Move, ...] = ()
     context_tokens: int = 0
     skills_withheld: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
@@ -273,9 +273,18 @@ class Kernlore:
         skill_states: Sequence[str] | None = None,
         run_id: str | None = None,
         node_id: str | None = None,
+        signals: Sequence[str] | None = None,
+        roles: Sequence[str] | None = None,
     ) -> Answer:
-        """Ask by a signal, a raw log, a profiler's metrics, a question, or several of them."""
-        asked = {
+        """Ask by signals, a raw log, a profiler's metrics, a question, or several of them.
+
+        `signals` follow `signal`, the leading one first. `roles` are the parameter roles that the
+        caller can change (like vector): moves of these come in addition to the best of any role.
+        `problem` holds further quantities by name, `k` is the number of excerpts, `max_tokens` the
+        budget of `context`. What is left out keeps the service's default. Raises
+        KernloreClientError.
+        """
+        body = {
             "signal": signal,
             "log": None if log is None else _sendable(log),
             "metrics": None if metrics is None else {n: _metric(v) for n, v in metrics.items()},
@@ -291,8 +300,10 @@ class Kernlore:
             "skill_states": None if skill_states is None else _listed(skill_states),
             "run_id": run_id,
             "node_id": node_id,
+            "signals": None if signals is None else _listed(signals),
+            "roles": None if roles is None else _listed(roles),
         }
-        return _record(Answer, self._call("POST", "/retrieve", json=_given(asked)))
+        return _record(Answer, self._call("POST", "/retrieve", json=_given(body)))
 
     def search(
         self, query: str, *, hardware: str | None = None, k: int | None = None, **narrowed: Any

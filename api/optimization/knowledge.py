@@ -12,7 +12,8 @@ from optimizer.curation.tuned import Source
 from optimizer.search.deciding import decided
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.records import Node
-from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
+from retrieval.answer import Answer, Move
+from retrieval.request import RetrieveRequest
 from skills.recipes.recipe import Recipe, parse_recipe
 
 EXCERPTS = 8
@@ -35,7 +36,7 @@ class ServiceKnowledge:
 
     def remedies(self, query: Query) -> Knowledge:
         """Moves, skills and facts without excerpts: a tenth of the time."""
-        return self._knowledge(self._services.retriever.remedies(_request(query)), query)
+        return self._knowledge(self._services.retriever.moves_and_skills(_request(query)), query)
 
     def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
         """What was measured here says more than a move that holds in general, and comes first."""
@@ -109,7 +110,7 @@ def _words(query: Query) -> str:
     return " ".join(filter(None, ("faster", query.op.replace("_", " "), query.language, "kernel")))
 
 
-def _remedy(move: MoveAnswer) -> Remedy:
+def _remedy(move: Move) -> Remedy:
     limit = move.limit or {}
     value = limit.get("value")
     return Remedy(

@@ -31,14 +31,13 @@ from benchmarks.retrieval.scoring import (
 )
 from kb.errors import InvalidRequest
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.answer import RetrieveRequest
+from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import Signal, load_signals
-from retrieval.diagnose.verdict import Diagnoser
-from retrieval.search.excerpts import SHAPE, Shape, make_excerpts
-from retrieval.search.plan import Plan, make_plan
-from retrieval.search.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
-from retrieval.search.thesaurus import other_names
+from retrieval.excerpts import SHAPE, Shape, make_excerpts
+from retrieval.plan import Plan, make_plan, other_names
+from retrieval.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
+from retrieval.request import RetrieveRequest
 
 FULL = "all ingredients"
 TITLE = "Retrieval ablation"

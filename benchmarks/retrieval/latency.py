@@ -24,7 +24,7 @@ from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.requests import Heading, compose
 from benchmarks.retrieval.scoring import Request, Scorer, scorer_beside
 from kb.errors import InvalidRequest, Unavailable
-from retrieval.answer import RetrieveRequest
+from retrieval.request import RetrieveRequest
 
 CLIENTS = (1, 4)
 WARM_UP = 40  # requests that are not counted: the query model loads with the first

@@ -18,8 +18,7 @@ from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, compile_predicate
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.log_lines import LogIndex, normalise_error, query_lines
-from retrieval.diagnose.metrics import load_metrics
-from retrieval.diagnose.quantities import parse_quantity
+from retrieval.diagnose.metrics import load_metrics, parse_quantity
 from retrieval.diagnose.signals import DATA, load_signals
 
 __all__ = [

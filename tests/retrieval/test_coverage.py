@@ -15,7 +15,7 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.hardware.fact_keys import fact_keys
 from kb.hardware.schema import parse_hardware
-from retrieval.browse.coverage import (
+from retrieval.coverage import (
     Coverage,
     Subject,
     coverage,

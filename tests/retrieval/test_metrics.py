@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge
-from retrieval.diagnose.metrics import MAX_METRICS, load_metrics, metrics_from, normalise
-from retrieval.diagnose.quantities import parse_quantity
+from retrieval.diagnose.metrics import (
+    MAX_METRICS,
+    load_metrics,
+    metrics_from,
+    normalise,
+    parse_quantity,
+)
 
 CANONICAL = [
     *(

@@ -14,8 +14,8 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillHead, SkillScopes
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
-from retrieval.answer import RetrieveRequest
-from retrieval.compose.skill_choice import (
+from retrieval.request import RetrieveRequest
+from retrieval.skill_choice import (
     Choice,
     choose_skills,
     evidence_part,

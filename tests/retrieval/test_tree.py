@@ -15,7 +15,7 @@ from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionCon
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
-from retrieval.browse.tree import KnowledgeNode, knowledge_node, topic_slug
+from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
 
 # Per section: heading, hardware of the heading, and its passages' (text, tags).
 Sections = list[tuple[str, tuple[str, ...] | None, list[tuple[str, list[tuple[str, str]]]]]]

@@ -7,14 +7,16 @@ indexes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 
 from kb.tokens import tokenize
 from retrieval.diagnose.log_lines import query_lines
 from retrieval.diagnose.metrics import MetricRegistry
-from retrieval.diagnose.signals import Signal
-from retrieval.search.thesaurus import other_names
+from retrieval.diagnose.signals import DATA, Signal
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
@@ -22,6 +24,7 @@ SHORT_LOG = 2000  # characters
 MAX_SIGNALS = 3  # of a verdict are asked for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
 THESAURUS_WEIGHT = 0.4
+MAX_OTHER_NAMES = 40  # tokens added to a request, in the order of the concepts
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,36 @@ def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> It
 
 def _distinct(tokens: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tokens))
+
+
+# -- the names that other chips give the same thing
+
+
+@dataclass(frozen=True)
+class Concept:
+    """The token sets of a concept's names."""
+
+    names: tuple[frozenset[str], ...]
+
+    def named_in(self, tokens: Collection[str]) -> bool:
+        present = set(tokens)
+        return any(name and name <= present for name in self.names)
+
+
+@cache
+def load_thesaurus() -> tuple[Concept, ...]:
+    with (DATA / "thesaurus.toml").open("rb") as file:
+        rows = tomllib.load(file)["concepts"]
+    return tuple(Concept(tuple(frozenset(tokenize(n)) for n in row["names"])) for row in rows)
+
+
+def other_names(tokens: Collection[str]) -> tuple[str, ...]:
+    """Tokens of the other names of every concept that the tokens name."""
+    present = set(tokens)
+    found: dict[str, None] = {}
+    for concept in load_thesaurus():
+        if concept.named_in(present):
+            for name in concept.names:
+                found |= dict.fromkeys(sorted(name))
+    fresh = (token for token in found if token not in present)
+    return tuple(islice(fresh, MAX_OTHER_NAMES))

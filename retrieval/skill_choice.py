@@ -37,8 +37,9 @@ from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
-from retrieval.answer import RetrieveRequest, SkillAnswer
-from retrieval.compose.context import count_tokens
+from retrieval.answer import SkillAnswer
+from retrieval.context import count_tokens
+from retrieval.request import RetrieveRequest
 
 MAX_SKILLS = 3
 DEFAULT_STATES = ("active",)

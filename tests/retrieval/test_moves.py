@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from kb.catalog.knowledge.moves import StoredMove
 from kb.ids import MoveId
-from retrieval.answer import RetrieveRequest
-from retrieval.compose.remedies import MAX_MOVES, fitting_moves
+from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
-from retrieval.diagnose.verdict import Diagnoser
+from retrieval.moves import MAX_MOVES, fitting_moves
+from retrieval.request import RetrieveRequest
 
 
 def move(
@@ -48,6 +48,6 @@ def test_a_move_without_a_signal_has_to_hold() -> None:
 
 def test_all_signals_of_a_request_are_in_the_verdict_in_order() -> None:
     request = RetrieveRequest(signal="poor_reuse", signals=("memory_bound", "poor_reuse"))
-    found = Diagnoser(load_signals()).conclude(request, {}, (), ())
-    assert found.signals == ("poor_reuse", "memory_bound")
-    assert {signal.confidence for signal in found.diagnosis.signals} == {"given"}
+    verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
+    assert verdict.signal_ids == ("poor_reuse", "memory_bound")
+    assert {signal.confidence for signal in verdict.signals} == {"given"}

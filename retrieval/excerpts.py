@@ -17,7 +17,7 @@ from kb.catalog.knowledge.passages import Passage
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import DocumentRef, Excerpt
-from retrieval.search.ranking import Ranked
+from retrieval.ranking import Ranked
 
 
 @dataclass(frozen=True)

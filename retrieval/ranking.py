@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from sqlalchemy import Connection
@@ -25,8 +26,7 @@ from kb.catalog.knowledge.candidates import Candidate, candidates, sample
 from kb.catalog.knowledge.embeddings import index_state
 from kb.embedding.base import Vectors
 from kb.scope import ANY, ScopeFilter
-from retrieval.search.plan import Plan
-from retrieval.search.vectors import VectorIndex
+from retrieval.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,20 @@ PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # row
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
+
+
+class VectorIndex(Protocol):
+    """What the ranking needs of a vector index; `kb.index.exact` and `kb.index.chroma` each are
+    one.
+    """
+
+    def query(
+        self, scopes: Sequence[str] | None, vector: Vectors, limit: int, access_scope: str = "all"
+    ) -> dict[int, float]:
+        """At most `limit` passages of the scopes (None: all) nearest to a unit vector of shape
+        (dimension,), best first: passage number -> cosine.
+        """
+        ...
 
 
 @dataclass(frozen=True)

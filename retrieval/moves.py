@@ -10,7 +10,7 @@ from typing import Any
 from kb.catalog.hardware import Fact
 from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Value, compile_predicate
-from retrieval.answer import MoveAnswer
+from retrieval.answer import Move
 
 MAX_MOVES = 8  # of any role, and again of the roles that were asked for
 
@@ -23,7 +23,7 @@ def fitting_moves(
     problem: Mapping[str, Value | None],
     lineage: Sequence[str],
     roles: Sequence[str] = (),
-) -> tuple[MoveAnswer, ...]:
+) -> tuple[Move, ...]:
     """Moves that hold, then those that only lack a value; the chip's own before general ones. After
     the best of any role come further ones of the roles named, so that none of another role crowds
     them out.
@@ -36,7 +36,7 @@ def fitting_moves(
         facts={key: fact.value for key, fact in facts.items()},
         problem=problem,
     )
-    decided: list[tuple[tuple[Any, ...], MoveAnswer]] = []
+    decided: list[tuple[tuple[Any, ...], Move]] = []
     for order, move in enumerate(moves):
         outcome = compile_predicate(move.predicate).evaluate(bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
@@ -53,7 +53,7 @@ def fitting_moves(
 
 def _answer(
     move: StoredMove, applies: bool | None, missing: tuple[str, ...], facts: Mapping[str, Fact]
-) -> MoveAnswer:
+) -> Move:
     limit = None
     if move.limit_fact is not None:
         fact = facts.get(move.limit_fact)
@@ -63,7 +63,7 @@ def _answer(
             "unit": fact.unit if fact else None,
             "source": f"{fact.title}, {fact.locator}" if fact else None,
         }
-    return MoveAnswer(
+    return Move(
         id=move.id,
         name=move.name,
         when=move.predicate,
