@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection
+
 from api.cli.backends import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
@@ -133,26 +135,36 @@ class Asker:
         self._embed = functools.lru_cache(maxsize=None)(lambda text: embedder.encode_query(text))
 
     def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
+        """The excerpts of a request body as JSON, best first."""
         request = request_of(body)
-        scope = self._scope(request)
-        plan = variant.plan(self._plan(request, variant))
-        model = self._services.embedder.fingerprint
+        scope = self.scope(request)
         with self._services.catalog.read() as connection:
-            ranked = rank(
+            ranked = self.ranked(connection, request, scope, variant)
+            excerpts = make_excerpts(connection, ranked, scope, request.k, variant.shape)
+        return [asdict(excerpt) for excerpt in excerpts]
+
+    def ranked(
+        self,
+        connection: Connection,
+        request: RetrieveRequest,
+        scope: ScopeFilter,
+        variant: Variant,
+    ) -> Sequence[Ranked]:
+        """The ranked passages of a request, before excerpts are made of them."""
+        return variant.order(
+            rank(
                 connection,
-                plan,
+                variant.plan(self._plan(request, variant)),
                 scope,
                 self._services.index,
                 self._embed,
-                model,
+                self._services.embedder.fingerprint,
                 self._samples,
                 variant.weights,
             )
-            ordered = variant.order(ranked)
-            found = make_excerpts(connection, ordered, scope, request.k, variant.shape)
-        return [asdict(excerpt) for excerpt in found]
+        )
 
-    def _scope(self, request: RetrieveRequest) -> ScopeFilter:
+    def scope(self, request: RetrieveRequest) -> ScopeFilter:
         categories = request.categories or CATEGORIES
         if request.hardware is not None:
             lineage = self._services.registry.lineage(request.hardware)
@@ -169,8 +181,8 @@ class Asker:
             facts = registry.values(request.hardware)
         specs = registry.all()
         own = [signature for h in lineage for signature in specs[h].signatures]
-        verdict = self._diagnoser.conclude(request, facts, lineage, own)
-        signals = [load_signals().get(signal) for signal in verdict.signals]
+        verdict = self._diagnoser.conclude(request, facts, lineage, own).verdict
+        signals = [load_signals().get(signal) for signal in verdict.signal_ids]
         return make_plan(
             query=request.query,
             log=request.log,
