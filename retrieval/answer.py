@@ -53,6 +53,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DocumentRef:
+    """The document of an excerpt, in the version that is current."""
+
     id: str
     title: str
     version: int
@@ -62,8 +64,9 @@ class DocumentRef:
 class Excerpt:
     """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
 
-    page: {index, label} of its first page, or None; score: the fused score it was ranked by,
-    channels: its parts."""
+    `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    """
 
     id: str
     category: str
@@ -100,6 +103,10 @@ class Move:
 
 @dataclass(frozen=True)
 class SkillAnswer:
+    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
+    is None where nothing was measured here.
+    """
+
     name: str
     summary: str
     tier: str
@@ -110,6 +117,10 @@ class SkillAnswer:
 
 @dataclass(frozen=True)
 class Answer:
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
+    make a better answer. Outcomes are reported against `retrieval_id`.
+    """
+
     retrieval_id: str
     diagnosis: Verdict
     hardware: Mapping[str, Any] | None

@@ -39,9 +39,11 @@ def count_tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class Context:
+    """The packed text and its size; `excerpts` are the ids of those that fitted."""
+
     text: str
     tokens: int
-    excerpts: tuple[str, ...]  # ids of the excerpts that fitted
+    excerpts: tuple[str, ...]
 
 
 def pack(
@@ -53,7 +55,9 @@ def pack(
     skills: Sequence[SkillAnswer],
     budget: int,
 ) -> Context:
-    """Fill the budget in order of importance; a part that does not fit is left out, never cut."""
+    """Fill a budget of tokens in order of importance; a part that does not fit is left out, never
+    cut. `by_category` offers excerpts, best first. The text is empty when not even the head fits.
+    """
     head = _head(verdict, hardware)
     tail = [part for part in (_moves(moves), _skills(skills)) if part]
     spent = count_tokens(head)

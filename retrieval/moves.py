@@ -12,7 +12,7 @@ from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Value, compile_predicate
 from retrieval.answer import Move
 
-MAX_MOVES = 8  # of any role, and again of the roles that were asked for
+MAX_MOVES = 8  # of any role, and again of the roles that the caller names
 
 
 def fitting_moves(
@@ -24,11 +24,13 @@ def fitting_moves(
     lineage: Sequence[str],
     roles: Sequence[str] = (),
 ) -> tuple[Move, ...]:
-    """Moves that hold, then those that only lack a value; the chip's own before general ones. After
-    the best of any role come further ones of the roles named, so that none of another role crowds
-    them out.
+    """The moves for a verdict: those that hold, then those that only lack a value; within these the
+    leading signal's first, and the chip's own before general ones.
 
-    A move that names no signal rests on values alone: it has to hold.
+    At most MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
+    moves of other roles cannot crowd them out. A move that names no signal rests on values alone,
+    so it is listed only when it holds. `signals` are ids, the leading one first, `metrics`
+    canonical values, and `lineage` the hardware with its families, nearest first.
     """
     bindings = Bindings(
         signals=set(signals),

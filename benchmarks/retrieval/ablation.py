@@ -73,8 +73,8 @@ def by_rank(ranked: Sequence[Ranked]) -> Sequence[Ranked]:
     scores: dict[int, float] = {r.seq: 0.0 for r in ranked}
     channels: Sequence[Callable[[Ranked], float]] = (lambda r: r.lexical, lambda r: r.dense)
     for channel in channels:
-        found = sorted((r for r in ranked if channel(r) > 0), key=lambda r: (-channel(r), r.seq))
-        for place, entry in enumerate(found, 1):
+        matched = sorted((r for r in ranked if channel(r) > 0), key=lambda r: (-channel(r), r.seq))
+        for place, entry in enumerate(matched, 1):
             scores[entry.seq] += 1 / (RRF_K + place)
     rescored = [replace(r, score=scores[r.seq]) for r in ranked]
     return sorted(rescored, key=lambda r: (-r.score, r.seq))
@@ -209,31 +209,31 @@ def unlike_product(services: Services, requests: Mapping[str, Request], full: An
 # -- the run
 
 
-def run(given: argparse.Namespace) -> None:
-    if not (given.data_dir / "catalog.sqlite").is_file():
+def run(options: argparse.Namespace) -> None:
+    if not (options.data_dir / "catalog.sqlite").is_file():
         raise InvalidRequest(
-            f"no store in {given.data_dir}",
+            f"no store in {options.data_dir}",
             hint="Load the corpus first: benchmarks.retrieval.quality with the same --data-dir.",
         )
     scores: dict[str, Scores] = {}
-    services = open_services(read_settings(given.data_dir))
+    services = open_services(read_settings(options.data_dir))
     try:
         with tempfile.TemporaryDirectory(prefix="kernlore-gold-") as folder:
-            gold = gold_of(given.gold, listed(given.hardware), Path(folder) / "gold.jsonl")
-            scorer = Scorer(given.scorer or scorer_beside(given.gold), gold)
+            gold = gold_of(options.gold, listed(options.hardware), Path(folder) / "gold.jsonl")
+            scorer = Scorer(options.scorer or scorer_beside(options.gold), gold)
             requests = scorer.requests()
         asker = Asker(services)
         differing = 0
         for variant in variants():
-            found = answers_of(asker, requests, variant)
-            scores[variant.name] = scorer.scores(found)
+            answers = answers_of(asker, requests, variant)
+            scores[variant.name] = scorer.scores(answers)
             say(f"{variant.name}: ndcg@10 {scores[variant.name].mean('ndcg@10'):.3f}")
             if variant.name == FULL:
-                differing = unlike_product(services, requests, found)
+                differing = unlike_product(services, requests, answers)
     finally:
         services.close()
     same = f"The first row differs from the product's own answers on {differing} rows."
-    write_result(given.results, TITLE, [effect_table(scores), same])
+    write_result(options.results, TITLE, [effect_table(scores), same])
 
 
 def effect_table(scores: Mapping[str, Scores]) -> str:
@@ -242,11 +242,11 @@ def effect_table(scores: Mapping[str, Scores]) -> str:
     header = [f"variant (n={len(full.kinds)})", "ndcg@10", "recall@5"]
     header += ["ndcg@10 lost", "recall@5 lost", *(f"ndcg@10 lost, {kind}" for kind in KINDS[1:])]
     rows = []
-    for name, found in scores.items():
-        row = [name, f"{found.mean('ndcg@10'):.3f}", f"{found.mean('recall@5'):.3f}"]
+    for name, score in scores.items():
+        row = [name, f"{score.mean('ndcg@10'):.3f}", f"{score.mean('recall@5'):.3f}"]
         if name != FULL:
-            row += [str(full.minus(found, metric)) for metric in ("ndcg@10", "recall@5")]
-            row += [f"{full.minus(found, 'ndcg@10', kind).mean:+.3f}" for kind in KINDS[1:]]
+            row += [str(full.minus(score, metric)) for metric in ("ndcg@10", "recall@5")]
+            row += [f"{full.minus(score, 'ndcg@10', kind).mean:+.3f}" for kind in KINDS[1:]]
         rows.append(row + [""] * (len(header) - len(row)))
     return table(header, rows)
 

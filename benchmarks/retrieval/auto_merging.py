@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +126,9 @@ def _tree(
         for run in _runs([passages[n] for n in seqs if n in passages], parent_chars):
             parent_id = f"parent_{run[0].seq}"
             leaves = [TextNode(id_=str(p.seq), text=p.shown) for p in run]
-            for leaf, before, after in zip(
-                leaves, [None, *leaves], [*leaves[1:], None], strict=False
-            ):
-                _link(leaf, NodeRelationship.PREVIOUS, before)
-                _link(leaf, NodeRelationship.NEXT, after)
+            for before, after in pairwise(leaves):
+                _link(before, NodeRelationship.NEXT, after)
+                _link(after, NodeRelationship.PREVIOUS, before)
             if len(run) > 1:
                 parent = TextNode(id_=parent_id, text="\n".join(p.shown for p in run))
                 parent.relationships[NodeRelationship.CHILD] = [

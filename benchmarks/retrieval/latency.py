@@ -74,13 +74,15 @@ def measure(name: str, send: Send, bodies: Sequence[Request], clients: int) -> T
 
     started = time.perf_counter()
     if clients == 1:
-        taken = [timed(body) for body in bodies]
+        outcomes = [timed(body) for body in bodies]
     else:
         with ThreadPoolExecutor(clients) as pool:
-            taken = list(pool.map(timed, bodies))
+            outcomes = list(pool.map(timed, bodies))
     seconds = time.perf_counter() - started
-    milliseconds = [one for one in taken if isinstance(one, float)]
-    return Timing(name, milliseconds, seconds, [one for one in taken if isinstance(one, str)])
+    milliseconds = [outcome for outcome in outcomes if isinstance(outcome, float)]
+    return Timing(
+        name, milliseconds, seconds, [outcome for outcome in outcomes if isinstance(outcome, str)]
+    )
 
 
 def split(bodies: Sequence[Request], parts: int) -> Iterator[Sequence[Request]]:

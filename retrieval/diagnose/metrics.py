@@ -39,7 +39,9 @@ class Alias:
 
 @dataclass(frozen=True)
 class Metric:
-    """One quantity. `low` and `high` bound what is physically possible."""
+    """One quantity. `low` and `high` bound what is physically possible, in `unit`; `derived` are
+    formulas that yield it from others.
+    """
 
     name: str
     unit: str
@@ -52,6 +54,7 @@ class Metric:
     derived: tuple[Expression, ...]
 
     def plausible(self, value: float) -> bool:
+        """Whether a value in the metric's unit is physically possible."""
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
 
@@ -59,9 +62,10 @@ class Metric:
 class Normalised:
     """What was understood of a set of raw metrics.
 
-    values: by canonical name, in canonical units. sources: the raw name a value came from, or
-    "derived". unrecognised: raw names that fire no rule but are good query words. implausible:
-    canonical names whose value is physically impossible. collectors: who reported.
+    `values` are by canonical name, in canonical units. `sources` are the raw names they came from,
+    or "derived". `unrecognised` are raw names that fire no rule but are good query words.
+    `implausible` are canonical names whose value is physically impossible. `collectors` are the
+    profilers that reported.
     """
 
     values: Mapping[str, float]
@@ -94,7 +98,7 @@ class MetricRegistry:
         return name in self.metrics
 
     def get(self, name: str) -> Metric:
-        """The metric of this canonical name, or NotFound naming the nearest."""
+        """The metric of this canonical name. Raises NotFound, which names the nearest."""
         try:
             return self.metrics[name]
         except KeyError:
@@ -102,7 +106,9 @@ class MetricRegistry:
             raise NotFound(f"unknown metric {name!r}", hint=f"Nearest metrics: {near}.") from None
 
     def raw_names(self, name: str, collector: str) -> tuple[str, ...]:
-        """What to ask a collector for in order to get this metric, inputs of a formula included."""
+        """The raw names that a collector has to report for this metric, inputs of a formula
+        included; empty when it cannot. Raises NotFound for an unknown metric.
+        """
         metric = self.get(name)
         direct = tuple(alias.name for alias in metric.aliases if alias.collector == collector)
         if direct:
@@ -118,7 +124,9 @@ class MetricRegistry:
         return frozenset(c for c in self.collectors if self.raw_names(name, c))
 
     def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
-        """Canonical values of raw profiler metrics; the earlier alias wins where two give one."""
+        """Canonical values of raw profiler metrics; the earlier alias wins where two give one.
+        Raises PayloadTooLarge over MAX_METRICS.
+        """
         if len(raw) > MAX_METRICS:
             raise PayloadTooLarge(
                 f"{len(raw)} metrics, at most {MAX_METRICS}",
@@ -127,12 +135,12 @@ class MetricRegistry:
         readings: dict[str, _Reading] = {}
         unrecognised: list[str] = []
         for name, value in raw.items():
-            found = self._aliases.get(_fold(str(name)))
-            number = self._number(found, name, value)
-            if found is None or number is None:
+            entry = self._aliases.get(_fold(str(name)))
+            number = self._number(entry, name, value)
+            if entry is None or number is None:
                 unrecognised.append(str(name)[:MAX_NAME])
                 continue
-            metric, rank, alias = found
+            metric, rank, alias = entry
             reading = _Reading(rank, number, str(name), alias.collector if alias else None)
             best = readings.get(metric.name)
             if best is None or (reading.rank, reading.raw) < (best.rank, best.raw):
@@ -147,11 +155,11 @@ class MetricRegistry:
         return self.derive(reported)
 
     def _number(
-        self, found: tuple[Metric, int, Alias | None] | None, name: str, value: object
+        self, entry: tuple[Metric, int, Alias | None] | None, name: str, value: object
     ) -> float | None:
-        if found is None:
+        if entry is None:
             return None
-        metric, _, alias = found
+        metric, _, alias = entry
         written = _unit_in_name(name)
         if written and isinstance(value, (int, float, str)) and not isinstance(value, bool):
             value = f"{value} {written}"
@@ -206,7 +214,7 @@ def _fold(name: str) -> str:
 
 
 def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
-    """Build a registry from parsed TOML; `origin` names the file in errors."""
+    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names `origin` (the file)."""
     collectors = {row["name"]: tuple(row["vendors"]) for row in data.get("collectors", [])}
     metrics: dict[str, Metric] = {}
     aliases: dict[str, tuple[Metric, int, Alias | None]] = {}

@@ -46,8 +46,9 @@ _OPTIONAL = ("id", "toolchain", "priority", "extract", "when")
 class ErrorSignature:
     """What one kind of log line means.
 
-    extract: named group of the pattern -> canonical metric. when: holds over the extracted metrics,
-    for reports that only count above a number. origin: "builtin", or who supplied it.
+    `extract` pairs named groups of the pattern with canonical metrics. `when` is a predicate over
+    the extracted metrics, for reports that only count above a number. `origin` is "builtin" or who
+    supplied the signature. Of two that match one line, the higher `priority` (0 to 100) wins.
     """
 
     id: str
@@ -64,7 +65,9 @@ class ErrorSignature:
 
 @dataclass(frozen=True)
 class SignatureMatch:
-    """A signature found in a log. `extracted` holds canonical metrics in canonical units."""
+    """A signature that matches a line of a log; lines count from 1. `extracted` holds canonical
+    metrics in canonical units.
+    """
 
     signature: ErrorSignature
     line_number: int
@@ -77,7 +80,7 @@ class SignatureMatch:
 
 
 def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignature:
-    """A signature from TOML or JSON; InvalidKnowledge names what is wrong with it."""
+    """A signature from TOML or JSON. Raises InvalidKnowledge, which names what is wrong with it."""
     _check_keys(data, origin)
     if data["signal"] not in load_signals():
         raise _broken(origin, f"names unknown signal {data['signal']!r}")
@@ -139,17 +142,19 @@ class SignatureIndex:
                 self._by_keyword.setdefault(keyword, []).append(signature)
 
     def match(self, log: str, limit: int = MAX_MATCHES) -> list[SignatureMatch]:
-        """What is known of a log: best first, one match a line, at most three of a signature."""
+        """The known lines of a log, best first: at most `limit` matches, one for each line and
+        three for each signature.
+        """
         best: list[SignatureMatch] = []
         for line, keywords in LogIndex(log).lines(self._by_keyword):
             candidates = {s.id: s for k in keywords for s in self._by_keyword[k]}
-            found = [
+            matches = [
                 match
                 for signature in candidates.values()
                 if (match := _match(signature, line.number, line.text)) is not None
             ]
-            if found:
-                best.append(min(found, key=lambda match: match._order))
+            if matches:
+                best.append(min(matches, key=lambda match: match._order))
         return _deduplicated(sorted(best, key=lambda match: match._order), limit)
 
 
@@ -187,7 +192,7 @@ def load_signatures() -> tuple[ErrorSignature, ...]:
     """The built-in signatures."""
     path = DATA / "signatures.toml"
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["signatures"]
-    found = tuple(signature_from_mapping(row, BUILTIN) for row in rows)
-    if len({signature.id for signature in found}) != len(found):
+    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in rows)
+    if len({signature.id for signature in signatures}) != len(signatures):
         raise _broken(BUILTIN, "two signatures have the same id")
-    return found
+    return signatures

@@ -168,8 +168,8 @@ def test_a_child_counts_only_when_its_parent_fired() -> None:
         "tma_4k_aliasing": 50,
     }
     assert ids(verdict_of({"tma_backend_bound": 10} | children, CPU)) == []
-    found = ids(verdict_of({"tma_backend_bound": 60} | children, CPU))
-    assert {"memory_latency", "cache_thrash", "onchip_bandwidth"} <= set(found)
+    signals = ids(verdict_of({"tma_backend_bound": 60} | children, CPU))
+    assert {"memory_latency", "cache_thrash", "onchip_bandwidth"} <= set(signals)
     without_l1 = children | {"tma_l1_bound": 1, "tma_l2_bound": 1}
     assert "cache_thrash" not in ids(verdict_of({"tma_backend_bound": 60} | without_l1, CPU))
 

@@ -50,9 +50,9 @@ class InProcess:
         self.asked.append(json)
         if json.get("hardware") == "h10":
             return 404, {"code": "unknown_hardware", "message": "h10", "hint": "", "details": {}}
-        found = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
+        excerpts = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
         empty = contract.Verdict()
-        return 200, contract.Answer("ret_1", empty, None, found, (), (), "context").as_json()
+        return 200, contract.Answer("ret_1", empty, None, excerpts, (), (), "context").as_json()
 
 
 @pytest.fixture
