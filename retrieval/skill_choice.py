@@ -181,7 +181,7 @@ def _nearness(hardware: Sequence[str], wanted: Sequence[str] | None) -> float:
 def _in_use(
     present: Mapping[str, Mapping[str, str]], wanted: Sequence[str] | None
 ) -> dict[str, frozenset[str]]:
-    """Toolchains in use by name: on the hardware of the request where they are known, else on any."""
+    """Toolchains in use, by name: on the hardware of the request if known there, else on any."""
     by_name: dict[str, set[str]] = {}
     for chains in present.values():
         for name, toolchain in chains.items():
