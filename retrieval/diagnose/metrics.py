@@ -214,7 +214,7 @@ def _fold(name: str) -> str:
 
 
 def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
-    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the file, `origin`."""
+    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
     collectors = {row["name"]: tuple(row["vendors"]) for row in data.get("collectors", [])}
     metrics: dict[str, Metric] = {}
     aliases: dict[str, tuple[Metric, int, Alias | None]] = {}

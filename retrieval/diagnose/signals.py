@@ -65,7 +65,7 @@ class SignalRegistry:
 
 
 def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
-    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the file, `origin`."""
+    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
     by_id: dict[str, Signal] = {}
     for row in data.get("signals", []):
         signal = _signal(row, origin)
