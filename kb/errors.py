@@ -22,7 +22,7 @@ It does not know HTTP: `status` is the number a door should use, nothing more.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 
@@ -178,3 +178,22 @@ def _encodable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     return _encodable(str(value))
+
+
+def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """Which fields of a request are wrong, and how. Each problem is pydantic's: `loc`, the path to
+    the field, and `msg`.
+    """
+    messages: dict[str, str] = {}
+    for problem in problems:
+        path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
+        text = problem["msg"].removeprefix("Value error, ")
+        messages.setdefault(path, text[:1].lower() + text[1:])
+    listed = [{"path": path, "message": text} for path, text in messages.items()][:20]
+    first = listed[0]
+    others = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
+    return InvalidRequest(
+        f"{first['path']}: {first['message']}{others}",
+        hint=f"Correct {first['path']}; GET /docs shows what each request takes.",
+        details={"problems": listed},
+    )

@@ -1,6 +1,6 @@
-"""What is asked of the service and what it answers, as data. The JSON forms are the HTTP contract.
+"""What the service answers, as data. The JSON forms are the HTTP contract.
 
-Knows nothing about how an answer is found.
+Knows nothing about how an answer is made.
 """
 
 from __future__ import annotations
@@ -9,61 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kb.predicates import Value
-from kb.problem_terms import canonical_dtype, canonical_op
-from kb.scope import ALL_ACCESS
-
-
-@dataclass(frozen=True)
-class RetrieveRequest:
-    """Any combination of signal, log, metrics and query; at least one of them.
-
-    signals: further ones after `signal`, the leading one first. metrics: raw profiler names to
-    numbers (or numeric text). problem: further quantities of the problem, named as in
-    kb/problem_terms.toml. roles: of what the asker can change (kb/moves_vocabulary.py): moves of
-    these come in addition to the best of any role. k: excerpts in the ranked list. max_tokens:
-    budget of the packed context. run_id, node_id: of an optimizer's run, for the log. Everything
-    else narrows the answer."""
-
-    signal: str | None = None
-    log: str | None = None
-    metrics: Mapping[str, float | str] | None = None
-    query: str | None = None
-    hardware: str | None = None
-    op: str | None = None
-    language: str | None = None
-    dtype: str | None = None
-    problem: Mapping[str, float | str] | None = None
-    k: int = 20
-    max_tokens: int = 6000
-    categories: tuple[str, ...] | None = None
-    skill_states: tuple[str, ...] = ()
-    run_id: str | None = None
-    node_id: str | None = None
-    access_scope: str = ALL_ACCESS
-    signals: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ()
-
-    @property
-    def given_signals(self) -> tuple[str, ...]:
-        """`signal` and `signals`, each once."""
-        return tuple(dict.fromkeys(filter(None, (self.signal, *self.signals))))
-
-    @property
-    def problem_values(self) -> dict[str, Value | None]:
-        """What predicates see as `problem.<name>`, in canonical words."""
-        return {
-            **(self.problem or {}),
-            "op": canonical_op(self.op) if self.op else None,
-            "language": self.language,
-            "dtype": canonical_dtype(self.dtype) if self.dtype else None,
-        }
-
 
 @dataclass(frozen=True)
 class SignalFinding:
-    """confidence: A vendor's rule, B peer's code, C heuristic; "given" when the caller named the
-    signal.
+    """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
+    or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
+    that a rule relied on, or of a log line that a signature matched.
     """
 
     id: str
@@ -72,7 +23,15 @@ class SignalFinding:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Verdict:
+    """What is wrong, root causes first; empty when nothing is known to be wrong.
+
+    `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
+    explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
+    evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
+    the open questions, and `signatures` are the known error texts of the log.
+    """
+
     signals: tuple[SignalFinding, ...] = ()
     unrecognised: tuple[str, ...] = ()
     ruled_out: tuple[Mapping[str, Any], ...] = ()
@@ -81,9 +40,21 @@ class Diagnosis:
     signatures: tuple[Mapping[str, Any], ...] = ()
     hint: str = ""
 
+    @property
+    def signal_ids(self) -> tuple[str, ...]:
+        """The ids of the signals, the leading one first."""
+        return tuple(finding.id for finding in self.signals)
+
+    @property
+    def primary(self) -> str:
+        """The id of the leading signal, or "unknown"."""
+        return self.signals[0].id if self.signals else "unknown"
+
 
 @dataclass(frozen=True)
 class DocumentRef:
+    """The document of an excerpt, in the version that is current."""
+
     id: str
     title: str
     version: int
@@ -93,8 +64,9 @@ class DocumentRef:
 class Excerpt:
     """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
 
-    page: {index, label} of its first page, or None; score: the fused score it was ranked by,
-    channels: its parts."""
+    `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    """
 
     id: str
     category: str
@@ -110,9 +82,12 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class MoveAnswer:
-    """A remedy whose predicate holds, or could not be decided for lack of a value (then `applies`
-    is None).
+class Move:
+    """A change of a kernel whose predicate holds, or could not be decided because the values named
+    in `missing` are unknown (then `applies` is None).
+
+    `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
+    the change, {fact, value, unit, source}; `source` is the passage it rests on.
     """
 
     id: str
@@ -128,6 +103,10 @@ class MoveAnswer:
 
 @dataclass(frozen=True)
 class SkillAnswer:
+    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
+    is None where nothing was measured here.
+    """
+
     name: str
     summary: str
     tier: str
@@ -138,12 +117,16 @@ class SkillAnswer:
 
 @dataclass(frozen=True)
 class Answer:
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
+    make a better answer. Outcomes are reported against `retrieval_id`.
+    """
+
     retrieval_id: str
-    diagnosis: Diagnosis
+    diagnosis: Verdict
     hardware: Mapping[str, Any] | None
     excerpts: tuple[Excerpt, ...]
     skills: tuple[SkillAnswer, ...]
-    moves: tuple[MoveAnswer, ...]
+    moves: tuple[Move, ...]
     context: str
     context_tokens: int = 0
     skills_withheld: tuple[str, ...] = ()

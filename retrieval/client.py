@@ -32,9 +32,10 @@ _segment = partial(quote, safe="")  # an id as one part of a path
 
 
 class KernloreClientError(Exception):
-    """Whatever kept an answer away; `hint` says what to do next. `status`: None without answer.
-    `code` is the service's own (`unknown_hardware`, ...) or this side's: unreachable, timeout,
-    connection_lost, unexpected_answer, invalid_url, invalid_request."""
+    """Whatever kept an answer away. `hint` says what to do next, `status` is the HTTP status or
+    None without an answer. `code` is the service's own (`unknown_hardware`, ...) or this side's:
+    unreachable, timeout, connection_lost, unexpected_answer, invalid_url, invalid_request.
+    """
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class KernloreClientError(Exception):
 
 @dataclass(frozen=True)
 class SignalFinding:
-    """confidence: A vendor's rule, B peer's code, C heuristic, "given" when the caller named it."""
+    """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
+    or "given" when the caller named the signal.
+    """
 
     id: str
     confidence: str = ""
@@ -66,7 +69,9 @@ class SignalFinding:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Verdict:
+    """What is wrong, root causes first; `measure_next` would settle the open questions."""
+
     signals: tuple[SignalFinding, ...] = ()
     unrecognised: tuple[str, ...] = ()
     ruled_out: tuple[Json, ...] = ()
@@ -78,6 +83,8 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class DocumentRef:
+    """The document of an excerpt."""
+
     id: str
     title: str = ""
     version: int = 0
@@ -101,8 +108,10 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class MoveAnswer:
-    """A remedy as data. `applies` is None when values named in `missing` would decide it."""
+class Move:
+    """A change of a kernel, as data. `applies` is None when values named in `missing` would decide
+    it.
+    """
 
     id: str
     name: str = ""
@@ -117,6 +126,8 @@ class MoveAnswer:
 
 @dataclass(frozen=True)
 class SkillAnswer:
+    """A measured transformation that fits; `score` has the parts of its rank."""
+
     name: str
     summary: str = ""
     tier: str = ""
@@ -131,11 +142,11 @@ class Answer:
 
     retrieval_id: str
     context: str
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    diagnosis: Verdict = field(default_factory=Verdict)
     hardware: Json | None = None
     excerpts: tuple[Excerpt, ...] = ()
     skills: tuple[SkillAnswer, ...] = ()
-    moves: tuple[MoveAnswer, ...] = ()
+    moves: tuple[Move, ...] = ()
     context_tokens: int = 0
     skills_withheld: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
@@ -144,7 +155,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Upload:
-    """outcome: created | new_version | unchanged | duplicate_of. No job when nothing is to do."""
+    """What an upload came to. `outcome` is created, new_version, unchanged or duplicate_of; without
+    anything to do there is no job.
+    """
 
     document_id: str
     outcome: str
@@ -154,6 +167,8 @@ class Upload:
 
 @dataclass(frozen=True)
 class Job:
+    """Work in progress; `state` is queued, running, ready, partial or failed."""
+
     id: str
     state: str
     progress: Json = field(default_factory=dict)
@@ -273,9 +288,18 @@ class Kernlore:
         skill_states: Sequence[str] | None = None,
         run_id: str | None = None,
         node_id: str | None = None,
+        signals: Sequence[str] | None = None,
+        roles: Sequence[str] | None = None,
     ) -> Answer:
-        """Ask by a signal, a raw log, a profiler's metrics, a question, or several of them."""
-        asked = {
+        """Ask by signals, a raw log, a profiler's metrics, a question, or several of them.
+
+        `signals` follow `signal`, the leading one first. `roles` are the parameter roles that the
+        caller can change (like vector): moves of these come in addition to the best of any role.
+        `problem` holds further quantities by name, `k` is the number of excerpts, `max_tokens` the
+        budget of `context`. What is left out keeps the service's default. Raises
+        KernloreClientError.
+        """
+        body = {
             "signal": signal,
             "log": None if log is None else _sendable(log),
             "metrics": None if metrics is None else {n: _metric(v) for n, v in metrics.items()},
@@ -291,13 +315,15 @@ class Kernlore:
             "skill_states": None if skill_states is None else _listed(skill_states),
             "run_id": run_id,
             "node_id": node_id,
+            "signals": None if signals is None else _listed(signals),
+            "roles": None if roles is None else _listed(roles),
         }
-        return _record(Answer, self._call("POST", "/retrieve", json=_given(asked)))
+        return _record(Answer, self._call("POST", "/retrieve", json=_given(body)))
 
     def search(
         self, query: str, *, hardware: str | None = None, k: int | None = None, **narrowed: Any
     ) -> tuple[Excerpt, ...]:
-        """The ranked excerpts for a question; `narrowed` as in `retrieve`."""
+        """The ranked excerpts for a question; `narrowed` are further arguments of `retrieve`."""
         return self.retrieve(query=query, hardware=hardware, k=k, **narrowed).excerpts
 
     def report(
@@ -309,16 +335,21 @@ class Kernlore:
         speedup: float | None = None,
         baseline_speedup: float | None = None,
     ) -> None:
-        """What became of an answer. used: ids acted on; baseline_speedup: of what was changed."""
+        """Report what became of an answer. `used` are ids of excerpts, moves and skills that were
+        acted on. `speedup` is over the reference (2.0 is twice as fast), `baseline_speedup` that of
+        the kernel that was changed. Raises KernloreClientError.
+        """
         figures = {"speedup": speedup, "baseline_speedup": baseline_speedup}
         known = _given({"used": _listed(used), "correct": correct} | figures)
         outcome = {n: v for n, v in known.items() if n not in figures or math.isfinite(v)}  # no NaN
         self._call("POST", f"/retrievals/{_segment(retrieval_id)}/outcome", json=outcome)
 
     def signals(self) -> list[Json]:
+        """Every run-time signal that can be asked for."""
         return _rows(self._call("GET", "/signals"), "signals")
 
     def hardware(self) -> list[Json]:
+        """Every hardware that the service knows."""
         return _rows(self._call("GET", "/hardware"), "hardware")
 
     def facts(self, hardware_id: str) -> list[Json]:
@@ -330,6 +361,7 @@ class Kernlore:
         return _mapping(self._call("GET", f"/hardware/{_segment(hardware_id)}/coverage"))
 
     def documents(self, *, hardware: str | None = None, category: str | None = None) -> list[Json]:
+        """The documents, all or those about a hardware or of a category."""
         params = _given({"hardware": hardware, "category": category})
         return _rows(self._call("GET", "/documents", params=params), "documents")
 
@@ -368,10 +400,13 @@ class Kernlore:
         return sent
 
     def job(self, job_id: str) -> Job:
+        """The state of a job now."""
         return _record(Job, self._call("GET", f"/jobs/{_segment(job_id)}"))
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
-        """The job once it is ready, partial or failed; which of them is the caller's to check."""
+        """The job once it is ready, partial or failed, which the caller checks. `timeout` is in
+        seconds; after it a KernloreClientError of code "timeout" is raised.
+        """
         deadline = time.monotonic() + timeout
         pause = 0.1
         while True:
@@ -431,13 +466,13 @@ def _parse_url(url: str) -> httpx.URL:
     return parsed
 
 
-def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Only what the caller chose: every default is the service's."""
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _listed(given: str | Sequence[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _listed(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
 
 
 def _sendable(text: str) -> str:

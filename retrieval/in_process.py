@@ -2,23 +2,23 @@
 process.
 
 Carries what retrieval itself answers (retrieve, outcome, signals); uploads and the registry need
-the service. Answers have the service's JSON shapes, errors too."""
+the service. Requests are checked as over HTTP, and answers and errors are the same JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from kb.errors import InvalidRequest, KernloreError, Unavailable
-from retrieval.answer import RetrieveRequest
 from retrieval.diagnose.signals import load_signals
+from retrieval.request_body import read_request
 from retrieval.service import Retriever
 
-_OUTCOME = re.compile(r"/retrievals/([^/]+)/outcome")
-_LISTS = ("categories", "skill_states", "signals", "roles")
-_TOLD = ("correct", "speedup", "baseline_speedup", "note")
+_OUTCOME_PATH = re.compile(r"/retrievals/([^/]+)/outcome")
+_OUTCOME_FIELDS = ("used", "correct", "speedup", "baseline_speedup", "note")
 
 
 class InProcess:
@@ -36,36 +36,39 @@ class InProcess:
         json: Any | None = None,
         files: Sequence[Any] | None = None,
     ) -> tuple[int, Any]:
+        """The status and decoded JSON that the service would answer. What needs the service itself
+        answers 503.
+        """
         try:
-            return self._answer(method, path, json or {})
+            status, body = self._answer(method, path, {} if json is None else json)
         except KernloreError as error:
-            return error.status, error.as_json()
+            status, body = error.status, error.as_json()
+        return status, _decoded(body)
 
-    def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+    def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         if (method, path) == ("POST", "/retrieve"):
-            return 200, self._retriever.retrieve(_request(body)).as_json()
+            return 200, self._retriever.retrieve(read_request(body)).as_json()
         if (method, path) == ("GET", "/signals"):
             return 200, {"signals": [asdict(signal) for signal in load_signals()]}
-        outcome = _OUTCOME.fullmatch(path)
+        outcome = _OUTCOME_PATH.fullmatch(path)
         if method == "POST" and outcome:
-            told = {key: body.get(key) for key in _TOLD}
-            outcome_id = self._retriever.report_outcome(
-                outcome[1], used=body.get("used") or (), **told
-            )
-            return 201, {"id": outcome_id}
+            return 201, self._report(outcome[1], body)
         raise Unavailable(
             f"{method} {path} needs the service", hint="Start `kernlore serve` and give its URL."
         )
 
-
-def _request(body: Mapping[str, Any]) -> RetrieveRequest:
-    known = {field.name for field in fields(RetrieveRequest)}
-    foreign = sorted(set(body) - known)
-    if foreign:
-        raise InvalidRequest(
-            f"unknown field {foreign[0]!r}", hint=f"Use {', '.join(sorted(known))}."
+    def _report(self, retrieval_id: str, body: Mapping[str, Any]) -> dict[str, str]:
+        unknown = sorted(body.keys() - {*_OUTCOME_FIELDS})
+        if unknown:
+            raise InvalidRequest(
+                f"unknown field {unknown[0]!r}", hint=f"Use {', '.join(_OUTCOME_FIELDS)}."
+            )
+        outcome_id = self._retriever.report_outcome(
+            retrieval_id, **{"used": (), **{n: v for n, v in body.items() if v is not None}}
         )
-    values: dict[str, Any] = {
-        key: tuple(v) if key in _LISTS and v else v for key, v in body.items()
-    }
-    return RetrieveRequest(**{key: v for key, v in values.items() if v is not None})
+        return {"retrieval_id": retrieval_id, "outcome_id": outcome_id}
+
+
+def _decoded(body: Any) -> Any:
+    """What a body is after a journey as JSON: lists in place of tuples."""
+    return json.loads(json.dumps(body))

@@ -39,7 +39,9 @@ log = structlog.get_logger(__name__)
 
 
 class Journal:
-    """Append-only; `record` never waits for the disk."""
+    """The log of retrievals and outcomes, append-only. `record` never waits for the disk; a thread
+    writes batches.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -51,6 +53,7 @@ class Journal:
         self._starting = threading.Lock()  # protects _thread
 
     def record(self, row: Mapping[str, Any]) -> None:
+        """Queue one retrieval; `row` holds the columns of the table but for `created_at`."""
         self._queue.put({**row, "created_at": clock.now()})
         with self._starting:
             if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
@@ -92,8 +95,8 @@ class Journal:
         outcome's id.
 
         baseline_speedup: of what was there before, over the same reference as `speedup`. Left out,
-        it is that of the retrieval's own node where a run of this catalog asked, and else 1:
-        `speedup` is over what was there before.
+        it is that of the node that the retrieval was for, where a run of this catalog asked, and
+        else 1: `speedup` is over what was there before.
         """
         self.flush()
         for figure in (speedup, baseline_speedup):
@@ -132,6 +135,9 @@ class Journal:
         return outcome_id
 
     def close(self) -> None:
+        """Stop the thread and write what is queued. Raises OperationalError where the catalog
+        cannot be written to.
+        """
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
@@ -189,7 +195,7 @@ def _used(
 def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, str | float]:
     """What a request was about, in canonical words: what a skill's scope can be narrowed by."""
     op, dtype = request.get("op"), request.get("dtype")
-    told: dict[str, Any] = {
+    situation: dict[str, Any] = {
         **(request.get("problem") or {}),
         "op": canonical_op(op) if op else None,
         "op_family": op_family(op) if op else None,
@@ -197,7 +203,7 @@ def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, 
         "language": request.get("language"),
         "hardware": hardware,
     }
-    return {key: value for key, value in told.items() if value is not None}
+    return {key: value for key, value in situation.items() if value is not None}
 
 
 def _check_used(row: sa.Row[Any], used: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from kb.catalog.knowledge.documents import Documents
 from kb.embedding import Embedder, open_embedder
 from kb.index.exact import ExactIndex
 from kb.settings import Settings
-from retrieval.search.vectors import VectorIndex
+from retrieval.ranking import VectorIndex
 from retrieval.service import Retriever
 
 DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part in answers

@@ -7,13 +7,19 @@ llama-index, which takes about two seconds, so nothing else in the product impor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import inspect
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks.base import CallbackManager
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import (
+    NodeRelationship,
+    NodeWithScore,
+    ObjectType,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
 
 from retrieval.client import Excerpt, Kernlore
 
@@ -21,44 +27,32 @@ from retrieval.client import Excerpt, Kernlore
 _FOR_THE_PROGRAM = ["document", "retrieval_id", "version", "category"]
 
 
-@dataclass(frozen=True)
-class Narrowing:
-    """What every query of one retriever has in common. None leaves it to the service."""
-
-    hardware: str | None = None
-    signal: str | None = None
-    op: str | None = None
-    language: str | None = None
-    dtype: str | None = None
-    k: int | None = None
-    max_tokens: int | None = None
-    categories: Sequence[str] | None = None
-    run_id: str | None = None
-
-
 class KernloreRetriever(BaseRetriever):
-    """Nodes are excerpts in ranked order; `retrieval_id` in their metadata is what to report
-    against with `Kernlore.report`.
+    """Retrieves excerpts as nodes in ranked order. Each node's source is its document, and
+    `retrieval_id` in its metadata is what to report against with `Kernlore.report`.
     """
 
     def __init__(
         self,
         client: Kernlore,
-        narrowing: Narrowing | None = None,
         *,
         callback_manager: CallbackManager | None = None,
         **options: Any,
     ) -> None:
-        """options: the fields of `Narrowing`, for callers who would rather not build one."""
-        if narrowing is not None and options:
-            raise TypeError("give a Narrowing or its fields as keywords, not both")
+        """`options` are keyword arguments of `Kernlore.retrieve` that every query has in common,
+        like `hardware` and `k`. Raises TypeError for an option that it does not have.
+        """
+        known = inspect.signature(client.retrieve).parameters
+        unknown = sorted(options.keys() - known.keys() | options.keys() & {"query"})
+        if unknown:
+            raise TypeError(f"Kernlore.retrieve has no option {unknown[0]!r} for every query")
         super().__init__(callback_manager=callback_manager)
         self._client = client
-        self._narrowing = narrowing or Narrowing(**options)
+        self._options = options
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query = query_bundle.query_str.strip() or None
-        answer = self._client.retrieve(query=query, **asdict(self._narrowing))
+        answer = self._client.retrieve(query=query, **self._options)
         return [_node(excerpt, answer.retrieval_id) for excerpt in answer.excerpts]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -80,6 +74,11 @@ def _node(excerpt: Excerpt, retrieval_id: str) -> NodeWithScore:
             "category": excerpt.category,
             "citation": excerpt.citation,
             "retrieval_id": retrieval_id,
+        },
+        relationships={
+            NodeRelationship.SOURCE: RelatedNodeInfo(
+                node_id=excerpt.document.id, node_type=ObjectType.DOCUMENT
+            )
         },
         excluded_llm_metadata_keys=_FOR_THE_PROGRAM,
         excluded_embed_metadata_keys=_FOR_THE_PROGRAM,

@@ -1,8 +1,8 @@
-"""One question in, one cited answer out: scope, diagnosis, plan, search, excerpts, moves, skills,
+"""One request in, one cited answer out: scope, diagnosis, plan, search, excerpts, moves, skills,
 context, log.
 
-The order of steps is DESIGN.md's. Hardware fails closed: an unknown id is an error, and what may be
-seen is listed scope by scope. Knows nothing about HTTP."""
+Hardware fails closed: an unknown id is an error, and what may be seen is listed scope by scope.
+Knows nothing about HTTP."""
 
 from __future__ import annotations
 
@@ -19,29 +19,24 @@ from kb.catalog.hardware import Fact, HardwareRegistry
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.meta import revision
 from kb.embedding import Embedder, Vectors
-from kb.errors import InvalidRequest, nearest
 from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.ids import new_id
-from kb.moves_vocabulary import ROLES
-from kb.problem_terms import problem_terms
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.answer import Answer, Excerpt, MoveAnswer, RetrieveRequest
-from retrieval.compose.context import pack
-from retrieval.compose.remedies import fitting_moves
-from retrieval.compose.skill_choice import WITHHELD_SHARE, Choice, choose_skills
+from retrieval.answer import Answer, Excerpt, Move
+from retrieval.context import pack
+from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
-from retrieval.diagnose.verdict import Diagnoser, Verdict
+from retrieval.excerpts import WHOLE, make_excerpts
 from retrieval.journal import Journal
-from retrieval.search.excerpts import WHOLE, make_excerpts
-from retrieval.search.plan import Plan, make_plan
-from retrieval.search.ranking import Ranked, ScopeSamples, rank
-from retrieval.search.vectors import VectorIndex
+from retrieval.moves import fitting_moves
+from retrieval.plan import Plan, make_plan
+from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, rank
+from retrieval.request import RetrieveRequest, check_request
+from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 
-MAX_K = 200
-MAX_TOKENS = 100_000
 PER_CATEGORY = 8  # excerpts a category offers to the context
-SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
+MAX_STORED_LOG = 20_000  # characters of a log that the journal keeps
 
 
 @dataclass(frozen=True)
@@ -55,8 +50,10 @@ class _Scope:
 
 
 class Retriever:
-    """Thread-safe. `index` and `dense_ready` are asked at each request, because the service opens
-    Chroma and loads the embedding model while it already answers by words.
+    """Answers requests from a catalog; may be shared between threads.
+
+    `index` and `dense_ready` are called at each request, because the service opens Chroma and loads
+    the embedding model while it already answers by words.
     """
 
     def __init__(
@@ -68,7 +65,9 @@ class Retriever:
         dense_ready: Callable[[], bool] = lambda: True,
         withheld_share: float = WITHHELD_SHARE,
     ) -> None:
-        """withheld_share: of the skills of a run's request, 0 to 1 (see compose.skill_choice)."""
+        """`withheld_share` is the share, from 0 to 1, of skills that requests of a run are not
+        shown (see `skill_choice`).
+        """
         self._catalog = catalog
         self._registry = registry
         self._embedder = embedder
@@ -82,71 +81,74 @@ class Retriever:
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
     def retrieve(self, request: RetrieveRequest) -> Answer:
+        """The whole answer; it is logged under its `retrieval_id`. Equal requests on an equal
+        catalog give an equal `context`. Raises InvalidRequest, UnknownHardware and UnknownSignal.
+        """
         started = time.perf_counter()
-        _check(request)
+        check_request(request)
         scope = self._scope(request)
-        verdict = self._conclude(request, scope)
+        conclusion = self._conclude(request, scope)
         plan = make_plan(
             query=request.query,
             log=request.log,
             metrics=request.metrics or {},
             registry=load_metrics(),
-            signals=[self._signals.get(signal) for signal in verdict.signals],
+            signals=[self._signals.get(name) for name in conclusion.verdict.signal_ids],
             op=request.op,
         )
         with self._catalog.read() as connection:
             ranked = self._rank(connection, plan, scope.filter)
             excerpts = make_excerpts(connection, ranked, scope.filter, request.k)
             by_category = self._by_category(connection, plan, scope.filter, ranked)
-            moves, skills = self._acting(connection, request, verdict, scope)
-            state = revision(connection)
+            moves, choice = self._actions(connection, request, conclusion, scope)
+            catalog_revision = revision(connection)
         hardware = _hardware(scope)
         context = pack(
-            diagnosis=verdict.diagnosis,
+            verdict=conclusion.verdict,
             hardware=hardware,
             by_category=by_category,
             moves=moves,
-            skills=skills.answers,
+            skills=choice.answers,
             budget=request.max_tokens,
         )
         answer = Answer(
             retrieval_id=new_id("ret"),
-            diagnosis=verdict.diagnosis,
+            diagnosis=conclusion.verdict,
             hardware=hardware,
             excerpts=tuple(excerpts),
-            skills=skills.answers,
+            skills=choice.answers,
             moves=moves,
             context=context.text,
             context_tokens=context.tokens,
-            skills_withheld=skills.withheld,
-            hints=self._hints(verdict),
+            skills_withheld=choice.withheld,
+            hints=self._hints(conclusion),
         )
-        shown = [e.id for e in excerpts] + [i for i in context.excerpts]
-        self._record(request, answer, verdict, list(dict.fromkeys(shown)), state, started)
+        shown = dict.fromkeys([*(excerpt.id for excerpt in excerpts), *context.excerpts])
+        self._record(request, answer, list(shown), catalog_revision, started)
         return answer
 
-    def remedies(self, request: RetrieveRequest) -> Answer:
-        """Moves and skills alone: no document is searched, which is most of what `retrieve` takes.
-        Logged as it is.
+    def moves_and_skills(self, request: RetrieveRequest) -> Answer:
+        """An answer without excerpts and context: no document is searched, which is most of the
+        time that `retrieve` takes. Logged in the same way, and raises the same errors.
         """
         started = time.perf_counter()
-        _check(request)
+        check_request(request)
         scope = self._scope(request)
-        verdict = self._conclude(request, scope)
+        conclusion = self._conclude(request, scope)
         with self._catalog.read() as connection:
-            moves, skills = self._acting(connection, request, verdict, scope)
-            state = revision(connection)
+            moves, choice = self._actions(connection, request, conclusion, scope)
+            catalog_revision = revision(connection)
         answer = Answer(
             retrieval_id=new_id("ret"),
-            diagnosis=verdict.diagnosis,
+            diagnosis=conclusion.verdict,
             hardware=_hardware(scope),
             excerpts=(),
-            skills=skills.answers,
+            skills=choice.answers,
             moves=moves,
             context="",
-            skills_withheld=skills.withheld,
+            skills_withheld=choice.withheld,
         )
-        self._record(request, answer, verdict, [], state, started)
+        self._record(request, answer, [], catalog_revision, started)
         return answer
 
     def report_outcome(
@@ -159,7 +161,7 @@ class Retriever:
         baseline_speedup: float | None = None,
         note: str | None = None,
     ) -> str:
-        """What became of an answer; returns the outcome's id. See `Journal.report`."""
+        """Store what became of an answer and return the outcome's id. See `Journal.report`."""
         return self._journal.report(
             retrieval_id,
             used=used,
@@ -176,6 +178,7 @@ class Retriever:
                 self._embed(phrase)
 
     def close(self) -> None:
+        """Write what the journal still holds."""
         self._journal.close()
 
     # -- scope
@@ -195,7 +198,7 @@ class Retriever:
         scope = ScopeFilter(admitted_any, categories, request.language, request.access_scope)
         return _Scope(None, (), scope, {})
 
-    def _conclude(self, request: RetrieveRequest, scope: _Scope) -> Verdict:
+    def _conclude(self, request: RetrieveRequest, scope: _Scope) -> Conclusion:
         return self._diagnoser.conclude(
             request,
             {key: fact.value for key, fact in scope.facts.items()},
@@ -237,37 +240,42 @@ class Retriever:
             offered[category] = make_excerpts(connection, own, scope, PER_CATEGORY, WHOLE)
         return offered
 
-    def _hints(self, verdict: Verdict) -> tuple[str, ...]:
+    def _hints(self, conclusion: Conclusion) -> tuple[str, ...]:
         words_only = (
             ""
             if self._dense_ready()
             else "Not every passage has its vector yet: this answer was found by words alone."
         )
-        return tuple(hint for hint in (verdict.diagnosis.hint, words_only) if hint)
+        return tuple(hint for hint in (conclusion.verdict.hint, words_only) if hint)
 
-    def _acting(
-        self, connection: Connection, request: RetrieveRequest, verdict: Verdict, scope: _Scope
-    ) -> tuple[tuple[MoveAnswer, ...], Choice]:
+    def _actions(
+        self,
+        connection: Connection,
+        request: RetrieveRequest,
+        conclusion: Conclusion,
+        scope: _Scope,
+    ) -> tuple[tuple[Move, ...], Choice]:
         """What to do about the verdict."""
+        signals = conclusion.verdict.signal_ids
         moves = fitting_moves(
-            move_candidates(connection, verdict.signals, scope.filter),
-            verdict.signals,
-            verdict.metrics,
+            move_candidates(connection, signals, scope.filter),
+            signals,
+            conclusion.metrics,
             scope.facts,
             request.problem_values,
             scope.lineage,
             request.roles,
         )
-        skills = choose_skills(
+        choice = choose_skills(
             connection,
             request,
-            verdict.signals,
+            signals,
             scope.filter,
-            verdict.metrics,
+            conclusion.metrics,
             scope.facts,
             self._withheld_share,
         )
-        return moves, skills
+        return moves, choice
 
     # -- log
 
@@ -275,20 +283,20 @@ class Retriever:
         self,
         request: RetrieveRequest,
         answer: Answer,
-        verdict: Verdict,
         shown: list[str],
-        state: int,
+        catalog_revision: int,
         started: float,
     ) -> None:
         stored = asdict(request)
-        if request.log is not None and len(request.log) > 20_000:
-            stored["log"] = request.log[:10_000] + "\n...\n" + request.log[-10_000:]
+        if request.log is not None and len(request.log) > MAX_STORED_LOG:
+            half = MAX_STORED_LOG // 2
+            stored["log"] = request.log[:half] + "\n...\n" + request.log[-half:]
         self._journal.record(
             {
                 "id": answer.retrieval_id,
                 "request": stored,
                 "hardware_id": answer.hardware["id"] if answer.hardware else None,
-                "signals": list(verdict.signals),
+                "signals": list(answer.diagnosis.signal_ids),
                 "excerpt_ids": shown,
                 "skill_ids": [skill.name for skill in answer.skills],
                 "move_ids": [move.id for move in answer.moves],
@@ -297,7 +305,7 @@ class Retriever:
                 "run_id": request.run_id,
                 "node_id": request.node_id,
                 "milliseconds": (time.perf_counter() - started) * 1000,
-                "catalog_revision": state,
+                "catalog_revision": catalog_revision,
                 "access_scope": request.access_scope,
             }
         )
@@ -311,30 +319,3 @@ def _hardware(scope: _Scope) -> dict[str, object] | None:
         "name": scope.hardware.name,
         "lineage": list(scope.lineage),
     }
-
-
-def _check(request: RetrieveRequest) -> None:
-    """What a door may not let through, in the one error shape."""
-    if not any((request.given_signals, request.log, request.metrics, request.query)):
-        raise InvalidRequest(
-            "nothing to retrieve for",
-            hint="Give a signal, a log, metrics or a query (q), in any combination.",
-        )
-    if not 1 <= request.k <= MAX_K:
-        raise InvalidRequest(f"k is {request.k}", hint=f"Use 1 to {MAX_K}.")
-    if not 1 <= request.max_tokens <= MAX_TOKENS:
-        raise InvalidRequest(f"max_tokens is {request.max_tokens}", hint=f"Use 1 to {MAX_TOKENS}.")
-    for name, values, known in (
-        ("category", request.categories or (), CATEGORIES),
-        ("skill state", request.skill_states, SKILL_STATES),
-        ("role", request.roles, tuple(sorted(ROLES))),
-        ("quantity of a problem", request.problem or (), tuple(problem_terms().quantities)),
-    ):
-        for value in values:
-            if value not in known:
-                near = nearest(value, known)
-                raise InvalidRequest(
-                    f"unknown {name} {value!r}",
-                    hint=f"Use one of {', '.join(known)}"
-                    + (f"; did you mean {near[0]}?" if near else "."),
-                )

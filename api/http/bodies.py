@@ -12,8 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
-from api.http.errors import invalid_fields
-from kb.errors import InvalidRequest, PayloadTooLarge, UnsupportedFormat
+from kb.errors import InvalidRequest, PayloadTooLarge, UnsupportedFormat, invalid_fields
 from kb.settings import MIB
 
 # Read and dropped beyond a limit, so that the sender gets to see the answer and not a reset.

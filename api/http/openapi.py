@@ -13,6 +13,7 @@ from api.http import models
 from api.http.errors import ErrorBody
 from kb.settings import product_version
 from retrieval.diagnose.signals import load_signals
+from retrieval.request_body import RetrieveBody
 
 TITLE = "Kernlore"
 DESCRIPTION = """The knowledge service behind kernel optimizers: upload the manuals of a chip, ask
@@ -36,7 +37,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "The service failed, or is not ready yet."},
 }
 _BODIES: tuple[type[BaseModel], ...] = (
-    models.RetrieveBody,
+    RetrieveBody,
     models.OutcomeBody,
     models.PassagePatch,
     models.FactPatch,
@@ -81,6 +82,11 @@ def retrieve_examples() -> dict[str, Any]:
             "dtype": "bf16",
             "k": 10,
             "max_tokens": 3000,
+        },
+        "several signals, and what can be changed": {
+            "signals": ["register_spill", "memory_bound"],
+            "roles": ["tile_m", "tile_n", "warps"],
+            "hardware": "h100",
         },
     }
     return examples | {name: {"summary": name, "value": value} for name, value in ways.items()}
@@ -135,7 +141,18 @@ def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
                 own = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 known.update(own.pop("$defs", {}))
                 known[model.__name__] = own
+            _add_signal_examples(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 
     return openapi
+
+
+def _add_signal_examples(schema: dict[str, Any]) -> None:
+    """Let every signal be chosen from a list where GET /retrieve is tried out."""
+    for parameter in schema["paths"].get("/retrieve", {}).get("get", {}).get("parameters", ()):
+        if parameter["name"] == "signal":
+            parameter["examples"] = {
+                signal.id: {"summary": signal.title, "value": signal.id}
+                for signal in load_signals()
+            }

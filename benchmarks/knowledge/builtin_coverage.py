@@ -23,8 +23,9 @@ from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
 from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
-from retrieval.answer import Answer, RetrieveRequest
+from retrieval.answer import Answer
 from retrieval.diagnose.signals import load_signals
+from retrieval.request import RetrieveRequest
 
 CHIPS = ("x86-64", "neoverse-v2", "a100", "h100", "h200", "b200", "mi300x", "trainium2", "mtia-v2i")
 REASONS = Path(__file__).with_name("builtin_coverage_reasons.toml")

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection
+
 from api.cli.backends import read_settings
 from api.services import Services, open_services
 from benchmarks.report import ended, say, table, write_result
@@ -31,14 +33,13 @@ from benchmarks.retrieval.scoring import (
 )
 from kb.errors import InvalidRequest
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.answer import RetrieveRequest
+from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import Signal, load_signals
-from retrieval.diagnose.verdict import Diagnoser
-from retrieval.search.excerpts import SHAPE, Shape, make_excerpts
-from retrieval.search.plan import Plan, make_plan
-from retrieval.search.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
-from retrieval.search.thesaurus import other_names
+from retrieval.excerpts import SHAPE, Shape, make_excerpts
+from retrieval.plan import Plan, make_plan, other_names
+from retrieval.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
+from retrieval.request import RetrieveRequest
 
 FULL = "all ingredients"
 TITLE = "Retrieval ablation"
@@ -72,8 +73,8 @@ def by_rank(ranked: Sequence[Ranked]) -> Sequence[Ranked]:
     scores: dict[int, float] = {r.seq: 0.0 for r in ranked}
     channels: Sequence[Callable[[Ranked], float]] = (lambda r: r.lexical, lambda r: r.dense)
     for channel in channels:
-        found = sorted((r for r in ranked if channel(r) > 0), key=lambda r: (-channel(r), r.seq))
-        for place, entry in enumerate(found, 1):
+        matched = sorted((r for r in ranked if channel(r) > 0), key=lambda r: (-channel(r), r.seq))
+        for place, entry in enumerate(matched, 1):
             scores[entry.seq] += 1 / (RRF_K + place)
     rescored = [replace(r, score=scores[r.seq]) for r in ranked]
     return sorted(rescored, key=lambda r: (-r.score, r.seq))
@@ -134,26 +135,36 @@ class Asker:
         self._embed = functools.lru_cache(maxsize=None)(lambda text: embedder.encode_query(text))
 
     def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
+        """The excerpts of a request body as JSON, best first."""
         request = request_of(body)
-        scope = self._scope(request)
-        plan = variant.plan(self._plan(request, variant))
-        model = self._services.embedder.fingerprint
+        scope = self.scope(request)
         with self._services.catalog.read() as connection:
-            ranked = rank(
+            ranked = self.ranked(connection, request, scope, variant)
+            excerpts = make_excerpts(connection, ranked, scope, request.k, variant.shape)
+        return [asdict(excerpt) for excerpt in excerpts]
+
+    def ranked(
+        self,
+        connection: Connection,
+        request: RetrieveRequest,
+        scope: ScopeFilter,
+        variant: Variant,
+    ) -> Sequence[Ranked]:
+        """The ranked passages of a request, before excerpts are made of them."""
+        return variant.order(
+            rank(
                 connection,
-                plan,
+                variant.plan(self._plan(request, variant)),
                 scope,
                 self._services.index,
                 self._embed,
-                model,
+                self._services.embedder.fingerprint,
                 self._samples,
                 variant.weights,
             )
-            ordered = variant.order(ranked)
-            found = make_excerpts(connection, ordered, scope, request.k, variant.shape)
-        return [asdict(excerpt) for excerpt in found]
+        )
 
-    def _scope(self, request: RetrieveRequest) -> ScopeFilter:
+    def scope(self, request: RetrieveRequest) -> ScopeFilter:
         categories = request.categories or CATEGORIES
         if request.hardware is not None:
             lineage = self._services.registry.lineage(request.hardware)
@@ -170,8 +181,8 @@ class Asker:
             facts = registry.values(request.hardware)
         specs = registry.all()
         own = [signature for h in lineage for signature in specs[h].signatures]
-        verdict = self._diagnoser.conclude(request, facts, lineage, own)
-        signals = [load_signals().get(signal) for signal in verdict.signals]
+        verdict = self._diagnoser.conclude(request, facts, lineage, own).verdict
+        signals = [load_signals().get(signal) for signal in verdict.signal_ids]
         return make_plan(
             query=request.query,
             log=request.log,
@@ -198,31 +209,31 @@ def unlike_product(services: Services, requests: Mapping[str, Request], full: An
 # -- the run
 
 
-def run(given: argparse.Namespace) -> None:
-    if not (given.data_dir / "catalog.sqlite").is_file():
+def run(options: argparse.Namespace) -> None:
+    if not (options.data_dir / "catalog.sqlite").is_file():
         raise InvalidRequest(
-            f"no store in {given.data_dir}",
+            f"no store in {options.data_dir}",
             hint="Load the corpus first: benchmarks.retrieval.quality with the same --data-dir.",
         )
     scores: dict[str, Scores] = {}
-    services = open_services(read_settings(given.data_dir))
+    services = open_services(read_settings(options.data_dir))
     try:
         with tempfile.TemporaryDirectory(prefix="kernlore-gold-") as folder:
-            gold = gold_of(given.gold, listed(given.hardware), Path(folder) / "gold.jsonl")
-            scorer = Scorer(given.scorer or scorer_beside(given.gold), gold)
+            gold = gold_of(options.gold, listed(options.hardware), Path(folder) / "gold.jsonl")
+            scorer = Scorer(options.scorer or scorer_beside(options.gold), gold)
             requests = scorer.requests()
         asker = Asker(services)
         differing = 0
         for variant in variants():
-            found = answers_of(asker, requests, variant)
-            scores[variant.name] = scorer.scores(found)
+            answers = answers_of(asker, requests, variant)
+            scores[variant.name] = scorer.scores(answers)
             say(f"{variant.name}: ndcg@10 {scores[variant.name].mean('ndcg@10'):.3f}")
             if variant.name == FULL:
-                differing = unlike_product(services, requests, found)
+                differing = unlike_product(services, requests, answers)
     finally:
         services.close()
     same = f"The first row differs from the product's own answers on {differing} rows."
-    write_result(given.results, TITLE, [effect_table(scores), same])
+    write_result(options.results, TITLE, [effect_table(scores), same])
 
 
 def effect_table(scores: Mapping[str, Scores]) -> str:
@@ -231,11 +242,11 @@ def effect_table(scores: Mapping[str, Scores]) -> str:
     header = [f"variant (n={len(full.kinds)})", "ndcg@10", "recall@5"]
     header += ["ndcg@10 lost", "recall@5 lost", *(f"ndcg@10 lost, {kind}" for kind in KINDS[1:])]
     rows = []
-    for name, found in scores.items():
-        row = [name, f"{found.mean('ndcg@10'):.3f}", f"{found.mean('recall@5'):.3f}"]
+    for name, score in scores.items():
+        row = [name, f"{score.mean('ndcg@10'):.3f}", f"{score.mean('recall@5'):.3f}"]
         if name != FULL:
-            row += [str(full.minus(found, metric)) for metric in ("ndcg@10", "recall@5")]
-            row += [f"{full.minus(found, 'ndcg@10', kind).mean:+.3f}" for kind in KINDS[1:]]
+            row += [str(full.minus(score, metric)) for metric in ("ndcg@10", "recall@5")]
+            row += [f"{full.minus(score, 'ndcg@10', kind).mean:+.3f}" for kind in KINDS[1:]]
         rows.append(row + [""] * (len(header) - len(row)))
     return table(header, rows)
 

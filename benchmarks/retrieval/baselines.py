@@ -130,8 +130,8 @@ class Fixed:
         if not known:
             return []
         wanted = min(POOL, len(self.chunks))
-        found, scores = self._bm25.retrieve([known], k=wanted, show_progress=False)
-        return [int(n) for n, score in zip(found[0], scores[0], strict=True) if score > 0]
+        hits, scores = self._bm25.retrieve([known], k=wanted, show_progress=False)
+        return [int(n) for n, score in zip(hits[0], scores[0], strict=True) if score > 0]
 
     def dense(self, question: str) -> list[int]:
         cosines = self._vectors @ self.cache.encode([question])[0]
@@ -175,13 +175,13 @@ def fixed_answers(
     fixed = {scope: Fixed(tuple(chunks_of(texts.about(scope))), cache) for scope in scopes}
     answers: dict[str, Answers] = {}
     for name, (search, ask) in METHODS.items():
-        found = {}
+        hits = {}
         for row, request in requests.items():
             scope = request.get("hardware")
             chunks = fixed[scope].chunks
             best = search(fixed[scope], ask(request))[:TOP] if chunks else []
-            found[row] = [excerpt(chunks[n], scope) for n in best]
-        answers[name] = found
+            hits[row] = [excerpt(chunks[n], scope) for n in best]
+        answers[name] = hits
         say(f"baseline {name} done")
     return answers
 

@@ -55,9 +55,9 @@ def quote_problem(document: str, quote: str) -> str | None:
     body, wanted = FRONT_MATTER.sub("", document), plain(quote)
     if len(quote) < SHORTEST:
         return f"is shorter than {SHORTEST} characters"
-    found = plain(body).count(wanted)
-    if found != 1:
-        return f"is there {found} times" if found else "is not there"
+    occurrences = plain(body).count(wanted)
+    if occurrences != 1:
+        return f"is there {occurrences} times" if occurrences else "is not there"
     if not any(wanted in plain(part) for part in SECTION_OR_FENCE.split(body)):
         return "crosses a heading or the edge of a code block"
     return None
@@ -114,8 +114,8 @@ def ask(scorer: Scorer, data_dir: Path | None) -> Asked:
             if answer.hardware is not None:
                 own = set(answer.hardware["lineage"])
                 outside += sum(
-                    bool(found.hardware) and own.isdisjoint(found.hardware)
-                    for found in answer.excerpts
+                    bool(occurrences.hardware) and own.isdisjoint(occurrences.hardware)
+                    for occurrences in answer.excerpts
                 )
     return Asked(answers, outside)
 

@@ -37,7 +37,7 @@ class Corpus:
 
     @property
     def hardware(self) -> tuple[str, ...]:
-        return tuple(sorted({one for file in self.files for one in file.hardware}))
+        return tuple(sorted({hardware_id for file in self.files for hardware_id in file.hardware}))
 
     @property
     def size_bytes(self) -> int:
@@ -58,15 +58,15 @@ class Corpus:
 
     def lines(self) -> list[str]:
         """What a reader of a result must know of it."""
-        said = [
+        facts = [
             f"{len(self.files):,} documents, {self.size_bytes / 1e6:.1f} MB,"
             f" {len(self.hardware)} hardware ids"
         ]
         for what, names in (("listed but missing", self.missing), ("not listed", self.extra)):
             if names:
                 more = ", ..." if len(names) > 5 else ""
-                said.append(f"{len(names)} files {what}: {', '.join(names[:5])}{more}")
-        return said
+                facts.append(f"{len(names)} files {what}: {', '.join(names[:5])}{more}")
+        return facts
 
 
 def load_corpus(folder: Path) -> Corpus:

@@ -90,10 +90,10 @@ def compare(
 def encoders(cache: Path) -> list[Encoder]:
     """Full precision first: the others are compared with it."""
     folder = model_folder()
-    found = [torch_encoder(folder)]
+    compared = [torch_encoder(folder)]
     if has_bf16():
-        found.append(torch_encoder(folder, bf16=True))
-    return [*found, onnx_encoder(folder, cache), onnx_encoder(folder, cache, int8=True)]
+        compared.append(torch_encoder(folder, bf16=True))
+    return [*compared, onnx_encoder(folder, cache), onnx_encoder(folder, cache, int8=True)]
 
 
 def passage_texts(services: Services, hardware: Collection[str]) -> dict[str, str]:
@@ -124,12 +124,12 @@ def _encoded(encoder: Encoder, texts: Sequence[str]) -> tuple[Vectors, float]:
 
 def _query_ms(encoder: Encoder, texts: Sequence[str]) -> float:
     """The median time of one short text alone."""
-    taken = []
+    milliseconds = []
     for text in texts[:QUERIES]:
         started = time.perf_counter()
         encoder.encode([text[:80]])
-        taken.append((time.perf_counter() - started) * 1000)
-    return float(np.median(taken))
+        milliseconds.append((time.perf_counter() - started) * 1000)
+    return float(np.median(milliseconds))
 
 
 def _store(services: Services, encoder: Encoder, vectors: dict[str, Vectors]) -> None:

@@ -24,7 +24,7 @@ from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.requests import Heading, compose
 from benchmarks.retrieval.scoring import Request, Scorer, scorer_beside
 from kb.errors import InvalidRequest, Unavailable
-from retrieval.answer import RetrieveRequest
+from retrieval.request import RetrieveRequest
 
 CLIENTS = (1, 4)
 WARM_UP = 40  # requests that are not counted: the query model loads with the first
@@ -74,13 +74,15 @@ def measure(name: str, send: Send, bodies: Sequence[Request], clients: int) -> T
 
     started = time.perf_counter()
     if clients == 1:
-        taken = [timed(body) for body in bodies]
+        outcomes = [timed(body) for body in bodies]
     else:
         with ThreadPoolExecutor(clients) as pool:
-            taken = list(pool.map(timed, bodies))
+            outcomes = list(pool.map(timed, bodies))
     seconds = time.perf_counter() - started
-    milliseconds = [one for one in taken if isinstance(one, float)]
-    return Timing(name, milliseconds, seconds, [one for one in taken if isinstance(one, str)])
+    milliseconds = [outcome for outcome in outcomes if isinstance(outcome, float)]
+    return Timing(
+        name, milliseconds, seconds, [outcome for outcome in outcomes if isinstance(outcome, str)]
+    )
 
 
 def split(bodies: Sequence[Request], parts: int) -> Iterator[Sequence[Request]]:

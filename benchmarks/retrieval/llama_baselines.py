@@ -75,8 +75,8 @@ def llama_answers(
         retrievers = _retrievers(texts, scope, embedding)
         for name, (kind, ask) in methods.items():
             for row in rows:
-                found = retrievers[kind].retrieve(ask(requests[row])) if kind in retrievers else []
-                answers[name][row] = [excerpt(n.node.get_content(), scope) for n in found[:TOP]]
+                hits = retrievers[kind].retrieve(ask(requests[row])) if kind in retrievers else []
+                answers[name][row] = [excerpt(n.node.get_content(), scope) for n in hits[:TOP]]
         say(f"llama-index: {scope or 'all hardware'} done")
     return dict(answers)
 
@@ -99,10 +99,10 @@ def _retrievers(
 def _bm25(index: VectorStoreIndex) -> BaseRetriever:
     from llama_index.retrievers.bm25 import BM25Retriever
 
-    found: BaseRetriever = BM25Retriever.from_defaults(
+    retriever: BaseRetriever = BM25Retriever.from_defaults(
         docstore=index.docstore, similarity_top_k=TOP
     )
-    return found
+    return retriever
 
 
 def _fusion(retrievers: Sequence[BaseRetriever]) -> BaseRetriever:

@@ -90,17 +90,19 @@ def difference_table(ours: Scores, others: Mapping[str, Scores], metric: str) ->
 
 
 def verdicts(ours: Scores, fusion: Scores | None) -> list[str]:
-    """What the numbers must show, said outright."""
+    """Whether the numbers show what they must, in sentences."""
     foreign = float(ours.column("foreign@10").sum())
-    said = [f"foreign@10 is {'exactly 0' if foreign == 0 else f'NOT 0: {foreign} over all rows'}."]
+    sentences = [
+        f"foreign@10 is {'exactly 0' if foreign == 0 else f'NOT 0: {foreign} over all rows'}."
+    ]
     if fusion is not None:
         for kind in KINDS[1:]:
             gain = ours.minus(fusion, "ndcg@10", kind)
             n = len(ours.column("ndcg@10", kind))
             if n:
                 shown = "above 0" if gain.low > 0 else "NOT above 0"
-                said.append(f"Gain over plain fusion, {kind} (n={n}): {gain}: {shown}.")
-    return said
+                sentences.append(f"Gain over plain fusion, {kind} (n={n}): {gain}: {shown}.")
+    return sentences
 
 
 # -- the run
@@ -120,7 +122,7 @@ def run(options: Options) -> None:
         write_answers(options.answers, answers)
         others = _baselines(requests, corpus, options) if options.baselines else {}
         scores = {OURS: scorer.scores(answers)}
-        scores |= {name: scorer.scores(found) for name, found in others.items()}
+        scores |= {name: scorer.scores(rows) for name, rows in others.items()}
         everything = options.answers.with_suffix(".all-categories.jsonl")
         write_answers(everything, open_answers)
         parts = [
@@ -139,7 +141,7 @@ def _compared(scores: Mapping[str, Scores]) -> Iterator[str]:
     from benchmarks.retrieval.baselines import PLAIN_FUSION
 
     ours = scores[OURS]
-    others = {name: found for name, found in scores.items() if name != OURS}
+    others = {name: score for name, score in scores.items() if name != OURS}
     yield score_table(scores)
     if others:
         yield "Paired differences on the same rows, 95 % bootstrap intervals:"
@@ -149,8 +151,8 @@ def _compared(scores: Mapping[str, Scores]) -> Iterator[str]:
 
 
 def _check_rows(scorer: Scorer, corpus: Corpus) -> None:
-    asked = {row["hardware"] for row in scorer.rows if row.get("hardware")}
-    absent = sorted(asked - set(corpus.hardware))
+    wanted = {row["hardware"] for row in scorer.rows if row.get("hardware")}
+    absent = sorted(wanted - set(corpus.hardware))
     if absent:
         say(f"gold rows ask for hardware without documents: {', '.join(absent)}")
 

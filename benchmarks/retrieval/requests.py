@@ -34,14 +34,14 @@ def compose(
 ) -> list[dict[str, Any]]:
     """`count` distinct bodies of POST /retrieve, the kinds in turn; the same for the same seed."""
     rng = random.Random(seed)
-    made: dict[str, dict[str, Any]] = {}
+    bodies: dict[str, dict[str, Any]] = {}
     kinds = _kinds(list(rows.values()), signals, headings, rng)
     for _ in range(50 * count):
         body = next(kinds)
-        made.setdefault(json.dumps(body, sort_keys=True), body)
-        if len(made) == count:
+        bodies.setdefault(json.dumps(body, sort_keys=True), body)
+        if len(bodies) == count:
             break
-    return list(made.values())
+    return list(bodies.values())
 
 
 def _kinds(

@@ -29,9 +29,9 @@ from kb.errors import InvalidRequest
 from kb.ids import new_id
 from kb.index.exact import ExactIndex
 from kb.problem_terms import problem_terms
-from retrieval.answer import RetrieveRequest
 from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal
+from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from skills.skill_library import SkillLibrary
 
@@ -214,7 +214,9 @@ def ask(places: Sequence[Place], asked: Sequence[RetrieveRequest]) -> None:
     for number, request in enumerate(asked):
         for place in places if number % 2 else reversed(places):
             place.time("retrieve", lambda p=place, r=request: p.retriever.retrieve(r))  # type: ignore[misc]
-            place.time("moves and skills", lambda p=place, r=request: p.retriever.remedies(r))  # type: ignore[misc]
+            place.time(
+                "moves and skills", lambda p=place, r=request: p.retriever.moves_and_skills(r)
+            )  # type: ignore[misc]
 
 
 def rows(places: Sequence[Place]) -> list[list[str]]:

@@ -24,10 +24,10 @@ def source() -> Path:
 
 def version() -> str:
     text = source().read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    if found is None:
+    match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    if match is None:
         raise SystemExit(f"no __version__ in {source()}: build from a whole checkout")
-    return found[1]
+    return match[1]
 
 
 class BuildModule(build_py):

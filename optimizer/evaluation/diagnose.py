@@ -20,9 +20,10 @@ from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, Metric
 from optimizer.evaluation.collectors.work import Work, metrics_of
 from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError
-from retrieval.answer import Diagnosis, RetrieveRequest, SignalFinding
+from retrieval.answer import SignalFinding, Verdict
+from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
-from retrieval.diagnose.verdict import Diagnoser
+from retrieval.request import RetrieveRequest
 
 # An error up to this share of the output's own size is lost precision, above it another result.
 SMALL_ERROR = 0.05
@@ -91,13 +92,13 @@ def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[st
 # -- what failed
 
 
-def _from_log(evaluation: Evaluation, around: Surroundings, log: str) -> Diagnosis:
+def _from_log(evaluation: Evaluation, around: Surroundings, log: str) -> Verdict:
     request = RetrieveRequest(
         log=log or " ", hardware=evaluation.hardware, language=evaluation.language
     )
     own = around.signatures
     told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), tuple(own))
-    return told.diagnosis
+    return told.verdict
 
 
 def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, A
     }
 
 
-def _with(found: Diagnosis, first: Iterable[SignalFinding]) -> Diagnosis:
+def _with(found: Verdict, first: Iterable[SignalFinding]) -> Verdict:
     """Findings of the harness before those of the log, each signal once."""
     signals: dict[str, SignalFinding] = {}
     for finding in (*first, *found.signals):
@@ -119,7 +120,7 @@ def _with(found: Diagnosis, first: Iterable[SignalFinding]) -> Diagnosis:
     return replace(found, signals=tuple(signals.values()))
 
 
-def _otherwise(found: Diagnosis, signal: str, confidence: str, evidence: Mapping[str, Any]) -> Any:
+def _otherwise(found: Verdict, signal: str, confidence: str, evidence: Mapping[str, Any]) -> Any:
     """What the log says, or this signal where it says nothing."""
     if found.signals:
         return found
@@ -132,7 +133,7 @@ def _not_compiled(evaluation: Evaluation, around: Surroundings) -> Any:
     return _otherwise(found, "compile_error", "A", evidence)
 
 
-def _timed_out(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+def _timed_out(evaluation: Evaluation, around: Surroundings) -> Verdict:
     found = _from_log(evaluation, around, evaluation.log)
     told = _evidence("no-answer", "stage", evaluation.reached)
     return _with(found, [SignalFinding("timeout", "A", (told,))])
@@ -147,8 +148,8 @@ def _crashed(evaluation: Evaluation, around: Surroundings) -> Any:
     return _otherwise(found, ENDINGS.get(ending, "launch_error"), confidence, evidence)
 
 
-def _incorrect(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
-    found = Diagnosis(measure_next=("run_to_run_mismatches",))
+def _incorrect(evaluation: Evaluation, around: Surroundings) -> Verdict:
+    found = Verdict(measure_next=("run_to_run_mismatches",))
     if evaluation.log:
         found = _from_log(evaluation, around, evaluation.log)
     return _with(found, _wrong_results(evaluation, around))
@@ -204,7 +205,7 @@ def _of_error(
         yield _evidence(rule, "reduction_length", length)
 
 
-def _rejected(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+def _rejected(evaluation: Evaluation, around: Surroundings) -> Verdict:
     """Not to be believed. What it would have shown is not diagnosed."""
     del around
     reasons = tuple(flag for flag in evaluation.flags if flag.severity == "reject")
@@ -216,10 +217,10 @@ def _rejected(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
         for flag in impossible[:1]
     )
     told = "; ".join(flag.message for flag in reasons) or evaluation.message
-    return Diagnosis(signals=signals, hint=f"The candidate was rejected: {told}.")
+    return Verdict(signals=signals, hint=f"The candidate was rejected: {told}.")
 
 
-Reader = Callable[[Evaluation, Surroundings], Diagnosis]
+Reader = Callable[[Evaluation, Surroundings], Verdict]
 FAILURES: Mapping[str, Reader] = {
     "not_compiled": _not_compiled,
     "timed_out": _timed_out,
@@ -234,7 +235,7 @@ FAILURES: Mapping[str, Reader] = {
 
 def _correct(
     evaluation: Evaluation, around: Surroundings, metrics: Mapping[str, Metric]
-) -> Diagnosis:
+) -> Verdict:
     timing, work = leading_case(evaluation, around.works or {})
     request = RetrieveRequest(
         metrics=metrics,
@@ -245,7 +246,7 @@ def _correct(
         problem=quantities(work) if work else None,
     )
     told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), ())
-    return replace(told.diagnosis, hint=_hint(told.diagnosis, around, timing))
+    return replace(told.verdict, hint=_hint(told.verdict, around, timing))
 
 
 def leading_case(
@@ -314,7 +315,7 @@ def _launches(metrics: Mapping[str, Metric]) -> float | None:
     return None
 
 
-def _hint(found: Diagnosis, around: Surroundings, timing: CaseTiming | None) -> str:
+def _hint(found: Verdict, around: Surroundings, timing: CaseTiming | None) -> str:
     if timing is not None and around.ceilings is None:
         return "The ceilings of this device were not measured; shares of them are not known."
     if timing is not None and around.ceilings is not None and not around.ceilings.trusted:

@@ -27,8 +27,8 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, target_for
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from retrieval.answer import RetrieveRequest
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.request import RetrieveRequest
 
 READ = 5  # excerpts and moves of an answer
 

@@ -1,28 +1,161 @@
-"""From metrics to a verdict: which signals hold, on what evidence, and what would settle the rest.
+"""What just happened, as a verdict: signals given by the caller, read from a log or concluded from
+metrics, on what evidence, and what would settle the rest.
 
 Knows no thresholds (they are data, see `rules`) and no documents. Deterministic: equal inputs give
 equal verdicts, in the same order. A rule whose evidence is missing abstains; it never guesses.
 
-How rules interact: they are tried in file order, so `signals.X` sees what earlier rules found, and
-a child counts only when its parent fired. Then, root causes first, each fired rule removes the
-signals it rules out; a finding that has itself been ruled out rules out nothing.
+How rules interact: they are tried in file order, so `signals.X` sees the signals of earlier rules,
+and a child counts only when its parent fired. Then, root causes first, each fired rule removes the
+signals it rules out; a rule whose own signal has been ruled out rules out nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, Outcome, Value
-from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised
-from retrieval.diagnose.rules import Confidence, Rule, RuleTable, load_rules
+from retrieval.answer import SignalFinding, Verdict
+from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics
+from retrieval.diagnose.rules import Rule, RuleTable, load_rules
+from retrieval.diagnose.signals import SignalRegistry
+from retrieval.diagnose.signatures import (
+    SignatureIndex,
+    SignatureMatch,
+    load_signatures,
+    signature_from_mapping,
+)
+from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
+MAX_SIGNATURES = 8
+MAX_LOG_LINE = 300  # characters of a log line in a verdict
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A verdict, and the metric values by canonical name and unit that moves and skills are decided
+    by.
+    """
+
+    verdict: Verdict
+    metrics: Mapping[str, float]
+
+
+class Diagnoser:
+    """Joins the three sources of signals. Keeps one compiled signature index per set of hardware
+    signatures.
+    """
+
+    def __init__(self, signals: SignalRegistry) -> None:
+        self._signals = signals
+        self._indexes: dict[tuple[SignatureSpec, ...], SignatureIndex] = {}
+
+    def conclude(
+        self,
+        request: RetrieveRequest,
+        facts: Mapping[str, Value | None],
+        lineage: Sequence[str],
+        signatures: Sequence[SignatureSpec],
+    ) -> Conclusion:
+        """The verdict on a request: signals that it names first, then those of its log, then those
+        of its metrics. `facts` are of the hardware, `lineage` is the hardware with its families,
+        and `signatures` are the error texts that they declare. Raises UnknownSignal for a signal
+        that the request names, and InvalidKnowledge for a broken signature.
+        """
+        findings: dict[str, SignalFinding] = {}
+        for name in request.given_signals:
+            signal = self._signals.get(name).id
+            findings[signal] = SignalFinding(signal, "given")
+        index = self._index(signatures)
+        matches = index.match(request.log, MAX_SIGNATURES) if request.log else []
+        for match in matches:
+            findings.setdefault(match.signature.signal, _finding_of_log(match))
+        metrics = _with_extracted(load_metrics().normalise(request.metrics or {}), matches)
+        measured = diagnose(metrics, facts, request.problem_values, lineage)
+        for finding in measured.signals:
+            findings.setdefault(finding.id, finding)
+        verdict = Verdict(
+            signals=tuple(findings.values()),
+            unrecognised=measured.unrecognised,
+            ruled_out=measured.ruled_out,
+            abstained=measured.abstained,
+            measure_next=measured.measure_next,
+            signatures=tuple(_signature_json(match) for match in matches),
+            hint=_hint(request, bool(findings)),
+        )
+        return Conclusion(verdict, metrics.values)
+
+    def _index(self, specs: Sequence[SignatureSpec]) -> SignatureIndex:
+        key = tuple(specs)
+        if key not in self._indexes:
+            extra = [signature_from_mapping(asdict(spec), "hardware") for spec in key]
+            self._indexes[key] = SignatureIndex([*extra, *load_signatures()])
+        return self._indexes[key]
+
+
+# -- from the log
+
+
+def _finding_of_log(match: SignatureMatch) -> SignalFinding:
+    signature = match.signature
+    evidence = {
+        "signature": signature.id,
+        "title": signature.title,
+        "line": match.line[:MAX_LOG_LINE],
+        "line_number": match.line_number,
+        "source": signature.origin,
+    }
+    return SignalFinding(signature.signal, "A", (evidence,))
+
+
+def _signature_json(match: SignatureMatch) -> dict[str, Any]:
+    return {
+        "id": match.signature.id,
+        "signal": match.signature.signal,
+        "title": match.signature.title,
+        "remedy": match.signature.remedy,
+        "line": match.line[:MAX_LOG_LINE],
+        "line_number": match.line_number,
+        "extracted": dict(match.extracted),
+    }
+
+
+def _with_extracted(normalised: Normalised, matches: Sequence[SignatureMatch]) -> Normalised:
+    """Numbers that a compiler printed ("8 bytes spill stores") count as metrics."""
+    extracted = {k: v for match in reversed(matches) for k, v in match.extracted.items()}
+    if not extracted:
+        return normalised
+    return Normalised(
+        values={**extracted, **normalised.values},
+        unrecognised=normalised.unrecognised,
+        sources={**dict.fromkeys(extracted, "log"), **normalised.sources},
+        implausible=normalised.implausible,
+        collectors=normalised.collectors | {"static"},
+    )
+
+
+def _hint(request: RetrieveRequest, any_signal: bool) -> str:
+    if request.hardware is None and (request.given_signals or request.log or request.metrics):
+        return (
+            "No hardware was named: the answer holds only what is true of any chip."
+            " Add `hardware` (GET /hardware lists the ids) for the chip's own manuals."
+        )
+    if not any_signal and (request.log or request.metrics):
+        return "No rule or error signature fired; the answer follows the words alone."
+    return ""
+
+
+# -- from the metrics, by rules
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One value a rule relied on. `raw` is the profiler's own name, "derived", or empty."""
+    """One value that a rule relied on. `test` is the comparison it decided, `raw` the profiler's
+    own name, "derived" or empty.
+    """
 
     name: str
     value: Value
@@ -33,50 +166,12 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A signal that holds; the confidence is that of the best rule behind it."""
-
-    id: str
-    confidence: Confidence
-    evidence: tuple[Evidence, ...]
-    tags: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RuledOut:
-    """A signal refuted, or explained away, by a rule that fired."""
-
-    signal: str
-    rule: str
-    evidence: tuple[Evidence, ...]
-
-
-@dataclass(frozen=True)
 class Abstention:
     """A rule that had some of its evidence but not all; `missing` are the names it lacks."""
 
     rule: str
     signal: str
     missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Signals, root causes first; empty when nothing is known to be wrong.
-
-    measure_next: canonical metric names that would settle the open questions.
-    """
-
-    signals: tuple[Finding, ...] = ()
-    ruled_out: tuple[RuledOut, ...] = ()
-    abstained: tuple[Abstention, ...] = ()
-    measure_next: tuple[str, ...] = ()
-    unrecognised: tuple[str, ...] = ()
-
-    @property
-    def primary(self) -> str:
-        """The id of the first signal, or "unknown"."""
-        return self.signals[0].id if self.signals else "unknown"
 
 
 @dataclass(frozen=True)
@@ -98,30 +193,33 @@ def diagnose(
     *,
     table: RuleTable | None = None,
 ) -> Verdict:
-    """The verdict on one kernel launch under the built-in rules, or those of `table`."""
+    """The verdict on one kernel launch under the built-in rules, or those of `table`.
+
+    `metrics` are normalised (canonical names and units), `facts` are of the hardware, `problem`
+    holds what predicates read as `problem.<name>`.
+    """
     table = table or load_rules()
     facts, problem = facts or {}, problem or {}
     full = table.metrics.derive(metrics, facts, problem)
     rules = table.for_hardware(frozenset(hardware_lineage), full.collectors)
     tried = _try_rules(rules, full, facts, problem)
     fired = sorted((t for t in tried if t.outcome.value), key=lambda t: t.order)
-    alone = [t for t in fired if t.rule.exclusive]
-    if alone:
-        impossible = _impossible(alone[0].rule, full, table)
+    exclusive = [t for t in fired if t.rule.exclusive]
+    if exclusive:
+        impossible = _impossible(exclusive[0].rule, full, table)
         return Verdict(
-            signals=_findings(alone, full, impossible),
+            signals=_findings(exclusive, full, impossible),
             measure_next=full.implausible[:MAX_NEXT],
             unrecognised=full.unrecognised,
         )
     ruled_out = _rule_out(fired, full)
-    gone = {entry.signal for entry in ruled_out}
-    standing = [t for t in fired if t.rule.signal not in gone]
-    found = _findings(standing, full)
-    abstained = _abstentions(tried, gone | {finding.id for finding in found})
+    standing = [t for t in fired if t.rule.signal not in ruled_out]
+    findings = _findings(standing, full)
+    abstained = _abstentions(tried, {*ruled_out, *(finding.id for finding in findings)})
     return Verdict(
-        signals=found,
-        ruled_out=ruled_out,
-        abstained=abstained,
+        signals=findings,
+        ruled_out=tuple(ruled_out.values()),
+        abstained=tuple(asdict(abstention) for abstention in abstained),
         measure_next=_measure_next(standing, abstained, full),
         unrecognised=full.unrecognised,
     )
@@ -150,30 +248,35 @@ def _try_rules(
     return tried
 
 
-def _rule_out(fired: Iterable[_Tried], metrics: Normalised) -> tuple[RuledOut, ...]:
-    gone: dict[str, RuledOut] = {}
+def _rule_out(fired: Iterable[_Tried], metrics: Normalised) -> dict[str, dict[str, Any]]:
+    """The signals that are refuted or explained away, each as {signal, rule, evidence}."""
+    ruled_out: dict[str, dict[str, Any]] = {}
     for t in fired:
-        if t.rule.signal in gone:
+        if t.rule.signal in ruled_out:
             continue
         for signal in t.rule.rules_out:
-            gone.setdefault(signal, RuledOut(signal, t.rule.id, _evidence(t, metrics)))
-    return tuple(gone.values())
+            evidence = [asdict(e) for e in _evidence(t, metrics)]
+            row = {"signal": signal, "rule": t.rule.id, "evidence": evidence}
+            ruled_out.setdefault(signal, row)
+    return ruled_out
 
 
 def _findings(
     fired: Iterable[_Tried], metrics: Normalised, extra: tuple[Evidence, ...] = ()
-) -> tuple[Finding, ...]:
-    """One finding a signal, in the order of the first rule that found it."""
+) -> tuple[SignalFinding, ...]:
+    """One finding for each signal, in the order of the first rule behind it; its confidence is that
+    of the best rule behind it."""
     groups: dict[str, list[_Tried]] = {}
     for t in fired:
         if t.rule.signal:
             groups.setdefault(t.rule.signal, []).append(t)
     return tuple(
-        Finding(
+        SignalFinding(
             id=signal,
             confidence=min(t.rule.confidence for t in group),
-            evidence=tuple(e for t in group for e in _evidence(t, metrics)) + extra,
-            tags=tuple(dict.fromkeys(tag for t in group for tag in t.rule.tags)),
+            evidence=tuple(
+                asdict(e) for e in (*(e for t in group for e in _evidence(t, metrics)), *extra)
+            ),
         )
         for signal, group in groups.items()
     )

@@ -1,4 +1,4 @@
-"""The lines of a log that carry its message, found fast, and the shape of such lines.
+"""The lines of a log that carry its message, and the shape of such lines.
 
 Knows no signatures. A log is any text up to many megabytes: it is scanned as lower-case bytes,
 since finding a literal that way costs about two milliseconds in five megabytes.
@@ -54,20 +54,20 @@ class LogIndex:
 
     def lines(self, keywords: Iterable[str]) -> Iterator[tuple[Line, frozenset[str]]]:
         """The lines that contain a keyword (lower case), in order, each with those it contains."""
-        found: dict[int, set[str]] = {}
+        keywords_at: dict[int, set[str]] = {}
         where: dict[int, list[int]] = {}
         for keyword in sorted(set(keywords)):
             if any(word not in self._words for word in keyword.encode().split()):
                 continue
             for start, at in self._hits(keyword.encode()):
-                found.setdefault(start, set()).add(keyword)
+                keywords_at.setdefault(start, set()).add(keyword)
                 where.setdefault(start, []).append(at - start)
         number = seen = 0
-        for start in sorted(found):
+        for start in sorted(keywords_at):
             number += self._lower.count(b"\n", seen, start)
             seen = start
             text = self._cut(number, where[start])
-            yield Line(self._numbers[number] + 1, text), frozenset(found[start])
+            yield Line(self._numbers[number] + 1, text), frozenset(keywords_at[start])
 
     def tail(self, count: int) -> Iterator[Line]:
         """The last lines that are not empty, in order."""

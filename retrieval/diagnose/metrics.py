@@ -6,6 +6,7 @@ name nobody knows, or a value that is no number, is returned as unrecognised, ne
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,12 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge, nearest
 from kb.predicates import Bindings, Expression, Value, compile_expression
-from retrieval.diagnose.quantities import parse_quantity
 from retrieval.diagnose.signals import DATA
 
 MAX_METRICS = 20_000
 MAX_NAME = 200
+MAX_NUMBER_TEXT = 64  # characters of a number with its unit
+LARGEST_QUANTITY = 1e18
 IMPLAUSIBLE = "implausible_metrics"
 DERIVED = "derived"
 UNITS = ("%", "share", "us", "B", "1")
@@ -37,7 +39,9 @@ class Alias:
 
 @dataclass(frozen=True)
 class Metric:
-    """One quantity. `low` and `high` bound what is physically possible."""
+    """One quantity. `low` and `high` bound what is physically possible, in `unit`; `derived` are
+    formulas that yield it from others.
+    """
 
     name: str
     unit: str
@@ -50,6 +54,7 @@ class Metric:
     derived: tuple[Expression, ...]
 
     def plausible(self, value: float) -> bool:
+        """Whether a value in the metric's unit is physically possible."""
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
 
@@ -57,9 +62,10 @@ class Metric:
 class Normalised:
     """What was understood of a set of raw metrics.
 
-    values: by canonical name, in canonical units. sources: the raw name a value came from, or
-    "derived". unrecognised: raw names that fire no rule but are good query words. implausible:
-    canonical names whose value is physically impossible. collectors: who reported.
+    `values` are by canonical name, in canonical units. `sources` are the raw names they came from,
+    or "derived". `unrecognised` are raw names that fire no rule but are good query words.
+    `implausible` are canonical names whose value is physically impossible. `collectors` are the
+    profilers that reported.
     """
 
     values: Mapping[str, float]
@@ -92,7 +98,7 @@ class MetricRegistry:
         return name in self.metrics
 
     def get(self, name: str) -> Metric:
-        """The metric of this canonical name, or NotFound naming the nearest."""
+        """The metric of this canonical name. Raises NotFound, which names the nearest."""
         try:
             return self.metrics[name]
         except KeyError:
@@ -100,7 +106,9 @@ class MetricRegistry:
             raise NotFound(f"unknown metric {name!r}", hint=f"Nearest metrics: {near}.") from None
 
     def raw_names(self, name: str, collector: str) -> tuple[str, ...]:
-        """What to ask a collector for in order to get this metric, inputs of a formula included."""
+        """The raw names that a collector has to report for this metric, inputs of a formula
+        included; empty when it cannot. Raises NotFound for an unknown metric.
+        """
         metric = self.get(name)
         direct = tuple(alias.name for alias in metric.aliases if alias.collector == collector)
         if direct:
@@ -116,7 +124,9 @@ class MetricRegistry:
         return frozenset(c for c in self.collectors if self.raw_names(name, c))
 
     def normalise(self, raw: Mapping[str, float | str]) -> Normalised:
-        """Canonical values of raw profiler metrics; the earlier alias wins where two give one."""
+        """Canonical values of raw profiler metrics; the earlier alias wins where two give one.
+        Raises PayloadTooLarge over MAX_METRICS.
+        """
         if len(raw) > MAX_METRICS:
             raise PayloadTooLarge(
                 f"{len(raw)} metrics, at most {MAX_METRICS}",
@@ -125,12 +135,12 @@ class MetricRegistry:
         readings: dict[str, _Reading] = {}
         unrecognised: list[str] = []
         for name, value in raw.items():
-            found = self._aliases.get(_fold(str(name)))
-            number = self._number(found, name, value)
-            if found is None or number is None:
+            entry = self._aliases.get(_fold(str(name)))
+            number = self._number(entry, name, value)
+            if entry is None or number is None:
                 unrecognised.append(str(name)[:MAX_NAME])
                 continue
-            metric, rank, alias = found
+            metric, rank, alias = entry
             reading = _Reading(rank, number, str(name), alias.collector if alias else None)
             best = readings.get(metric.name)
             if best is None or (reading.rank, reading.raw) < (best.rank, best.raw):
@@ -145,11 +155,11 @@ class MetricRegistry:
         return self.derive(reported)
 
     def _number(
-        self, found: tuple[Metric, int, Alias | None] | None, name: str, value: object
+        self, entry: tuple[Metric, int, Alias | None] | None, name: str, value: object
     ) -> float | None:
-        if found is None:
+        if entry is None:
             return None
-        metric, _, alias = found
+        metric, _, alias = entry
         written = _unit_in_name(name)
         if written and isinstance(value, (int, float, str)) and not isinstance(value, bool):
             value = f"{value} {written}"
@@ -204,7 +214,7 @@ def _fold(name: str) -> str:
 
 
 def metrics_from(data: Mapping[str, Any], origin: str) -> MetricRegistry:
-    """Build a registry from parsed TOML; `origin` names the file in errors."""
+    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
     collectors = {row["name"]: tuple(row["vendors"]) for row in data.get("collectors", [])}
     metrics: dict[str, Metric] = {}
     aliases: dict[str, tuple[Metric, int, Alias | None]] = {}
@@ -273,3 +283,65 @@ def load_metrics() -> MetricRegistry:
 def normalise(raw: Mapping[str, float | str]) -> Normalised:
     """Canonical values of raw metrics under the built-in registry."""
     return load_metrics().normalise(raw)
+
+
+# -- numbers as profilers print them: "182,432", "182.43 us", "96 Kbyte/block", "89.6 %", "0xc300"
+
+_QUANTITY = re.compile(
+    r"(?P<number>0[xX][0-9a-fA-F]{1,15}"
+    r"|[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,19})?(?:\.\d{1,19})?(?:[eE][+-]?\d{1,3})?)"
+    r"[ \t]*(?P<unit>[A-Za-z%µ][A-Za-z/_ .-]{0,31})?"
+)
+_TIME = {"s": 1e6, "sec": 1e6, "second": 1e6, "ms": 1e3, "msec": 1e3, "msecond": 1e3}
+_TIME |= {"us": 1.0, "µs": 1.0, "usec": 1.0, "usecond": 1.0}
+_TIME |= {"ns": 1e-3, "nsec": 1e-3, "nsecond": 1e-3}
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SIZE = {prefix + name: factor for prefix, factor in _PREFIXES.items() for name in ("b", "byte")}
+_SIZE |= {f"{p}ib": 1024.0**power for power, p in enumerate("kmgt", start=1)}
+_COUNT = {prefix + name: factor for prefix, factor in _PREFIXES.items() for name in ("", "inst")}
+# Per-what a size may be given; "Gbyte/second" is a rate and no size.
+_PER = ("block", "thread", "cta", "workgroup")
+
+
+def parse_quantity(raw: object, unit: str, scale: float = 1.0) -> float | None:
+    """`raw` in the canonical `unit` (%, share, us, B or 1); None when it is no finite number.
+
+    `scale` is the factor for a number without a unit of its own. Whatever is not plainly a number
+    is None, never a guess: "1,5" and "1.234,5" are refused, since their reading depends on where
+    the writer lives.
+    """
+    if isinstance(raw, bool):
+        return None
+    if isinstance(raw, (int, float)):
+        return _bounded_number(raw, scale)
+    if not isinstance(raw, str) or len(raw) > MAX_NUMBER_TEXT:
+        return None
+    match = _QUANTITY.fullmatch(raw.strip())
+    if match is None or not any(character.isdigit() for character in match["number"]):
+        return None
+    text = match["number"].replace(",", "")
+    number = int(text, 16) if text[:2].lower() == "0x" else float(text)
+    factor = scale if match["unit"] is None else _unit_factor(match["unit"], unit, scale)
+    return None if factor is None else _bounded_number(number, factor)
+
+
+def _bounded_number(number: int | float, factor: float) -> float | None:
+    if not -LARGEST_QUANTITY <= number <= LARGEST_QUANTITY:
+        return None
+    value = float(number) * factor
+    return value if math.isfinite(value) and abs(value) <= LARGEST_QUANTITY else None
+
+
+def _unit_factor(written: str, unit: str, scale: float) -> float | None:
+    """The factor from the written unit to `unit`; None if there is none."""
+    name = written.strip().lower()
+    if unit in ("%", "share"):
+        return ({"%": 1.0} if unit == "%" else {"%": 0.01}).get(name)
+    if unit == "us":
+        return _TIME.get(name.removesuffix("s") if len(name) > 3 else name)
+    if unit == "B":
+        size, _, per = name.partition("/")
+        return _SIZE.get(size.rstrip("s").strip()) if per in ("", *_PER) else None
+    if name in _TIME or name == "%" or name.rstrip("s") in _SIZE:
+        return None
+    return _COUNT.get(name, scale)

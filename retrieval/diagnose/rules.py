@@ -81,7 +81,9 @@ class RuleTable:
 def rules_from(
     data: Mapping[str, Any], origin: str, metrics: MetricRegistry, signals: SignalRegistry
 ) -> RuleTable:
-    """Build the table from parsed TOML and check every name in it."""
+    """Build the table from parsed TOML and check every name in it. Raises InvalidKnowledge, which
+    names `origin` (the file) and the rule.
+    """
     rules: dict[str, Rule] = {}
     produced: set[str] = set()
     for row in data.get("rules", []):

@@ -1,7 +1,7 @@
 """The run-time signals: the one vocabulary for what is wrong with a kernel.
 
-Reads `data/signals.toml`. Does not know how a signal is found (`diagnosis`, `signatures`) nor what
-is done with one.
+Reads `data/signals.toml`. Does not know how a signal is concluded (`diagnosis`, `signatures`) nor
+what is done about it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ _KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", 
 
 @dataclass(frozen=True)
 class Signal:
-    """A named condition.
-
-    phrases: how a manual speaks of the subject, as retrieval queries.
+    """A named condition. `phrases` are retrieval queries: how a manual speaks of the subject.
+    `related` are ids of other signals, `topics` the subjects of documentation that help.
     """
 
     id: str
@@ -54,10 +53,11 @@ class SignalRegistry:
 
     @property
     def ids(self) -> tuple[str, ...]:
+        """All ids, in the order of the file."""
         return tuple(self._by_id)
 
     def get(self, signal: str) -> Signal:
-        """The signal of this id, or UnknownSignal naming the nearest ids."""
+        """The signal of this id. Raises UnknownSignal, which names the nearest ids."""
         try:
             return self._by_id[signal]
         except KeyError:
@@ -65,18 +65,18 @@ class SignalRegistry:
 
 
 def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
-    """Build a registry from parsed TOML; `origin` names the file in errors."""
-    found: dict[str, Signal] = {}
+    """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
+    by_id: dict[str, Signal] = {}
     for row in data.get("signals", []):
         signal = _signal(row, origin)
-        if signal.id in found:
+        if signal.id in by_id:
             raise _broken(origin, f"signal {signal.id!r} is defined twice")
-        found[signal.id] = signal
-    for signal in found.values():
+        by_id[signal.id] = signal
+    for signal in by_id.values():
         for other in signal.related:
-            if other not in found:
+            if other not in by_id:
                 raise _broken(origin, f"{signal.id!r} is related to unknown signal {other!r}")
-    return SignalRegistry(MappingProxyType(found))
+    return SignalRegistry(MappingProxyType(by_id))
 
 
 def _signal(row: Mapping[str, Any], origin: str) -> Signal:

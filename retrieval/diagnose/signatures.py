@@ -1,8 +1,8 @@
 """Error signatures: a known line of a log, the signal it stands for and what to do about it.
 
 Reads `data/signatures.toml`; signatures of a chip come from its hardware.toml through
-`signature_from_mapping`. Knows nothing about where logs come from. Patterns are untrusted, so only
-nearly linear ones are accepted (see `linear_patterns`).
+`signature_from_mapping`. Knows nothing about where logs come from. Patterns are untrusted and are
+matched in linear time (see `linear_patterns`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, compile_predicate
-from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear, required_literals
+from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.log_lines import LogIndex, normalise_error, query_lines
-from retrieval.diagnose.metrics import load_metrics
-from retrieval.diagnose.quantities import parse_quantity
+from retrieval.diagnose.metrics import load_metrics, parse_quantity
 from retrieval.diagnose.signals import DATA, load_signals
 
 __all__ = [
@@ -47,8 +46,9 @@ _OPTIONAL = ("id", "toolchain", "priority", "extract", "when")
 class ErrorSignature:
     """What one kind of log line means.
 
-    extract: named group of the pattern -> canonical metric. when: holds over the extracted metrics,
-    for reports that only count above a number. origin: "builtin", or who supplied it.
+    `extract` pairs named groups of the pattern with canonical metrics. `when` is a predicate over
+    the extracted metrics, for reports that only count above a number. `origin` is "builtin" or who
+    supplied the signature. Of two that match one line, the higher `priority` (0 to 100) wins.
     """
 
     id: str
@@ -65,7 +65,9 @@ class ErrorSignature:
 
 @dataclass(frozen=True)
 class SignatureMatch:
-    """A signature found in a log. `extracted` holds canonical metrics in canonical units."""
+    """A signature that matches a line of a log; lines count from 1. `extracted` holds canonical
+    metrics in canonical units.
+    """
 
     signature: ErrorSignature
     line_number: int
@@ -78,7 +80,7 @@ class SignatureMatch:
 
 
 def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignature:
-    """A signature from TOML or JSON; InvalidKnowledge names what is wrong with it."""
+    """A signature from TOML or JSON. Raises InvalidKnowledge, which names what is wrong with it."""
     _check_keys(data, origin)
     if data["signal"] not in load_signals():
         raise _broken(origin, f"names unknown signal {data['signal']!r}")
@@ -89,7 +91,7 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         raise _broken(origin, f"pattern {data['pattern'][:80]!r}: {problem}") from problem
     extract = tuple(sorted(dict(data.get("extract", {})).items()))
     for group, metric in extract:
-        if group not in compiled.groupindex or metric not in load_metrics():
+        if group not in compiled.groups or metric not in load_metrics():
             raise _broken(origin, f"extract {group!r} -> {metric!r}: no such group or metric")
     digest = hashlib.sha256(data["pattern"].encode()).hexdigest()[:8]
     return ErrorSignature(
@@ -136,31 +138,33 @@ class SignatureIndex:
         self.signatures = tuple(signatures)
         self._by_keyword: dict[str, list[ErrorSignature]] = {}
         for signature in self.signatures:
-            for keyword in required_literals(signature.pattern):
+            for keyword in compile_linear(signature.pattern).literals:
                 self._by_keyword.setdefault(keyword, []).append(signature)
 
     def match(self, log: str, limit: int = MAX_MATCHES) -> list[SignatureMatch]:
-        """What is known of a log: best first, one match a line, at most three of a signature."""
+        """The known lines of a log, best first: at most `limit` matches, one for each line and
+        three for each signature.
+        """
         best: list[SignatureMatch] = []
         for line, keywords in LogIndex(log).lines(self._by_keyword):
             candidates = {s.id: s for k in keywords for s in self._by_keyword[k]}
-            found = [
+            matches = [
                 match
                 for signature in candidates.values()
                 if (match := _match(signature, line.number, line.text)) is not None
             ]
-            if found:
-                best.append(min(found, key=lambda match: match._order))
+            if matches:
+                best.append(min(matches, key=lambda match: match._order))
         return _deduplicated(sorted(best, key=lambda match: match._order), limit)
 
 
 def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:
-    found = compile_linear(signature.pattern).search(line)
-    if found is None:
+    groups = compile_linear(signature.pattern).search(line)
+    if groups is None:
         return None
     extracted: dict[str, float] = {}
     for group, name in signature.extract:
-        value = parse_quantity(found[group], load_metrics().get(name).unit)
+        value = parse_quantity(groups[group], load_metrics().get(name).unit)
         if value is not None:
             extracted[name] = value
     if signature.when and not signature.when.evaluate(Bindings(metrics=extracted)).value:
@@ -188,7 +192,7 @@ def load_signatures() -> tuple[ErrorSignature, ...]:
     """The built-in signatures."""
     path = DATA / "signatures.toml"
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["signatures"]
-    found = tuple(signature_from_mapping(row, BUILTIN) for row in rows)
-    if len({signature.id for signature in found}) != len(found):
+    signatures = tuple(signature_from_mapping(row, BUILTIN) for row in rows)
+    if len({signature.id for signature in signatures}) != len(signatures):
         raise _broken(BUILTIN, "two signatures have the same id")
-    return found
+    return signatures

@@ -22,7 +22,7 @@ from kb.catalog import open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
 from optimizer.search.store import FileStore
-from retrieval.answer import RetrieveRequest
+from retrieval.request import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
 from tests.api.conftest import DOCUMENTS
 from tests.optimizer.search.portable.bare_machine import bare_python
@@ -247,7 +247,7 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
         local.load_knowledge(said.append)
         request = RetrieveRequest(signal="memory_bound", hardware="h100", op="softmax")
         found = local.services.retriever.retrieve(request)
-        acting = local.services.retriever.remedies(request)
+        acting = local.services.retriever.moves_and_skills(request)
         local.close()
     assert [line.split()[0] for line in said] == ["reading", "0", "0"]
     assert found.excerpts and "words alone" in " ".join(found.hints)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from fastapi.testclient import TestClient
 
@@ -26,6 +24,8 @@ def over_http(client: TestClient, **asked: object) -> object:
         {"query": "how wide should a load be?", "hardware": "h100", "k": 7},
         {"log": "ptxas info : 8 bytes spill stores, 8 bytes spill loads", "hardware": "h100"},
         {"metrics": {"dram__throughput.avg.pct_of_peak_sustained_elapsed": 91}, "k": 3},
+        {"signals": ["register_spill", "memory_bound"], "roles": ["warps"], "hardware": "h100"},
+        {"query": "barriers", "categories": "guidance,hardware", "hardware": "h100", "log": " "},
     ],
 )
 def test_in_process_and_over_http_are_one_answer(
@@ -35,7 +35,47 @@ def test_in_process_and_over_http_are_one_answer(
     status, body = InProcess(services.retriever).send("POST", "/retrieve", json=asked)
     assert status == 200
     body.pop("retrieval_id")
-    assert json.loads(json.dumps(body)) == over_http(client, **asked)
+    assert body == over_http(client, **asked)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"signal": "memory_bond"},
+        {"signals": ["memory_bond"]},
+        {"query": "q", "hardware": "h1000"},
+        {"query": "q", "harware": "h100"},
+        {"query": 7, "metrics": {"a": True}},
+        {"query": "q", "k": 0},
+        {"query": "q", "roles": ["tile_q"]},
+        {"query": "q", "problem": {"weight": 1}},
+        {"query": "x" * 20_001},
+        [],
+    ],
+)
+def test_what_is_refused_is_refused_with_the_same_json(
+    client: TestClient, body: dict[str, object]
+) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    answer = client.post("/retrieve", json=body)
+    assert answer.status_code in (400, 404)
+    sent = InProcess(services.retriever).send("POST", "/retrieve", json=body)
+    assert sent == (answer.status_code, answer.json())
+
+
+def test_outcomes_and_signals_have_the_same_json(client: TestClient) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    in_process = InProcess(services.retriever)
+    answer = client.get("/retrieve", params={"signal": "memory_bound"}).json()
+    path = f"/retrievals/{answer['retrieval_id']}/outcome"
+    body = {"used": [], "correct": True}
+    status, reported = in_process.send("POST", path, json=body)
+    over = client.post(path, json=body)
+    assert status == over.status_code == 201
+    assert reported.keys() == over.json().keys()
+    assert reported["retrieval_id"] == over.json()["retrieval_id"]
+    assert in_process.send("GET", "/signals") == (200, client.get("/signals").json())
 
 
 def test_equal_requests_give_a_byte_identical_context(client: TestClient) -> None:

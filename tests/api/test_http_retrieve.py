@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from fastapi.testclient import TestClient
 
+from api.cli.knowledge.retrieve import retrieve
+from retrieval.request import request_fields
 from tests.api.conftest import assert_error
 
 LOG = "OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448."
@@ -35,6 +39,41 @@ def test_get_and_post_are_one_question(client: TestClient) -> None:
     assert got["context"] == again["context"] == posted["context"]
     assert {e["category"] for e in got["excerpts"]} <= {"guidance", "hardware"}
     assert len({got["retrieval_id"], again["retrieval_id"], posted["retrieval_id"]}) == 3
+
+
+def test_several_signals_and_roles_by_url_and_by_body(client: TestClient) -> None:
+    body = {
+        "signals": ["register_spill", "memory_bound"],
+        "roles": ["warps", "stages"],
+        "hardware": "h100",
+    }
+    posted = client.post("/retrieve", json=body).json()
+    repeated = client.get("/retrieve", params=body).json()
+    url = "/retrieve?signal=register_spill&signals=memory_bound&roles=warps,stages&hardware=h100"
+    listed = client.get(url).json()
+    ids = [signal["id"] for signal in posted["diagnosis"]["signals"]]
+    assert ids == ["register_spill", "memory_bound"]
+    assert posted["moves"] == repeated["moves"] == listed["moves"]
+    assert posted["context"] == repeated["context"] == listed["context"]
+    assert_error(client.get("/retrieve?signal=memory_bound&roles=tile_q"), 400)
+
+
+def test_every_field_of_a_request_is_in_the_schema_and_on_the_command_line(
+    client: TestClient,
+) -> None:
+    schema = client.get("/openapi.json").json()
+    body = schema["components"]["schemas"]["RetrieveBody"]["properties"]
+    specs = {spec.name: spec for spec in request_fields()}
+    assert body.keys() == specs.keys()
+    assert all(body[name]["description"] == spec.help for name, spec in specs.items())
+    for method in ("get", "post"):
+        parameters = {p["name"] for p in schema["paths"]["/retrieve"][method]["parameters"]}
+        no_parameter = {"log", "metrics", "problem"}  # a body carries these
+        assert parameters == ({*specs} - no_parameter - {"query"}) | {"q"}
+    plural = {"category": "categories", "skill_state": "skill_states", "role": "roles"}
+    options = {plural.get(name, name) for name in inspect.signature(retrieve).parameters}
+    # `--signal` is repeated for further signals.
+    assert options - {"context", "data_dir", "url", "as_json"} == {*specs} - {"signals"}
 
 
 def test_a_raw_log_as_json_and_as_text(client: TestClient) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import json
 import pickle
 import socket
@@ -24,10 +25,11 @@ from kb.errors import UnknownHardware
 from retrieval import answer as contract
 from retrieval import client as client_module
 from retrieval.client import Answer, Kernlore, KernloreClientError, Part
+from retrieval.request import request_fields
 
 SERVED = contract.Answer(
     retrieval_id="ret_1",
-    diagnosis=contract.Diagnosis(
+    diagnosis=contract.Verdict(
         signals=(contract.SignalFinding("bank_conflict", "A", ({"metric": "conflicts"},)),),
         unrecognised=("my_counter",),
         measure_next=("shared_load_transactions",),
@@ -51,7 +53,7 @@ SERVED = contract.Answer(
     ),
     skills=(contract.SkillAnswer("pad-rows", "Pad.", "curated", "active", {"fit": 1.0}, None),),
     moves=(
-        contract.MoveAnswer(
+        contract.Move(
             id="mv_1",
             name="pad",
             when="signals.bank_conflict",
@@ -146,9 +148,8 @@ def mirrored(answer: Answer) -> Any:
 
 def test_every_record_of_the_contract_has_its_mirror_with_the_same_fields() -> None:
     records = [r for r in vars(contract).values() if dataclasses.is_dataclass(r)]
-    answered = [r for r in records if r is not contract.RetrieveRequest]
-    assert len(answered) == 7
-    for record in answered:
+    assert len(records) == 7
+    for record in records:
         mirror = getattr(client_module, record.__name__)
         names = {part.name for part in dataclasses.fields(mirror)} - {"raw"}
         assert names == {part.name for part in dataclasses.fields(record)}, record.__name__
@@ -174,16 +175,24 @@ def test_only_what_was_asked_is_sent_so_defaults_stay_the_services(
     assert script.seen[1].json["categories"] == ["guidance"]
 
 
-def test_every_field_of_a_request_can_be_asked_for(script: Script, kernlore: Kernlore) -> None:
+SAMPLES: Mapping[str, Any] = {
+    "text": "text",
+    "names": ["name"],
+    "count": 3,
+    "metrics": {"dram__throughput": 91.5},
+    "quantities": {"flops": 1e9},
+}
+
+
+def test_every_field_of_a_request_can_be_given_and_is_sent(
+    script: Script, kernlore: Kernlore
+) -> None:
     script.reply = always(200, SERVED.as_json())
-    asked: dict[str, Any] = {
-        part.name: [part.name] if "tuple" in str(part.type) else part.name
-        for part in dataclasses.fields(contract.RetrieveRequest)
-        # signals and roles are said by a search in the same process, not over HTTP.
-        if part.name not in ("access_scope", "metrics", "signals", "roles")
-    }
-    kernlore.retrieve(**asked, metrics={"dram__throughput": 91.5})
-    assert script.seen[0].json == {**asked, "metrics": {"dram__throughput": 91.5}}
+    body = {spec.name: SAMPLES[spec.kind] for spec in request_fields()}
+    kernlore.retrieve(**body)
+    assert script.seen[0].json == body
+    accepted = set(inspect.signature(Kernlore.retrieve).parameters) - {"self"}
+    assert accepted == set(body)
 
 
 def test_unknown_fields_are_ignored_and_absent_ones_defaulted(

@@ -54,10 +54,10 @@ def build_and_install(project: Path, into: Path) -> Path:
 def import_alone(site: Path, cwd: Path) -> None:
     """Import in an interpreter that sees `site`, the standard library and httpx, nothing else."""
     for name in HTTPX:
-        found = find_spec(name)
-        if found is not None and found.origin is not None:
-            origin = Path(found.origin)
-            lies = origin.parent if found.submodule_search_locations else origin
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            origin = Path(spec.origin)
+            lies = origin.parent if spec.submodule_search_locations else origin
             (site / lies.name).symlink_to(lies)
     modules = python(
         *("-I", "-S", "-c"),

@@ -15,7 +15,7 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.hardware.facts import fact_keys
 from kb.hardware.schema import parse_hardware
-from retrieval.browse.coverage import (
+from retrieval.coverage import (
     Coverage,
     Subject,
     coverage,
@@ -37,16 +37,16 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog.close()
 
 
-def told(catalog: Catalog, hardware: str = "h100") -> Coverage:
+def coverage_of(catalog: Catalog, hardware: str = "h100") -> Coverage:
     return coverage(catalog, HardwareRegistry(catalog), hardware)
 
 
-def signal(found: Coverage, name: str) -> Subject:
-    return next(s for s in found.signals if s.id == name)
+def signal(report: Coverage, name: str) -> Subject:
+    return next(s for s in report.signals if s.id == name)
 
 
-def topic(found: Coverage, name: str) -> Subject:
-    return next(s for s in found.topics if s.id == name)
+def topic(report: Coverage, name: str) -> Subject:
+    return next(s for s in report.topics if s.id == name)
 
 
 def text(*tags: tuple[str, str]) -> tuple[str, list[tuple[str, str]]]:
@@ -59,36 +59,40 @@ def test_states_by_where_the_passages_are(catalog: Catalog) -> None:
     add(catalog, "family", "hardware", ("hopper",), [("B", None, [text(cache), text(cache)])])
     add(catalog, "sibling", "hardware", ("h200",), [("C", None, [text(("signal", "timeout"))])])
     add(catalog, "advice", "guidance", (), [("D", None, [text(("signal", "divergence"))] * 3)])
-    found = told(catalog)
-    assert signal(found, "memory_bound") == Subject(
-        "memory_bound", signal(found, "memory_bound").title, "covered", 2, 0, 1
+    report = coverage_of(catalog)
+    assert signal(report, "memory_bound") == Subject(
+        "memory_bound", signal(report, "memory_bound").title, "covered", 2, 0, 1
     )
-    assert signal(found, "register_spill").state == "thin"
-    assert (signal(found, "cache_thrash").state, signal(found, "cache_thrash").inherited) == (
+    assert signal(report, "register_spill").state == "thin"
+    assert (signal(report, "cache_thrash").state, signal(report, "cache_thrash").inherited) == (
         "thin",
         2,
     )
-    assert signal(found, "timeout").state == "missing"
-    assert signal(found, "divergence").state == "missing"
-    assert (found.lineage, found.documents, found.passages) == (("h100", "hopper", "nvidia"), 2, 4)
-    assert signal(told(catalog, "hopper"), "cache_thrash").state == "covered"
+    assert signal(report, "timeout").state == "missing"
+    assert signal(report, "divergence").state == "missing"
+    assert (report.lineage, report.documents, report.passages) == (
+        ("h100", "hopper", "nvidia"),
+        2,
+        4,
+    )
+    assert signal(coverage_of(catalog, "hopper"), "cache_thrash").state == "covered"
 
 
 def test_a_passage_with_two_scopes_of_the_lineage_counts_once(catalog: Catalog) -> None:
     add(catalog, "both", "hardware", ("h100", "hopper"), [("A", None, [text(REGISTERS)])])
-    found = topic(told(catalog), "registers")
-    assert (found.own, found.inherited, found.documents, found.state) == (1, 0, 1, "thin")
+    report = topic(coverage_of(catalog), "registers")
+    assert (report.own, report.inherited, report.documents, report.state) == (1, 0, 1, "thin")
 
 
 def test_every_signal_and_topic_is_told_about(catalog: Catalog) -> None:
-    found = told(catalog)
-    assert {s.id for s in found.signals} == set(load_signals().ids)
-    assert {s.id for s in found.topics} == {t for s in load_signals() for t in s.topics}
-    assert found.as_json()["signals"][0]["state"] == "missing"
+    report = coverage_of(catalog)
+    assert {s.id for s in report.signals} == set(load_signals().ids)
+    assert {s.id for s in report.topics} == {t for s in load_signals() for t in s.topics}
+    assert report.as_json()["signals"][0]["state"] == "missing"
 
 
 def test_three_missing_topics_that_serve_different_important_signals(catalog: Catalog) -> None:
-    empty = told(catalog).missing_topics
+    empty = coverage_of(catalog).missing_topics
     assert len({t.topic for t in empty}) == 3
     assert "register_spill" in empty[0].signals and empty[0].topic == "registers"
     assert empty[0].weight >= empty[1].weight >= empty[2].weight > 0
@@ -96,7 +100,7 @@ def test_three_missing_topics_that_serve_different_important_signals(catalog: Ca
     tags = [("topic", "registers"), ("signal", "register_spill"), ("signal", "occupancy_limited")]
     tags.append(("signal", "register_limit"))
     add(catalog, "manual", "hardware", ("h100",), [("R", None, [text(*tags)] * 2)])
-    after = told(catalog).missing_topics
+    after = coverage_of(catalog).missing_topics
     assert "registers" not in {t.topic for t in after}
     assert len(after) == 3
 
@@ -115,17 +119,17 @@ def test_facts_known_and_missing(catalog: Catalog) -> None:
     }
     family = {"id": "hopper", "name": "Hopper", "vendor": "nvidia", "parent": "nvidia"}
     registry.put(parse_hardware({**family, "summary": "A family.", "facts": [fact]}, "f"), "user")
-    found = told(catalog)
-    assert [(f.key, f.owner, f.value) for f in found.facts_known] == [
+    report = coverage_of(catalog)
+    assert [(f.key, f.owner, f.value) for f in report.facts_known] == [
         ("memory_bandwidth", "hopper", 3.35e12)
     ]
-    assert {f.key for f in found.facts_missing} == set(fact_keys()) - {"memory_bandwidth"}
+    assert {f.key for f in report.facts_missing} == set(fact_keys()) - {"memory_bandwidth"}
 
 
 def test_names_resolve_and_unknown_chips_do_not(catalog: Catalog) -> None:
-    assert told(catalog, "H100").hardware == "h100"
+    assert coverage_of(catalog, "H100").hardware == "h100"
     with pytest.raises(UnknownHardware):
-        told(catalog, "h900")
+        coverage_of(catalog, "h900")
 
 
 def test_the_number_of_queries_does_not_grow_with_the_vocabulary(catalog: Catalog) -> None:
@@ -137,7 +141,7 @@ def test_the_number_of_queries_does_not_grow_with_the_vocabulary(catalog: Catalo
     with catalog.read() as connection:
         target = connection.engine
     sa.event.listen(target, "before_cursor_execute", note)
-    told(catalog)
+    coverage_of(catalog)
     sa.event.remove(target, "before_cursor_execute", note)
     assert sum("passage_tags" in statement for statement in statements) == 1
     assert len(statements) < 40

@@ -3,7 +3,8 @@
 import pytest
 
 from kb.errors import InvalidKnowledge
-from retrieval.diagnose.diagnosis import Verdict, diagnose
+from retrieval.answer import Verdict
+from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import load_metrics, normalise
 from retrieval.diagnose.rules import load_rules, rules_from
 from retrieval.diagnose.signals import load_signals
@@ -62,7 +63,7 @@ COMPULSORY = {"compulsory_bytes": 3 * 4 * 64 * 1024**2}
 
 
 def ids(verdict: Verdict) -> list[str]:
-    return [finding.id for finding in verdict.signals]
+    return list(verdict.signal_ids)
 
 
 def verdict_of(
@@ -74,17 +75,17 @@ def verdict_of(
 def test_the_streaming_add_is_at_the_bandwidth_roof() -> None:
     verdict = diagnose(normalise(STREAMING_ADD), {}, COMPULSORY, H200)
     assert ids(verdict) == ["memory_bound", "at_roofline"]
-    assert "uncoalesced_access" in {entry.signal for entry in verdict.ruled_out}
+    assert "uncoalesced_access" in {entry["signal"] for entry in verdict.ruled_out}
     assert verdict.unrecognised == ()
-    (dram,) = [e for e in verdict.signals[1].evidence if e.name == "dram_throughput_pct"]
-    assert (dram.value, dram.test) == (89.57, "dram_throughput_pct >= 85")
-    assert dram.raw == "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
+    (dram,) = [e for e in verdict.signals[1].evidence if e["name"] == "dram_throughput_pct"]
+    assert (dram["value"], dram["test"]) == (89.57, "dram_throughput_pct >= 85")
+    assert dram["raw"] == "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 def test_without_the_compulsory_bytes_the_roofline_rule_abstains_and_asks() -> None:
     verdict = diagnose(normalise(STREAMING_ADD), {}, {}, H200)
     assert ids(verdict) == ["memory_bound"]
-    assert "nvidia-bytes-unavoidable" in {entry.rule for entry in verdict.abstained}
+    assert "nvidia-bytes-unavoidable" in {entry["rule"] for entry in verdict.abstained}
     assert verdict.measure_next[0] == "bytes_ratio"
 
 
@@ -95,7 +96,9 @@ def test_the_strided_gather_is_uncoalesced_and_not_merely_memory_bound(
     verdict = diagnose(normalise(STRIDED_GATHER), {}, problem, H200)
     assert verdict.primary == "uncoalesced_access"
     assert ids(verdict) == ["uncoalesced_access", "memory_bound"]
-    assert {"at_roofline", "memory_latency", "poor_reuse"} <= {e.signal for e in verdict.ruled_out}
+    assert {"at_roofline", "memory_latency", "poor_reuse"} <= {
+        e["signal"] for e in verdict.ruled_out
+    }
 
 
 @pytest.mark.parametrize("raw", [STREAMING_ADD, STRIDED_GATHER])
@@ -115,7 +118,7 @@ def test_an_impossible_percentage_allows_no_other_conclusion() -> None:
     verdict = diagnose(normalise(STRIDED_GATHER | {"l1_hit_pct": 131}), {}, COMPULSORY, H200)
     assert ids(verdict) == ["measurement_error"]
     assert verdict.measure_next == ("l1_hit_pct",)
-    assert any(e.name == "l1_hit_pct" and e.value == 131 for e in verdict.signals[0].evidence)
+    assert any(e["name"] == "l1_hit_pct" and e["value"] == 131 for e in verdict.signals[0].evidence)
 
 
 def test_nothing_given_nothing_said() -> None:
@@ -165,8 +168,8 @@ def test_a_child_counts_only_when_its_parent_fired() -> None:
         "tma_4k_aliasing": 50,
     }
     assert ids(verdict_of({"tma_backend_bound": 10} | children, CPU)) == []
-    found = ids(verdict_of({"tma_backend_bound": 60} | children, CPU))
-    assert {"memory_latency", "cache_thrash", "onchip_bandwidth"} <= set(found)
+    signals = ids(verdict_of({"tma_backend_bound": 60} | children, CPU))
+    assert {"memory_latency", "cache_thrash", "onchip_bandwidth"} <= set(signals)
     without_l1 = children | {"tma_l1_bound": 1, "tma_l2_bound": 1}
     assert "cache_thrash" not in ids(verdict_of({"tma_backend_bound": 60} | without_l1, CPU))
 
@@ -192,7 +195,7 @@ def test_facts_of_the_hardware_are_used() -> None:
     facts = {"shared_memory_per_block": 232448, "shared_memory_per_unit": 233472}
     metrics = normalise({"metadata.shared": 300000})
     assert diagnose(metrics, facts, {}, H200).primary == "shared_memory_limit"
-    assert diagnose(metrics, {}, {}, H200).abstained[0].missing == (
+    assert diagnose(metrics, {}, {}, H200).abstained[0]["missing"] == (
         "facts.shared_memory_per_block",
     )
 

@@ -14,7 +14,7 @@ from llama_index.core.schema import MetadataMode
 
 from retrieval import answer as contract
 from retrieval.client import Kernlore, KernloreClientError, Part
-from retrieval.llama import KernloreRetriever, Narrowing
+from retrieval.llama import KernloreRetriever
 
 
 def excerpt(number: int, score: float, page: Mapping[str, Any] | None) -> contract.Excerpt:
@@ -50,9 +50,9 @@ class InProcess:
         self.asked.append(json)
         if json.get("hardware") == "h10":
             return 404, {"code": "unknown_hardware", "message": "h10", "hint": "", "details": {}}
-        found = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
-        empty = contract.Diagnosis()
-        return 200, contract.Answer("ret_1", empty, None, found, (), (), "context").as_json()
+        excerpts = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
+        empty = contract.Verdict()
+        return 200, contract.Answer("ret_1", empty, None, excerpts, (), (), "context").as_json()
 
 
 @pytest.fixture
@@ -76,18 +76,13 @@ def test_excerpts_become_nodes_in_their_order(service: InProcess) -> None:
         "citation": "Tuning notes (1)",
         "retrieval_id": "ret_1",
     }
+    assert first.node.ref_doc_id == "doc_1"
     assert (second.node_id, second.metadata["page"]) == ("psg_2", None)
     assert service.asked == [{"query": "how to pad", "hardware": "h100", "k": 2}]
 
 
 def test_every_option_narrows_every_query(service: InProcess) -> None:
-    narrowing = Narrowing(
-        "h100", "bank_conflict", "matmul", "triton", "fp16", 5, 900, ("guidance",), "run_1"
-    )
-    retriever = KernloreRetriever(Kernlore(backend=service), narrowing)
-    retriever.retrieve("q")
-    retriever.retrieve("  ")
-    expected = {
+    options: dict[str, Any] = {
         "signal": "bank_conflict",
         "hardware": "h100",
         "op": "matmul",
@@ -97,16 +92,18 @@ def test_every_option_narrows_every_query(service: InProcess) -> None:
         "max_tokens": 900,
         "categories": ["guidance"],
         "run_id": "run_1",
+        "roles": ["pad"],
     }
-    assert service.asked == [{"query": "q", **expected}, expected]
+    retriever = KernloreRetriever(Kernlore(backend=service), **options)
+    retriever.retrieve("q")
+    retriever.retrieve("  ")
+    assert service.asked == [{"query": "q", **options}, options]
 
 
-def test_options_come_one_way_and_by_known_names(service: InProcess) -> None:
-    client = Kernlore(backend=service)
-    with pytest.raises(TypeError, match="not both"):
-        KernloreRetriever(client, Narrowing(), hardware="h100")
-    with pytest.raises(TypeError, match="chip"):
-        KernloreRetriever(client, chip="h100")
+@pytest.mark.parametrize("option", ["chip", "query"])
+def test_an_unknown_option_is_refused_at_once(service: InProcess, option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        KernloreRetriever(Kernlore(backend=service), **{option: "h100"})
 
 
 def test_the_model_reads_citations_but_no_ids(service: InProcess) -> None:

@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge
-from retrieval.diagnose.metrics import MAX_METRICS, load_metrics, metrics_from, normalise
-from retrieval.diagnose.quantities import parse_quantity
+from retrieval.diagnose.metrics import (
+    MAX_METRICS,
+    load_metrics,
+    metrics_from,
+    normalise,
+    parse_quantity,
+)
 
 CANONICAL = [
     *(
@@ -68,10 +73,10 @@ def test_canonical_names_and_their_documentation() -> None:
     ],
 )
 def test_raw_names_and_units(raw: str, value: float | str, canonical: str, expected: float) -> None:
-    found = normalise({raw: value})
-    assert found.values[canonical] == pytest.approx(expected)
-    assert found.sources[canonical] == raw
-    assert found.unrecognised == ()
+    normalised = normalise({raw: value})
+    assert normalised.values[canonical] == pytest.approx(expected)
+    assert normalised.sources[canonical] == raw
+    assert normalised.unrecognised == ()
 
 
 @pytest.mark.parametrize(
@@ -82,14 +87,14 @@ def test_raw_names_and_units(raw: str, value: float | str, canonical: str, expec
     ],
 )
 def test_what_is_no_number_is_unrecognised(value: object) -> None:
-    found = normalise({"dram__bytes.sum": value})  # type: ignore[dict-item]
-    assert "dram_bytes" not in found.values
-    assert found.unrecognised == ("dram__bytes.sum",)
+    normalised = normalise({"dram__bytes.sum": value})  # type: ignore[dict-item]
+    assert "dram_bytes" not in normalised.values
+    assert normalised.unrecognised == ("dram__bytes.sum",)
 
 
 def test_unknown_names_are_returned_and_cut() -> None:
-    found = normalise({"unpacker_write_efficiency": 0.21, "x" * 5000: 1})
-    assert found.unrecognised == ("unpacker_write_efficiency", "x" * 200)
+    normalised = normalise({"unpacker_write_efficiency": 0.21, "x" * 5000: 1})
+    assert normalised.unrecognised == ("unpacker_write_efficiency", "x" * 200)
 
 
 def test_too_many_metrics_are_refused() -> None:
@@ -105,9 +110,11 @@ def test_two_raw_names_of_one_metric_do_not_depend_on_their_order() -> None:
 
 
 def test_formulas_use_metrics_facts_and_problem_and_a_reported_value_wins() -> None:
-    found = normalise({"FETCH_SIZE": 1024, "WRITE_SIZE": 1024, "DurationNs": 1000})
-    assert found.values["dram_bytes"] == 2 * 1024**2
-    full = load_metrics().derive(found, {"memory_bandwidth": 5.3e12}, {"compulsory_bytes": 1024**2})
+    normalised = normalise({"FETCH_SIZE": 1024, "WRITE_SIZE": 1024, "DurationNs": 1000})
+    assert normalised.values["dram_bytes"] == 2 * 1024**2
+    full = load_metrics().derive(
+        normalised, {"memory_bandwidth": 5.3e12}, {"compulsory_bytes": 1024**2}
+    )
     assert full.values["dram_throughput_pct"] == pytest.approx(39.57, abs=0.01)
     assert full.values["bytes_ratio"] == 2
     assert full.sources["bytes_ratio"] == "derived"
@@ -118,8 +125,8 @@ def test_formulas_use_metrics_facts_and_problem_and_a_reported_value_wins() -> N
 
 
 def test_impossible_values_are_kept_and_named() -> None:
-    found = normalise({"dram_throughput_pct": 131, "occupancy_pct": 50})
-    assert found.implausible == ("dram_throughput_pct",)
+    normalised = normalise({"dram_throughput_pct": 131, "occupancy_pct": 50})
+    assert normalised.implausible == ("dram_throughput_pct",)
     assert normalise({"dram_throughput_pct": 104.9}).implausible == ()
 
 
@@ -140,8 +147,8 @@ def test_a_collector_can_be_asked_for_a_formula() -> None:
     )
 )
 def test_nothing_a_profiler_prints_raises(raw: dict[str, float | str]) -> None:
-    found = normalise(raw)
-    assert all(math.isfinite(value) for value in found.values.values())
+    normalised = normalise(raw)
+    assert all(math.isfinite(value) for value in normalised.values.values())
 
 
 @given(st.integers(0, 10**12))

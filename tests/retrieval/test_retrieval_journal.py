@@ -27,13 +27,13 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog
     """One whose writers give up at once, so that a lock is an error."""
     monkeypatch.setattr("kb.catalog.engine.BUSY_TIMEOUT_MS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
-    found = open_catalog(fresh_data_dir(tmp_path / "data"))
-    yield found
-    found.close()
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    yield opened
+    opened.close()
 
 
 def row(**other: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": new_id("ret"),
         "request": {"signal": "memory_bound"},
         "hardware_id": "h100",
@@ -49,7 +49,7 @@ def row(**other: Any) -> dict[str, Any]:
         "catalog_revision": 1,
         "access_scope": "all",
     }
-    return {**told, **other}
+    return {**fields, **other}
 
 
 def stored(catalog: Catalog) -> list[str]:
@@ -79,7 +79,7 @@ def wait_for(what: Any) -> None:
 def test_what_could_not_be_written_is_written_later_and_in_order(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 3600)  # only when it is told to
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 3600)  # only when the test flushes
     monkeypatch.setattr(module, "BATCH", 2)
     journal, rows = Journal(catalog), [row() for _ in range(5)]
     with locked(catalog):

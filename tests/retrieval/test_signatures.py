@@ -1,5 +1,6 @@
 """Real messages are recognised, fast, and untrusted patterns cannot stop the service."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
+from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.signatures import (
     SignatureIndex,
     load_signatures,
@@ -228,11 +230,13 @@ def test_a_signature_of_a_chip_joins_the_built_in_ones() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"pattern": "(a+)+failed"},
-        {"pattern": "([a-z]*)*failed"},
-        {"pattern": ".*error.*at.*line.*"},
-        {"pattern": "a?" * 40 + "failed"},
         {"pattern": "(?=x)failed"},
+        {"pattern": "(?>fail)ed"},
+        {"pattern": r"failed\Z"},
+        {"pattern": "a{1001}failed"},
+        {"pattern": "failed" + ".{0,300}x" * 3},
+        {"pattern": "(failed)?"},
+        {"pattern": "failed|bad"},
         {"pattern": r"(\w+) failed \1"},
         {"pattern": "(?i)failed"},
         {"pattern": "[failed"},
@@ -254,6 +258,66 @@ def test_dangerous_or_broken_signatures_are_refused(change: dict[str, object]) -
     with pytest.raises(InvalidKnowledge) as caught:
         signature_from_mapping(HARDWARE | change, "acme1")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+failed",
+        "([a-z]*)*failed",
+        ".*error.*at.*line.*",
+        "a?" * 40 + ".{0,40}failed",
+        "(?:a{0,30}){0,30}.{0,40}failed",
+    ],
+)
+def test_what_would_backtrack_for_ever_is_matched_in_linear_time(pattern: str) -> None:
+    own = signature_from_mapping(HARDWARE | {"pattern": pattern}, "acme1")
+    index = SignatureIndex([own])
+    log = "\n".join(f"{'a' * (1900 + n)} error at the line: afailed?" for n in range(5))
+    started = time.perf_counter()
+    assert index.match(log)
+    assert time.perf_counter() - started < 10.0  # 0.8 s for the last; `re` would take years
+
+
+@pytest.mark.parametrize(
+    ("pattern", "advice"),
+    [
+        (r"(\w+) failed \1", "back reference"),
+        ("(?<!not )failed", "look-around"),
+        ("fail++ed", "possessive"),
+        ("(?(1)a|b)failed", "conditional"),
+        (r"failed\Z", "write $"),
+        ("(?i)failed", "ignores case already"),
+        ("[failed", "missing ]"),
+        ("failed" + ".{0,300}x" * 3, "smaller counts"),
+    ],
+)
+def test_a_refusal_names_the_construct_and_what_to_write(pattern: str, advice: str) -> None:
+    with pytest.raises(UnsafePattern, match=re.escape(advice)):
+        compile_linear(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literals"),
+    [
+        ("Segmentation fault|SIGSEGV", ("segmentation fault", "sigsegv")),
+        (r"fatal error: .{1,200}not (?:found|there)", ("fatal error: ",)),
+        (r"(?P<file>\w+)\.cu\(\d+\): error+ [x]y", ("): error",)),
+        (r"\[NCC_[A-Z]{2}\] lines?: \x41bcde", ("] line",)),
+        (r"(?:optional text)?re\Qquire.\Ed", ("require.d",)),
+        ("(?:long text here|short){2} an", ("long text here", "short")),
+        ("name{0,3} more{2}s{0}", (" more",)),
+    ],
+)
+def test_the_text_that_every_match_contains(pattern: str, literals: tuple[str, ...]) -> None:
+    assert compile_linear(pattern).literals == literals
+
+
+def test_every_built_in_pattern_has_literals() -> None:
+    for signature in load_signatures():
+        pattern = compile_linear(signature.pattern)
+        assert pattern.search("x" * 50) is None
+        assert min(map(len, pattern.literals)) >= 4
 
 
 def test_the_shape_of_an_error_has_no_paths_numbers_or_names() -> None:

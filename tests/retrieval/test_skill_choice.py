@@ -14,8 +14,8 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillHead, SkillScopes
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
-from retrieval.answer import RetrieveRequest
-from retrieval.compose.skill_choice import (
+from retrieval.request import RetrieveRequest
+from retrieval.skill_choice import (
     Choice,
     choose_skills,
     evidence_part,
@@ -49,9 +49,9 @@ HEAD = SkillHead(
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = open_catalog(fresh_data_dir(tmp_path / "data"))
-    yield found
-    found.close()
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    yield opened
+    opened.close()
 
 
 def put(catalog: Catalog, name: str, **given: Any) -> None:
@@ -189,8 +189,8 @@ def test_evidence_of_another_toolchain_counts_less(catalog: Catalog) -> None:
     assert choose(catalog).answers[0].score["freshness"] == 0.8
     with catalog.write() as connection:
         store.set_state(connection, "measured", "suspect", actor="ann", reason="old")
-    asked = replace(REQUEST, skill_states=("suspect",))
-    assert choose(catalog, asked).answers[0].score["freshness"] == 0.5
+    changed = replace(REQUEST, skill_states=("suspect",))
+    assert choose(catalog, changed).answers[0].score["freshness"] == 0.5
     assert choose(catalog).answers == ()
 
 
@@ -239,9 +239,9 @@ def test_skills_are_withheld_from_a_share_of_a_runs_requests(catalog: Catalog) -
     put(catalog, "fuse")
     withheld = 0
     for node in range(400):
-        asked = replace(REQUEST, run_id="run_1", node_id=str(node))
-        choice = choose(catalog, asked)
-        assert choice == choose(catalog, asked)
+        changed = replace(REQUEST, run_id="run_1", node_id=str(node))
+        choice = choose(catalog, changed)
+        assert choice == choose(catalog, changed)
         assert sorted([*names(choice), *choice.withheld]) == ["fuse", "widen"]
         withheld += len(choice.withheld)
     assert 50 < withheld < 110  # of 800; a tenth is 80, its standard deviation 8.5

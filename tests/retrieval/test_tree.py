@@ -15,7 +15,7 @@ from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionCon
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
-from retrieval.browse.tree import KnowledgeNode, knowledge_node, topic_slug
+from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
 from tests.catalogs import fresh_data_dir
 
 # Per section: heading, hardware of the heading, and its passages' (text, tags).
@@ -125,12 +125,12 @@ def walk(catalog: Catalog, path: str = "") -> Iterator[KnowledgeNode]:
 
 
 def leaves(catalog: Catalog, path: str) -> set[str]:
-    return {text.id for found in walk(catalog, path) for text in found.texts}
+    return {text.id for place in walk(catalog, path) for text in place.texts}
 
 
 def test_every_child_resolves_and_has_the_counts_its_parent_states(stocked: Catalog) -> None:
     nodes = list(walk(stocked))
-    assert {found.kind for found in nodes} == {
+    assert {place.kind for place in nodes} == {
         "root",
         "category",
         "hardware",
@@ -138,22 +138,22 @@ def test_every_child_resolves_and_has_the_counts_its_parent_states(stocked: Cata
         "document",
         "section",
     }
-    for found in nodes:
-        for child in found.children:
+    for place in nodes:
+        for child in place.children:
             below = node(stocked, child.path)
             assert (below.path, below.kind, below.title) == (child.path, child.kind, child.title)
             assert (below.documents, below.passages) == (child.documents, child.passages)
 
 
 def test_counts_add_up(stocked: Catalog) -> None:
-    for found in walk(stocked):
-        assert len(leaves(stocked, found.path)) == found.passages
-        if found.kind in ("root", "topic", "document"):
-            assert sum(child.passages for child in found.children) == found.passages
-        if found.kind == "topic":
-            assert sum(child.documents for child in found.children) == found.documents
-        if found.kind == "section":
-            assert len(found.texts) == found.passages
+    for place in walk(stocked):
+        assert len(leaves(stocked, place.path)) == place.passages
+        if place.kind in ("root", "topic", "document"):
+            assert sum(child.passages for child in place.children) == place.passages
+        if place.kind == "topic":
+            assert sum(child.documents for child in place.children) == place.documents
+        if place.kind == "section":
+            assert len(place.texts) == place.passages
 
 
 def test_levels_of_each_category(stocked: Catalog) -> None:
@@ -180,15 +180,15 @@ def test_a_section_holds_only_what_is_in_scope_and_on_topic(stocked: Catalog) ->
 
 
 def test_two_spellings_of_a_topic_are_one_node(stocked: Catalog) -> None:
-    found = node(stocked, "hardware/h100/memory-bandwidth")
-    assert (found.documents, found.passages) == (2, 3)
+    place = node(stocked, "hardware/h100/memory-bandwidth")
+    assert (place.documents, place.passages) == (2, 3)
 
 
 def test_part_of_a_topic_leads_to_it(stocked: Catalog) -> None:
     for path in ("hardware/h100/memory", "hardware/H100/bandwidth", "hardware/h100/Memory Bandw"):
-        found = node(stocked, path)
-        assert found.path == "hardware/h100/memory-bandwidth"
-        assert "nearest" in found.hint
+        place = node(stocked, path)
+        assert place.path == "hardware/h100/memory-bandwidth"
+        assert "nearest" in place.hint
 
 
 @pytest.mark.parametrize(
@@ -207,21 +207,21 @@ def test_an_unknown_path_names_its_neighbours(stocked: Catalog, path: str, near:
 
 
 def test_below_a_section_is_nothing(stocked: Catalog) -> None:
-    section = next(found for found in walk(stocked) if found.kind == "section")
+    section = next(place for place in walk(stocked) if place.kind == "section")
     with pytest.raises(NotFound, match="nothing below"):
         node(stocked, f"{section.path}/more")
 
 
 def test_a_registered_chip_without_documents_is_an_empty_node(catalog: Catalog) -> None:
     chips(catalog)
-    found = node(catalog, "hardware/h100")
-    assert (found.passages, found.children) == (0, ())
-    assert "hardware/hopper" in found.hint
+    place = node(catalog, "hardware/h100")
+    assert (place.passages, place.children) == (0, ())
+    assert "hardware/hopper" in place.hint
     assert node(catalog, "").passages == 0
 
 
 def test_other_peoples_documents_are_not_in_the_tree(stocked: Catalog) -> None:
-    assert "private" not in repr([found for found in walk(stocked)]).lower()
+    assert "private" not in repr([place for place in walk(stocked)]).lower()
     assert node(stocked, "guidance", "team-a").passages == 1
 
 

@@ -65,7 +65,7 @@ class LocalTarget:
     # -- asking
 
     def retrieve(self, request: Json) -> Json:
-        from retrieval.answer import RetrieveRequest
+        from retrieval.request_body import read_request
 
         settings = self.settings
         if not self.services.documents.find():
@@ -80,10 +80,8 @@ class LocalTarget:
                 f"the log is over the limit of {settings.max_log_bytes:,} bytes",
                 hint="Send the part around the first error, or raise KERNLORE_MAX_LOG_BYTES.",
             )
-        asked = {"k": settings.default_k, "max_tokens": settings.default_max_tokens, **request}
-        if "categories" in asked:
-            asked["categories"] = tuple(dict.fromkeys(asked["categories"]))
-        answer: Json = plain(self.services.retriever.retrieve(RetrieveRequest(**asked)))
+        defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
+        answer: Json = plain(self.services.retriever.retrieve(read_request(request, defaults)))
         return answer
 
     def report_outcome(self, retrieval_id: str, outcome: Json) -> Json:
@@ -91,7 +89,7 @@ class LocalTarget:
         return {"retrieval_id": retrieval_id, "outcome_id": outcome_id}
 
     def knowledge(self, path: str) -> Json:
-        from retrieval.browse.tree import knowledge_node
+        from retrieval.knowledge_tree import knowledge_node
 
         services = self.services
         return knowledge_node(services.catalog, services.registry, path, ALL_ACCESS).as_json()
@@ -273,7 +271,7 @@ class LocalTarget:
         return hardware.patch_fact(fact_id, self.services, validated(FactPatch, dict(patch)))
 
     def coverage(self, hardware_id: str) -> Json:
-        from retrieval.browse.coverage import coverage
+        from retrieval.coverage import coverage
 
         services = self.services
         resolved = services.registry.resolve(hardware_id)

@@ -1,4 +1,4 @@
-"""`kernlore retrieve` and `kernlore outcome`: ask, and say what became of the answer."""
+"""`kernlore retrieve` and `kernlore outcome`: ask, and report what became of the answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from api.cli.backends import open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, write_json
 from kb.errors import InvalidRequest
+from retrieval.request import help_of
 
 TEXT_SHOWN = 240  # characters of an excerpt in the list
 
 
 def retrieve(
-    signal: Annotated[str | None, typer.Option(help="A signal id, see `kernlore signals`.")] = None,
-    query: Annotated[str | None, typer.Option("--query", "--q", "-q", help="A question.")] = None,
+    signal: Annotated[
+        list[str] | None,
+        typer.Option(help="A signal id, see `kernlore signals`; repeat, the leading one first."),
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", "--q", "-q", help=help_of("query"))
+    ] = None,
     log: Annotated[
         str | None, typer.Option(help="File with a compiler or run-time log; - reads it here.")
     ] = None,
@@ -28,22 +34,29 @@ def retrieve(
         list[str] | None, typer.Option(help="NAME=VALUE, or a JSON file; may be repeated.")
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="Hardware id, see `hardware list`.")] = None,
-    op: Annotated[str | None, typer.Option(help="What the kernel computes, like softmax.")] = None,
-    language: Annotated[str | None, typer.Option(help="Like triton, cuda, hip.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Like bf16.")] = None,
-    k: Annotated[int | None, typer.Option("--k", "-k", help="Excerpts in the list.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Budget of the packed context.")] = None,
-    category: Annotated[
-        list[str] | None, typer.Option(help="constraint, guidance or hardware; may be repeated.")
+    op: Annotated[str | None, typer.Option(help=help_of("op"))] = None,
+    language: Annotated[str | None, typer.Option(help=help_of("language"))] = None,
+    dtype: Annotated[str | None, typer.Option(help=help_of("dtype"))] = None,
+    problem: Annotated[
+        list[str] | None, typer.Option(help=f"NAME=VALUE; repeat. {help_of('problem')}")
     ] = None,
+    k: Annotated[int | None, typer.Option("--k", "-k", help=help_of("k"))] = None,
+    max_tokens: Annotated[int | None, typer.Option(help=help_of("max_tokens"))] = None,
+    category: Annotated[list[str] | None, typer.Option(help=help_of("categories"))] = None,
+    skill_state: Annotated[list[str] | None, typer.Option(help=help_of("skill_states"))] = None,
+    role: Annotated[list[str] | None, typer.Option(help=help_of("roles"))] = None,
+    run_id: Annotated[str | None, typer.Option(help=help_of("run_id"))] = None,
+    node_id: Annotated[str | None, typer.Option(help=help_of("node_id"))] = None,
     context: Annotated[bool, typer.Option("--context", help="Print only the context.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """What is known about a signal, a log, metrics or a question."""
+    leading, *further = signal or (None,)
     request = {
-        "signal": signal,
+        "signal": leading,
+        "signals": further or None,
         "query": query,
         "log": None if log is None else read_log(log),
         "metrics": read_metrics(metrics) if metrics else None,
@@ -51,9 +64,14 @@ def retrieve(
         "op": op,
         "language": language,
         "dtype": dtype,
+        "problem": read_metrics(problem, "--problem") if problem else None,
         "k": k,
         "max_tokens": max_tokens,
         "categories": category or None,
+        "skill_states": skill_state or None,
+        "roles": role or None,
+        "run_id": run_id,
+        "node_id": node_id,
     }
     with open_target(data_dir, url) as target:
         answer = target.retrieve({n: v for n, v in request.items() if v is not None})
@@ -77,15 +95,15 @@ def outcome(
     as_json: AsJson = False,
 ) -> None:
     """Report what became of an answer."""
-    said = {
+    outcome_fields = {
         "used": used or None,
         "correct": correct,
         "speedup": speedup,
         "baseline_speedup": baseline_speedup,
     }
     with open_target(data_dir, url) as target:
-        kept = {name: value for name, value in said.items() if value is not None}
-        recorded = target.report_outcome(retrieval_id, kept)
+        given = {name: value for name, value in outcome_fields.items() if value is not None}
+        recorded = target.report_outcome(retrieval_id, given)
     if as_json:
         write_json(recorded)
     else:
@@ -98,22 +116,24 @@ def read_log(name: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-def read_metrics(given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs and JSON files put together."""
-    found: dict[str, Any] = {}
-    for entry in given:
+def read_metrics(entries: Sequence[str], option: str = "--metrics") -> dict[str, Any]:
+    """NAME=VALUE pairs and JSON files put together. `option` names where they come from in the
+    InvalidRequest that is raised for anything else.
+    """
+    values: dict[str, Any] = {}
+    for entry in entries:
         path = Path(entry)
         name, equals, value = entry.rpartition("=")
         if path.is_file():
-            found |= _metrics_of_file(path)
+            values |= _metrics_of_file(path)
         elif equals and name:
-            found[name.strip()] = _number(value.strip())
+            values[name.strip()] = _number(value.strip())
         else:
             raise InvalidRequest(
-                f"--metrics {entry!r} is neither a file nor NAME=VALUE",
+                f"{option} {entry!r} is neither a file nor NAME=VALUE",
                 hint='Give a JSON file {"name": value, ...}, or dram__throughput.avg=91.5.',
             )
-    return found
+    return values
 
 
 def _metrics_of_file(path: Path) -> Mapping[str, Any]:
@@ -157,10 +177,10 @@ def render(answer: Json) -> str:
 def _diagnosis(answer: Json) -> str:
     diagnosis = answer.get("diagnosis") or {}
     hardware = answer.get("hardware") or {}
-    found = [f"{s['id']} ({s['confidence']})" for s in diagnosis.get("signals") or ()]
+    signals = [f"{s['id']} ({s['confidence']})" for s in diagnosis.get("signals") or ()]
     return pairs(
         {
-            "signals": found or "none",
+            "signals": signals or "none",
             "hardware": " > ".join(hardware.get("lineage") or ()) or "none given",
             "unrecognised": diagnosis.get("unrecognised"),
             "measure next": diagnosis.get("measure_next"),

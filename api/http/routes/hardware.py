@@ -154,7 +154,7 @@ def show(hardware_id: str, parts: Parts) -> dict[str, Any]:
 
 @router.get("/hardware/{hardware_id}/coverage", summary="What is covered, what is missing")
 def coverage(hardware_id: str, parts: Parts, access: Access) -> JSONResponse:
-    from retrieval.browse.coverage import coverage as covered
+    from retrieval.coverage import coverage as covered
 
     resolved = parts.registry.resolve(hardware_id)
     return JSONResponse(covered(parts.catalog, parts.registry, resolved, access).as_json())

@@ -29,7 +29,7 @@ def knowledge(
     ] = "",
 ) -> JSONResponse:
     """category / hardware / topic / document / section, with counts."""
-    from retrieval.browse.tree import knowledge_node
+    from retrieval.knowledge_tree import knowledge_node
 
     return JSONResponse(knowledge_node(parts.catalog, parts.registry, path, access).as_json())
 

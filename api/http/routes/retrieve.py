@@ -16,45 +16,20 @@ from api.http.bodies import (
     media_type,
     read_limited,
     too_large,
-    validated,
 )
 from api.http.dependencies import Access, Counters, Parts
-from api.http.models import OutcomeBody, RetrieveBody
+from api.http.models import OutcomeBody
 from api.http.openapi import json_request, retrieve_examples, text_request
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.settings import Settings
-from retrieval.answer import Answer, RetrieveRequest
-from retrieval.diagnose.signals import load_signals
+from retrieval.answer import Answer
+from retrieval.request import RetrieveRequest
+from retrieval.request_body import RetrieveBody, RetrieveQuery, body_of_query, read_request
 
 router = APIRouter(tags=["retrieve"])
 
-_EXAMPLES = {signal.id: {"summary": signal.title, "value": signal.id} for signal in load_signals()}
 
-
-@dataclass(frozen=True)
-class Narrowed:
-    """What the query of a request says beside its subject."""
-
-    hardware: Annotated[str | None, Query(description="Id, name or alias.")] = None
-    op: Annotated[str | None, Query(description="Operator or family, as matmul.")] = None
-    language: Annotated[str | None, Query(description="As triton, cuda, hip.")] = None
-    dtype: Annotated[str | None, Query(description="As bf16.")] = None
-    k: Annotated[int | None, Query(description="Excerpts in the ranked list.")] = None
-    max_tokens: Annotated[int | None, Query(description="Budget of `context`.")] = None
-    categories: Annotated[
-        list[str] | None, Query(description="constraint, guidance, hardware; comma or repeated.")
-    ] = None
-    skill_states: Annotated[list[str] | None, Query(description="Comma or repeated.")] = None
-
-    def body(self, **subject: str | None) -> RetrieveBody:
-        given: dict[str, Any] = {**subject, **vars(self)}
-        for name in ("categories", "skill_states"):
-            if given[name] is not None:
-                given[name] = ",".join(given[name])
-        return validated(RetrieveBody, {key: value for key, value in given.items() if value != ""})
-
-
-Narrowing = Annotated[Narrowed, Depends()]
+Parameters = Annotated[RetrieveQuery, Query()]
 
 
 @router.get(
@@ -63,17 +38,10 @@ Narrowing = Annotated[Narrowed, Depends()]
     responses={200: {"model": Answer, "description": "A cited answer."}},
 )
 def retrieve(
-    parts: Parts,
-    counters: Counters,
-    access: Access,
-    narrowed: Narrowing,
-    signal: Annotated[
-        str | None, Query(description="GET /signals lists them.", openapi_examples=_EXAMPLES)
-    ] = None,
-    q: Annotated[str | None, Query(description="A question.")] = None,
+    parts: Parts, counters: Counters, access: Access, parameters: Parameters
 ) -> JSONResponse:
     """Equal requests give the same `context` byte for byte, as long as nothing was ingested."""
-    return _answer(parts, counters, narrowed.body(signal=signal, query=q), access)
+    return _answer(parts, counters, body_of_query(parameters), access)
 
 
 @dataclass(frozen=True)
@@ -113,59 +81,37 @@ def retrieve_for(
     parts: Parts,
     counters: Counters,
     access: Access,
-    narrowed: Narrowing,
+    parameters: Parameters,
     sent: Annotated[_Sent, Depends(_sent)],
 ) -> JSONResponse:
     """Takes JSON, or a raw log as text/plain with the rest as query parameters."""
     if sent.is_log:
         log = check_text(sent.data.decode("utf-8", "replace"), "the log")
-        body = narrowed.body(log=log)
-    else:
-        if request.query_params:
-            raise InvalidRequest(
-                "query parameters beside a JSON body",
-                hint=f"Put {', '.join(request.query_params)} into the body.",
-            )
-        body = validated(RetrieveBody, load_json(sent.data))
-    return _answer(parts, counters, body, access)
+        return _answer(parts, counters, body_of_query(parameters, log=log), access)
+    if request.query_params:
+        raise InvalidRequest(
+            "query parameters beside a JSON body",
+            hint=f"Put {', '.join(request.query_params)} into the body.",
+        )
+    return _answer(parts, counters, load_json(sent.data), access)
 
 
-def _answer(parts: Parts, counters: Counters, body: RetrieveBody, access: str) -> JSONResponse:
-    answer = parts.retriever.retrieve(_request(body, parts.settings, access))
+def _answer(parts: Parts, counters: Counters, body: Any, access: str) -> JSONResponse:
+    settings = parts.settings
+    defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
+    request = read_request(body, defaults, access)
+    check_limits(request, settings)
+    answer = parts.retriever.retrieve(request)
     counters.retrieval(answer)
     return JSONResponse(answer.as_json())
 
 
-def _request(body: RetrieveBody, settings: Settings, access: str) -> RetrieveRequest:
-    if body.log is not None and len(body.log.encode()) > settings.max_log_bytes:
+def check_limits(request: RetrieveRequest, settings: Settings) -> None:
+    """Refuse what exceeds the settings of this service."""
+    if request.log is not None and len(request.log.encode()) > settings.max_log_bytes:
         raise too_large("log", settings.max_log_bytes, "KERNLORE_MAX_LOG_BYTES")
-    k = settings.default_k if body.k is None else body.k
-    if not 1 <= k <= settings.max_k:
-        raise InvalidRequest(f"k is {k}", hint=f"Use 1 to {settings.max_k}.")
-    budget = settings.default_max_tokens if body.max_tokens is None else body.max_tokens
-    return RetrieveRequest(
-        signal=_given(body.signal),
-        log=_given(body.log),
-        metrics=body.metrics or None,
-        query=_given(body.query),
-        hardware=_given(body.hardware),
-        op=_given(body.op),
-        language=_given(body.language),
-        dtype=_given(body.dtype),
-        problem=body.problem or None,
-        k=k,
-        max_tokens=budget,
-        categories=tuple(dict.fromkeys(body.categories)) if body.categories else None,
-        skill_states=tuple(dict.fromkeys(body.skill_states or ())),
-        run_id=_given(body.run_id),
-        node_id=_given(body.node_id),
-        access_scope=access,
-    )
-
-
-def _given(text: str | None) -> str | None:
-    """An empty field of a form is none."""
-    return text if text and text.strip() else None
+    if not 1 <= request.k <= settings.max_k:
+        raise InvalidRequest(f"k is {request.k}", hint=f"Use 1 to {settings.max_k}.")
 
 
 @router.post(

@@ -13,7 +13,8 @@ from api.services import Services
 from benchmarks.report import say
 from kb.embedding import Vectors
 from kb.errors import Unavailable
-from retrieval.answer import Answer, RetrieveRequest
+from retrieval.answer import Answer
+from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 
 

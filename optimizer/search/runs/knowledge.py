@@ -14,8 +14,9 @@ from optimizer.search.preconditions import decided
 from optimizer.search.records import Node, Value
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
-from retrieval.answer import Answer, MoveAnswer, RetrieveRequest
+from retrieval.answer import Answer, Move
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.request import RetrieveRequest
 
 EXCERPTS = 8
 USABLE = ("active",)
@@ -49,7 +50,7 @@ class ServiceKnowledge:
 
     def remedies(self, query: Query) -> Knowledge:
         """Moves, skills and facts without excerpts: a tenth of the time."""
-        return self._knowledge(self._base.retriever.remedies(_request(query)), query)
+        return self._knowledge(self._base.retriever.moves_and_skills(_request(query)), query)
 
     def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
         """What was measured here says more than a move that holds in general, and comes first."""
@@ -123,7 +124,7 @@ def _words(query: Query) -> str:
     return " ".join(filter(None, ("faster", query.op.replace("_", " "), query.language, "kernel")))
 
 
-def _remedy(move: MoveAnswer) -> Remedy:
+def _remedy(move: Move) -> Remedy:
     limit = move.limit or {}
     value = limit.get("value")
     return Remedy(

@@ -13,8 +13,8 @@ from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.search.runs import NodeRow, Runs
 from kb.catalog.skills import NewUse
 from kb.ids import new_id
-from retrieval.answer import RetrieveRequest
 from retrieval.journal import Journal
+from retrieval.request import RetrieveRequest
 from tests.kb.catalog.stored_skills import DRAFT, named, put
 
 

@@ -16,8 +16,8 @@ from kb.catalog.skills import SkillScopes
 from kb.hardware.schema import parse_hardware
 from kb.ids import new_id
 from kb.predicates import Bindings, compile_predicate
-from retrieval.answer import RetrieveRequest
 from retrieval.journal import Journal
+from retrieval.request import RetrieveRequest
 from skills.observation import (
     Part,
     Record,

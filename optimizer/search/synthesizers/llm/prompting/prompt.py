@@ -17,7 +17,7 @@ from optimizer.search.synthesizers.llm.prompting.fence import Fence
 from optimizer.search.synthesizers.llm.prompting.known import ids, known
 from optimizer.search.synthesizers.llm.prompting.languages import default_main, wanted
 from optimizer.search.synthesizers.llm.prompting.templates import rendered
-from retrieval.compose.context import count_tokens
+from retrieval.context import count_tokens
 
 LOG_CHARS = 8_000
 LEAST_LOG_CHARS = 500

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from kb.catalog.knowledge.moves import StoredMove
 from kb.ids import MoveId
-from retrieval.answer import RetrieveRequest
-from retrieval.compose.remedies import MAX_MOVES, fitting_moves
+from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
-from retrieval.diagnose.verdict import Diagnoser
+from retrieval.moves import MAX_MOVES, fitting_moves
+from retrieval.request import RetrieveRequest
 
 
 def move(
@@ -23,31 +23,31 @@ def move(
 CROWD = [move(f"m{n}", "fuse", "signals.memory_bound") for n in range(MAX_MOVES + 2)]
 
 
-def told(
+def names(
     moves: list[StoredMove], metrics: dict[str, float], roles: tuple[str, ...] = ()
 ) -> list[str]:
-    found = fitting_moves(moves, ["memory_bound"], metrics, {}, {}, (), roles)
-    return [one.name for one in found]
+    fitting = fitting_moves(moves, ["memory_bound"], metrics, {}, {}, (), roles)
+    return [item.name for item in fitting]
 
 
 def test_other_roles_do_not_crowd_out_those_that_were_asked_for() -> None:
     moves = [*CROWD, move("wide", "vector", "signals.memory_bound")]
-    anything = told(moves, {})
-    assert anything == [one.name for one in CROWD[:MAX_MOVES]]
-    assert told(moves, {}, ("vector",)) == [*anything, "wide"]
+    anything = names(moves, {})
+    assert anything == [item.name for item in CROWD[:MAX_MOVES]]
+    assert names(moves, {}, ("vector",)) == [*anything, "wide"]
 
 
 def test_a_move_without_a_signal_has_to_hold() -> None:
     far = move("far", "vector", "metrics.roofline_pct < 60", ())
-    assert told([far], {"roofline_pct": 20}) == ["far"]
-    assert told([far], {"roofline_pct": 90}) == []
-    assert told([far], {}) == []  # of what did not compile, nothing was timed
+    assert names([far], {"roofline_pct": 20}) == ["far"]
+    assert names([far], {"roofline_pct": 90}) == []
+    assert names([far], {}) == []  # of what did not compile, nothing was timed
     speaking = move("near", "vector", "signals.memory_bound and metrics.roofline_pct < 60")
-    assert told([far, speaking], {"roofline_pct": 20}) == ["near", "far"]
+    assert names([far, speaking], {"roofline_pct": 20}) == ["near", "far"]
 
 
 def test_all_signals_of_a_request_are_in_the_verdict_in_order() -> None:
     request = RetrieveRequest(signal="poor_reuse", signals=("memory_bound", "poor_reuse"))
-    found = Diagnoser(load_signals()).conclude(request, {}, (), ())
-    assert found.signals == ("poor_reuse", "memory_bound")
-    assert {signal.confidence for signal in found.diagnosis.signals} == {"given"}
+    verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
+    assert verdict.signal_ids == ("poor_reuse", "memory_bound")
+    assert {signal.confidence for signal in verdict.signals} == {"given"}

@@ -1,4 +1,4 @@
-"""What the knowledge about one chip covers and what is missing, told by signal, topic and fact.
+"""What the knowledge about one chip covers and what is missing, by signal, topic and fact.
 
 Counts passages of documents about the chip itself, its family and its vendor; what is about no
 hardware in particular does not count. Which signals matter most and what an uploader should look
@@ -58,6 +58,8 @@ class KnownFact:
 
 @dataclass(frozen=True)
 class MissingFact:
+    """A fact that neither the chip nor one above it states."""
+
     key: str
     unit: str
     meaning: str
@@ -65,7 +67,9 @@ class MissingFact:
 
 @dataclass(frozen=True)
 class MissingTopic:
-    """`upload`: what to look for in the chip's documentation; `signals`: whom it would help."""
+    """A topic to upload next. `upload` says what to look for in the chip's documentation, `signals`
+    which signals it would serve, `weight` how much they need it.
+    """
 
     topic: str
     upload: str
@@ -75,6 +79,8 @@ class MissingTopic:
 
 @dataclass(frozen=True)
 class Coverage:
+    """What is known about one chip: its signals, topics and facts, and what is missing."""
+
     hardware: str
     lineage: tuple[str, ...]
     documents: int
@@ -86,6 +92,7 @@ class Coverage:
     missing_topics: tuple[MissingTopic, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """The body of GET /hardware/{id}/coverage."""
         return asdict(self)
 
 
@@ -107,7 +114,9 @@ class _Count:
 def coverage(
     catalog: Catalog, registry: HardwareRegistry, hardware_id: str, access_scope: str = ALL_ACCESS
 ) -> Coverage:
-    """What is known about a chip (any name of it); UnknownHardware names the nearest."""
+    """What is known about a chip, by id, name or alias. Raises UnknownHardware, which names the
+    nearest.
+    """
     chip = registry.resolve(hardware_id)
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()
@@ -142,7 +151,9 @@ def topics_of(signals: SignalRegistry) -> tuple[str, ...]:
 
 
 def coverage_data_from(raw: Mapping[str, Any], signals: SignalRegistry) -> CoverageData:
-    """Check parsed TOML against the vocabulary: no unknown signal, one sentence for every topic."""
+    """Check parsed TOML against the vocabulary. Raises InvalidKnowledge for an unknown signal or
+    topic, and for a topic without a sentence.
+    """
     weights, uploads = raw.get("weights", {}), raw.get("uploads", {})
     problems = [f"unknown signal {name!r}" for name in weights if name not in signals]
     odd = set(topics_of(signals)) ^ set(uploads)
@@ -159,6 +170,9 @@ def coverage_data_from(raw: Mapping[str, Any], signals: SignalRegistry) -> Cover
 
 @lru_cache(maxsize=1)
 def load_coverage_data() -> CoverageData:
+    """The built-in weights and sentences. Raises InvalidKnowledge where they name what there is
+    not.
+    """
     text = (DATA / "coverage.toml").read_text(encoding="utf-8")
     return coverage_data_from(tomllib.loads(text), load_signals())
 
@@ -187,16 +201,16 @@ def _counts(
             about.c.hardware_id.in_(list(lineage)),
         )
     )
-    found: dict[tuple[str, str], _Count] = {}
+    counts: dict[tuple[str, str], _Count] = {}
     with catalog.read() as connection:
         for seq, document_id, hardware_id, kind, value in connection.execute(query):
             for key in {("", ""), (kind or "", value or "")}:
-                count = found.setdefault(key, _Count())
+                count = counts.setdefault(key, _Count())
                 count.all.add(seq)
                 count.documents.add(document_id)
                 if hardware_id == chip:
                     count.own.add(seq)
-    return found
+    return counts
 
 
 def _subject(
@@ -216,7 +230,7 @@ def _most_useful(
     by_topic: Mapping[str, Subject],
     data: CoverageData,
 ) -> tuple[MissingTopic, ...]:
-    """The topics to upload next: each the one that serves most of what the ones before leave open.
+    """The topics to upload next: each serves most of what those before it leave open.
 
     Topics without any passage come first; those with one or two only fill up the number."""
     open_need = {s.id: data.weights.get(s.id, 1.0) * _NEED[by_signal[s.id].state] for s in signals}

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from sqlalchemy import Connection
@@ -25,18 +26,18 @@ from kb.catalog.knowledge.candidates import Candidate, candidates, sample
 from kb.catalog.knowledge.embeddings import index_state
 from kb.embedding import Vectors
 from kb.scope import ANY, ScopeFilter
-from retrieval.search.plan import Plan
-from retrieval.search.vectors import VectorIndex
+from retrieval.plan import Plan
 
 
 @dataclass(frozen=True)
 class Weights:
     """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
 
-    passage, section: lexical levels. heading: of the heading column in both. dense: beside the
-    lexical score. neighbour: share of the better neighbour's cosine. prose: most that is taken off
-    a passage without function words. code: factor on a block of code. generic: factor on what is
-    about no chip where a chip was named.
+    `passage` and `section` weigh the lexical levels, `heading` the heading column in both, and
+    `dense` the dense score beside the lexical one. `neighbour` is the share of the better
+    neighbour's cosine. `prose` is the largest share subtracted for a passage without function
+    words, `code` the factor on a block of code, and `generic` the factor on a passage that is about
+    no chip where a chip was named.
     """
 
     passage: float = 1.0
@@ -51,15 +52,29 @@ class Weights:
 
 WEIGHTS = Weights()
 PROSE_SHARE = 200  # per mille of function words that running prose reaches
-PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # rows taken
+PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # rows read
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
 
 
+class VectorIndex(Protocol):
+    """What the ranking needs of a vector index; `kb.index.exact` and `kb.index.chroma` each are
+    one.
+    """
+
+    def query(
+        self, scopes: Sequence[str] | None, vector: Vectors, limit: int, access_scope: str = "all"
+    ) -> dict[int, float]:
+        """At most `limit` passages of the scopes (None: all) nearest to a unit vector of shape
+        (dimension,), best first: passage number -> cosine.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Ranked:
-    """One passage by number, with the parts its score was made of."""
+    """One passage by number, with its score and the parts of it: lexical and dense, each 0 to 1."""
 
     seq: int
     score: float
@@ -77,6 +92,7 @@ class ScopeSamples:
         self._lock = threading.Lock()  # protects _kept
 
     def of(self, connection: Connection, scope: ScopeFilter) -> dict[int, Candidate]:
+        """At most SAMPLE passages of the scope, by number."""
         state = index_state(connection)
         with self._lock:
             kept = self._kept.get(scope.key)
@@ -101,7 +117,9 @@ def rank(
     samples: ScopeSamples,
     weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
-    """All candidates, best first. Without `embed` by their words alone."""
+    """All candidates of a scope, best first; ties go to the earlier passage. Without `embed` they
+    are ranked by their words alone. `model` is the fingerprint of the embedding model.
+    """
     if plan.empty:
         return []
     words = lexical_scores(connection, plan, scope, weights)
@@ -109,14 +127,14 @@ def rank(
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
         near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
-    found = candidates(connection, {*words, *near}, model, scope)
+    by_seq = candidates(connection, {*words, *near}, model, scope)
     dense: dict[int, float] = {}
     if vector is not None:
         middle = scope_middle(samples.of(connection, scope), vector, weights)
-        dense = dense_scores(found, vector, middle, weights)
+        dense = dense_scores(by_seq, vector, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
     ranked = []
-    for seq, candidate in found.items():
+    for seq, candidate in by_seq.items():
         if not candidate.wanted:
             continue
         word, meaning = words.get(seq, 0.0), dense.get(seq, 0.0)
@@ -126,8 +144,8 @@ def rank(
 
 
 def _prior(candidate: Candidate, weights: Weights, chip_named: bool) -> float:
-    """What a passage is worth before it is asked for: running text answers more often than lists
-    and code.
+    """The factor on a passage whatever the request: running text answers more often than lists and
+    code.
     """
     prose = 1.0 - weights.prose * (1.0 - min(1.0, candidate.prose / PROSE_SHARE))
     code = weights.code if candidate.kind == "code" else 1.0
@@ -138,7 +156,9 @@ def _prior(candidate: Candidate, weights: Weights, chip_named: bool) -> float:
 def lexical_scores(
     connection: Connection, plan: Plan, scope: ScopeFilter, weights: Weights = WEIGHTS
 ) -> dict[int, float]:
-    """The best passages by their words and their section's; 1.0 is the best of all."""
+    """The BY_WORDS best passages by their words and their section's: number -> score, 1.0 for the
+    best.
+    """
     total: dict[int, float] = defaultdict(float)
     for seq, score in _level(connection, "passage", plan, scope, weights).items():
         total[seq] += weights.passage * score
@@ -159,7 +179,7 @@ def _level(
 ) -> dict[int, float]:
     scores: dict[int, float] = defaultdict(float)
     for group in plan.words:
-        found = lexical.search(
+        matches = lexical.search(
             connection,
             level,
             group.tokens,
@@ -167,25 +187,25 @@ def _level(
             heading_weight=weights.heading,
             limit=PER_LEVEL[level],
         )
-        for seq, score in found.items():
+        for seq, score in matches.items():
             scores[seq] += group.weight * score
     return _over_best(scores)
 
 
 def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
-    """The weighted mean direction of the plan's phrases, unit length."""
+    """The weighted mean direction of the plan's phrases: a unit vector of shape (dimension,)."""
     total = np.sum([p.weight * embed(p.text) for p in plan.phrases], axis=0)
     return np.asarray(total / max(float(np.linalg.norm(total)), 1e-12), np.float32)
 
 
 def dense_scores(
-    found: Mapping[int, Candidate], vector: Vectors, middle: float, weights: Weights = WEIGHTS
+    by_seq: Mapping[int, Candidate], vector: Vectors, middle: float, weights: Weights = WEIGHTS
 ) -> dict[int, float]:
     """Cosine with a share of the better neighbour in the section, scaled to 0..1 from middle to
     best.
     """
-    cosine = _cosines(found, vector)
-    raw = _with_neighbours(found, cosine, weights)
+    cosine = _cosines(by_seq, vector)
+    raw = _with_neighbours(by_seq, cosine, weights)
     if not raw:
         return {}
     best = max(raw.values())
@@ -200,8 +220,8 @@ def scope_middle(sample: Mapping[int, Candidate], vector: Vectors, weights: Weig
     return float(np.median(list(raw.values()))) if raw else 0.0
 
 
-def _cosines(found: Mapping[int, Candidate], vector: Vectors) -> dict[int, float]:
-    vectors = {seq: c.vector for seq, c in found.items() if c.vector is not None}
+def _cosines(by_seq: Mapping[int, Candidate], vector: Vectors) -> dict[int, float]:
+    vectors = {seq: c.vector for seq, c in by_seq.items() if c.vector is not None}
     if not vectors:
         return {}
     cosines = np.stack(list(vectors.values())) @ vector
@@ -209,20 +229,20 @@ def _cosines(found: Mapping[int, Candidate], vector: Vectors) -> dict[int, float
 
 
 def _with_neighbours(
-    found: Mapping[int, Candidate], cosine: Mapping[int, float], weights: Weights
+    by_seq: Mapping[int, Candidate], cosine: Mapping[int, float], weights: Weights
 ) -> dict[int, float]:
     return {
-        seq: value + weights.neighbour * _better_neighbour(seq, found, cosine)
+        seq: value + weights.neighbour * _better_neighbour(seq, by_seq, cosine)
         for seq, value in cosine.items()
-        if found[seq].wanted
+        if by_seq[seq].wanted
     }
 
 
 def _better_neighbour(
-    seq: int, found: Mapping[int, Candidate], cosine: Mapping[int, float]
+    seq: int, by_seq: Mapping[int, Candidate], cosine: Mapping[int, float]
 ) -> float:
-    section = found[seq].section_id
-    beside = (n for n in (seq - 1, seq + 1) if n in found and found[n].section_id == section)
+    section = by_seq[seq].section_id
+    beside = (n for n in (seq - 1, seq + 1) if n in by_seq and by_seq[n].section_id == section)
     return max((cosine.get(n, 0.0) for n in beside), default=cosine[seq])
 
 

@@ -1,48 +1,58 @@
 """From what happened to what is searched for: weighted groups of words for the lexical levels,
 texts for the dense one.
 
-A signal is asked in the three phrases in which manuals speak of it; what the caller knows beyond it
-(a question, the telling lines of a log, the names of metrics) weighs more. Knows nothing about
-indexes."""
+A signal is searched for in the three phrases in which manuals speak of it. What the caller knows
+beyond it (a question, the lines of a log that carry its message, the names of metrics) weighs more.
+Knows nothing about indexes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 
 from kb.tokens import tokenize
 from retrieval.diagnose.log_lines import query_lines
 from retrieval.diagnose.metrics import MetricRegistry
-from retrieval.diagnose.signals import Signal
-from retrieval.search.thesaurus import other_names
+from retrieval.diagnose.signals import DATA, Signal
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
 SHORT_LOG = 2000  # characters
-MAX_SIGNALS = 3  # of a verdict are asked for
+MAX_SIGNALS = 3  # of a verdict that are searched for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
 THESAURUS_WEIGHT = 0.4
+MAX_OTHER_NAMES = 40  # tokens added to a request, in the order of the concepts
 
 
 @dataclass(frozen=True)
 class Words:
+    """A group of tokens for the lexical index, and its weight beside other groups."""
+
     weight: float
     tokens: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Phrase:
+    """A text for the embedding model, and its weight in the query vector."""
+
     weight: float
     text: str
 
 
 @dataclass(frozen=True)
 class Plan:
+    """What is searched for in the lexical index (`words`) and among vectors (`phrases`)."""
+
     words: tuple[Words, ...]
     phrases: tuple[Phrase, ...]
 
     @property
     def empty(self) -> bool:
+        """Whether there is no token to search for."""
         return not any(group.tokens for group in self.words)
 
 
@@ -55,13 +65,15 @@ def make_plan(
     signals: Sequence[Signal],
     op: str | None,
 ) -> Plan:
-    """signals: those given or found, the leading one first."""
-    detail = " ".join(filter(None, [query, _telling(log), op]))
+    """`signals` are those of the verdict, the leading one first; `registry` knows the words of
+    metric names.
+    """
+    detail = " ".join(filter(None, [query, _message_of(log), op]))
     names = " ".join(_metric_words(metrics, registry))
     words: list[Words] = []
     phrases: list[Phrase] = []
-    asked = " ".join(filter(None, [detail, names]))
-    tokens = _distinct(tokenize(asked))[:MAX_TOKENS]
+    subject = " ".join(filter(None, [detail, names]))
+    tokens = _distinct(tokenize(subject))[:MAX_TOKENS]
     if tokens:
         words.append(Words(1.0, tokens))
         phrases.append(Phrase(1.0, (detail or names)[:MAX_DENSE_CHARS]))
@@ -78,8 +90,8 @@ def make_plan(
     return Plan(tuple(words), tuple(phrases))
 
 
-def _telling(log: str | None) -> str:
-    """A short log speaks for itself; of a long one only the lines that carry the message count."""
+def _message_of(log: str | None) -> str:
+    """The whole of a short log; of a long one the lines that carry the message."""
     if not log:
         return ""
     return log if len(log) <= SHORT_LOG else "\n".join(query_lines(log))
@@ -97,3 +109,38 @@ def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> It
 
 def _distinct(tokens: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tokens))
+
+
+# -- the names that other chips give the same thing
+
+
+@dataclass(frozen=True)
+class Concept:
+    """The token sets of a concept's names."""
+
+    names: tuple[frozenset[str], ...]
+
+    def named_in(self, tokens: Collection[str]) -> bool:
+        """Whether all tokens of one of the names are among these."""
+        present = set(tokens)
+        return any(name and name <= present for name in self.names)
+
+
+@cache
+def load_thesaurus() -> tuple[Concept, ...]:
+    """The built-in concepts, in the order of the file."""
+    with (DATA / "thesaurus.toml").open("rb") as file:
+        rows = tomllib.load(file)["concepts"]
+    return tuple(Concept(tuple(frozenset(tokenize(n)) for n in row["names"])) for row in rows)
+
+
+def other_names(tokens: Collection[str]) -> tuple[str, ...]:
+    """Tokens of the other names of every concept that the tokens name; at most MAX_OTHER_NAMES."""
+    present = set(tokens)
+    names: dict[str, None] = {}
+    for concept in load_thesaurus():
+        if concept.named_in(present):
+            for name in concept.names:
+                names |= dict.fromkeys(sorted(name))
+    fresh = (token for token in names if token not in present)
+    return tuple(islice(fresh, MAX_OTHER_NAMES))

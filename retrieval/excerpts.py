@@ -17,13 +17,15 @@ from kb.catalog.knowledge.passages import Passage
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import DocumentRef, Excerpt
-from retrieval.search.ranking import Ranked
+from retrieval.ranking import Ranked
 
 
 @dataclass(frozen=True)
 class Shape:
-    """singles: excerpts that stay one passage. grown_chars: size of the later ones. duplicate:
-    share of the smaller excerpt's words at which two say the same."""
+    """How excerpts are built. The first `singles` stay one passage, later ones grow to at most
+    `grown_chars` characters. Two excerpts are duplicates when they share more than `duplicate` of
+    the smaller one's words.
+    """
 
     singles: int = 8
     grown_chars: int = 800
@@ -31,7 +33,7 @@ class Shape:
 
 
 SHAPE = Shape()
-WHOLE = Shape(singles=0, grown_chars=1200)  # for a prompt, where a thought should come whole
+WHOLE = Shape(singles=0, grown_chars=1200)  # for a prompt, where a reader wants the context
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 _REACH = 3  # passages to each side that an excerpt may grow over
 
@@ -43,7 +45,9 @@ def make_excerpts(
     count: int,
     shape: Shape = SHAPE,
 ) -> list[Excerpt]:
-    """At most `count` excerpts, best first."""
+    """At most `count` excerpts of the ranked passages, best first. Passages that the scope no
+    longer admits, or that nearly repeat an earlier excerpt, are left out.
+    """
     chosen: list[list[Passage]] = []
     by_seq = {r.seq: r for r in ranked}
     used: set[int] = set()
@@ -115,8 +119,8 @@ def _grow(
 
 
 def _score(passage: Passage, scores: Mapping[int, Ranked]) -> float:
-    found = scores.get(passage.seq)
-    return found.score if found is not None else 0.0
+    entry = scores.get(passage.seq)
+    return entry.score if entry is not None else 0.0
 
 
 def _excerpt(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerpt:

@@ -31,7 +31,7 @@ _NEAREST = 5
 
 @dataclass(frozen=True)
 class Child:
-    """`path` is the whole path of the child, ready to be asked for."""
+    """What lies directly below a node. `path` is the whole path of the child."""
 
     path: str
     kind: str
@@ -42,6 +42,8 @@ class Child:
 
 @dataclass(frozen=True)
 class PassageText:
+    """One passage of a section, as it is shown."""
+
     id: str
     text: str
     page_label: str | None
@@ -51,8 +53,8 @@ class PassageText:
 class KnowledgeNode:
     """kind: root | category | hardware | topic | document | section.
 
-    `path` is the exact one, also when the node was found by part of a topic's name. `texts` only at
-    a section.
+    `path` is the exact one, also where the request gave only part of a topic's name. Only a section
+    has `texts`.
     """
 
     path: str
@@ -65,6 +67,7 @@ class KnowledgeNode:
     hint: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """The body of GET /knowledge."""
         return asdict(self)
 
 
@@ -95,7 +98,9 @@ class _Count:
 def knowledge_node(
     catalog: Catalog, registry: HardwareRegistry, path: str, access_scope: str = ALL_ACCESS
 ) -> KnowledgeNode:
-    """The node at a path ('' is the root); NotFound names what lies near it."""
+    """The node at a path; '' is the root. Raises NotFound or UnknownHardware, which name what lies
+    near it.
+    """
     with catalog.read() as connection:
         place = _Place(access_scope)
         for segment in (part for part in path.split("/") if part.strip()):
@@ -122,16 +127,16 @@ def _step(
         raise NotFound(
             f"{'/'.join(place.path)} has nothing below it", hint="A section is the last level."
         )
-    found = _groups(connection, place, below)
+    groups = _groups(connection, place, below)
     key, hint = segment, ""
-    if below == "hardware" and key not in found:
+    if below == "hardware" and key not in groups:
         key, hint = _hardware(registry, place, segment), ""
-    elif below == "topic" and key not in found:
-        key, hint = _nearest_topic(segment, found)
+    elif below == "topic" and key not in groups:
+        key, hint = _nearest_topic(segment, groups)
     # Categories and registered chips are places even while nothing is in them.
-    if key not in found and below != "hardware" and (below != "category" or key not in CATEGORIES):
-        raise _missing(place, below, segment, found)
-    group = found.get(key)
+    if key not in groups and below != "hardware" and (below != "category" or key not in CATEGORIES):
+        raise _missing(place, below, segment, groups)
+    group = groups.get(key)
     known: dict[str, Any] = {name: getattr(place, name) for name in _Place.__dataclass_fields__}
     known |= {
         "path": (*place.path, key),
@@ -168,29 +173,29 @@ def _hardware(registry: HardwareRegistry, place: _Place, segment: str) -> str:
         raise
 
 
-def _nearest_topic(segment: str, found: Mapping[str, _Count]) -> tuple[str, str]:
+def _nearest_topic(segment: str, groups: Mapping[str, _Count]) -> tuple[str, str]:
     """The topic that a part of its name means: by its beginning, else by a word of it."""
     wanted = topic_slug(segment)
-    if wanted in found:
+    if wanted in groups:
         return wanted, ""
-    starts = [slug for slug in found if slug.startswith(wanted)]
-    words = [slug for slug in found if any(w.startswith(wanted) for w in slug.split("-"))]
-    parts = [slug for slug in found if set(wanted.split("-")) <= set(slug.split("-"))]
+    starts = [slug for slug in groups if slug.startswith(wanted)]
+    words = [slug for slug in groups if any(w.startswith(wanted) for w in slug.split("-"))]
+    parts = [slug for slug in groups if set(wanted.split("-")) <= set(slug.split("-"))]
     matches = starts or words or parts
     if not matches:
         return segment, ""
-    ranked = sorted(matches, key=lambda slug: (-len(found[slug].passages), slug))
+    ranked = sorted(matches, key=lambda slug: (-len(groups[slug].passages), slug))
     others = sorted((set(starts + words + parts)) - {ranked[0]})
     also = f"; also: {', '.join(others)}" if others else ""
     return ranked[0], f"{segment} is not a topic; this is the nearest{also}."
 
 
-def _missing(place: _Place, below: str, segment: str, found: Mapping[str, _Count]) -> NotFound:
+def _missing(place: _Place, below: str, segment: str, groups: Mapping[str, _Count]) -> NotFound:
     here = "/".join(place.path)
-    by_title = {group.title: key for key, group in found.items()}
-    near = nearest(segment, found, _NEAREST)
+    by_title = {group.title: key for key, group in groups.items()}
+    near = nearest(segment, groups, _NEAREST)
     near += [by_title[title] for title in nearest(segment, by_title, _NEAREST)]
-    near = list(dict.fromkeys(near or sorted(found)))[:_NEAREST]
+    near = list(dict.fromkeys(near or sorted(groups)))[:_NEAREST]
     paths = ["/".join((*place.path, key)) for key in near]
     hint = f"Nearest: {', '.join(paths)}." if paths else f"{here or 'The store'} is empty."
     return NotFound(
@@ -248,8 +253,8 @@ def _texts(connection: Connection, place: _Place) -> tuple[PassageText, ...]:
         return ()
     seqs = connection.execute(_live(place, t.passages.c.seq).distinct()).scalars()
     scope = ScopeFilter(hardware=None, access_scope=place.access_scope)
-    found = reading.load(connection, seqs, scope).values()
-    ordered = sorted(found, key=lambda passage: passage.ordinal)
+    passages = reading.load(connection, seqs, scope).values()
+    ordered = sorted(passages, key=lambda passage: passage.ordinal)
     return tuple(PassageText(p.id, p.shown, p.page_label) for p in ordered)
 
 

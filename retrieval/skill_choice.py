@@ -37,8 +37,9 @@ from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
-from retrieval.answer import RetrieveRequest, SkillAnswer
-from retrieval.compose.context import count_tokens
+from retrieval.answer import SkillAnswer
+from retrieval.context import count_tokens
+from retrieval.request import RetrieveRequest
 
 MAX_SKILLS = 3
 DEFAULT_STATES = ("active",)
@@ -60,7 +61,9 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Choice:
-    """Best first. withheld: names of skills that would have been among them."""
+    """Skills to show, best first. `withheld` are the names of skills that were chosen but are not
+    shown.
+    """
 
     answers: tuple[SkillAnswer, ...] = ()
     withheld: tuple[str, ...] = ()
@@ -86,14 +89,15 @@ def choose_skills(
     facts: Mapping[str, Fact],
     withheld_share: float = WITHHELD_SHARE,
 ) -> Choice:
-    """Only states that the request asks for, `active` unless it says otherwise.
+    """The skills to show for a request, best first, of the states it names (active by default).
 
-    Without a signal there is nothing to remedy, and a search of an operator begins: then those of
-    that operator that have a recipe.
+    Without a signal there is nothing to remedy, and a search for a kernel of an operator begins:
+    then only skills of that operator that have a recipe are considered. A request with neither gets
+    none. `metrics` are canonical values, `facts` are of the hardware by key.
 
-    Of a request with a run_id a share of the skills is withheld, by hash of skill, run and node,
-    so that what showing them is worth can be told; nothing takes their place. A request without
-    one always gets the same answer.
+    For a request with a `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by
+    hash of skill, run and node, so that the effect of showing them can be measured; nothing takes
+    their place. A request without a `run_id` always gets the same answer.
     """
     if not signals and not request.op:
         return Choice()  # neither a condition to remedy nor an operator to begin with
@@ -128,10 +132,12 @@ def choose_skills(
     scored.sort(key=lambda entry: (-entry[0], entry[1].name))
     pool = [_scored(row, total, parts) for total, row, parts in scored[:POOL]]
     chosen = _diverse(pool, int(request.max_tokens * TOKEN_SHARE))
-    shown = [one for one in chosen if not _is_withheld(one.skill.name, request, withheld_share)]
+    shown = [
+        scored for scored in chosen if not _is_withheld(scored.skill.name, request, withheld_share)
+    ]
     return Choice(
         _answers(connection, shown, scope.access_scope),
-        tuple(one.skill.name for one in chosen if one not in shown),
+        tuple(skill.skill.name for skill in chosen if skill not in shown),
     )
 
 
@@ -139,7 +145,9 @@ def choose_skills(
 
 
 def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
-    """See the module. tested: trials with and without it, and how many of them bore it out."""
+    """The evidence part of the score, 0 to 1 (the module says how). `tested` is the number of
+    trials with and without the skill, and how many of them were in its favour.
+    """
     trials, wins = skill.trials + tested[0], skill.wins + tested[1]
     if trials == 0:
         return UNMEASURED
@@ -149,7 +157,7 @@ def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
 
 def _relevance(row: SkillHead, signals: Sequence[str], bindings: Bindings) -> float | None:
     """None when the skill's preconditions do not hold."""
-    found = max(
+    relevance = max(
         (1.0 / (1 + signals.index(s)) for s in row.scopes.signals if s in signals),
         default=NO_SIGNAL,
     )
@@ -158,29 +166,28 @@ def _relevance(row: SkillHead, signals: Sequence[str], bindings: Bindings) -> fl
         if holds is False:
             return None
         if holds is None:
-            found *= OPEN_PRECONDITION
-    return round(found, 4)
+            relevance *= OPEN_PRECONDITION
+    return round(relevance, 4)
 
 
-def _nearness(hardware: Sequence[str], asked: Sequence[str] | None) -> float:
+def _nearness(hardware: Sequence[str], wanted: Sequence[str] | None) -> float:
     if not hardware:
         return 0.6
-    if asked and asked[0] in hardware:
+    if wanted and wanted[0] in hardware:
         return 1.0
     return 0.8
 
 
 def _in_use(
-    present: Mapping[str, Mapping[str, str]], asked: Sequence[str] | None
+    present: Mapping[str, Mapping[str, str]], wanted: Sequence[str] | None
 ) -> dict[str, frozenset[str]]:
-    """Toolchains in use by name: on the hardware that is asked about where they are known there,
-    else on any."""
-    found: dict[str, set[str]] = {}
+    """Toolchains in use, by name: on the hardware of the request if known there, else on any."""
+    by_name: dict[str, set[str]] = {}
     for chains in present.values():
         for name, toolchain in chains.items():
-            found.setdefault(name, set()).add(toolchain)
-    exact = {name: {text} for name, text in present.get(asked[0] if asked else "", {}).items()}
-    return {name: frozenset(texts) for name, texts in {**found, **exact}.items()}
+            by_name.setdefault(name, set()).add(toolchain)
+    exact = {name: {text} for name, text in present.get(wanted[0] if wanted else "", {}).items()}
+    return {name: frozenset(texts) for name, texts in {**by_name, **exact}.items()}
 
 
 def _freshness(row: SkillHead, in_use: Mapping[str, frozenset[str]]) -> float:
@@ -202,37 +209,41 @@ def _scored(row: SkillHead, total: float, parts: Mapping[str, float]) -> _Scored
 
 
 def _diverse(pool: Sequence[_Scored], max_tokens: int) -> list[_Scored]:
-    """The best first; then, again and again, the one whose score least repeats what is chosen."""
+    """The best first, then repeatedly the skill of highest score that repeats the chosen ones
+    least.
+    """
     left, chosen, spent = list(pool), list[_Scored](), 0
-    best = max((one.total for one in pool), default=0.0) or 1.0
+    best = max((entry.total for entry in pool), default=0.0) or 1.0
     while left and len(chosen) < MAX_SKILLS:
-        found = max(left, key=lambda one: _worth(one, best, chosen))
-        left.remove(found)
-        cost = count_tokens(f"- {found.skill.name}: {found.skill.description}")
+        best_next = max(left, key=lambda entry: _worth(entry, best, chosen))
+        left.remove(best_next)
+        cost = count_tokens(f"- {best_next.skill.name}: {best_next.skill.description}")
         if spent + cost > max_tokens:
             continue
         spent += cost
-        chosen.append(found)
-        left = [one for one in left if one.skill.structured_key != found.skill.structured_key]
+        chosen.append(best_next)
+        left = [
+            entry for entry in left if entry.skill.structured_key != best_next.skill.structured_key
+        ]
     return chosen
 
 
-def _worth(one: _Scored, best: float, chosen: Sequence[_Scored]) -> float:
-    repeats = max((_alike(one, other) for other in chosen), default=0.0)
-    return TRADE * one.total / best - (1 - TRADE) * repeats
+def _worth(entry: _Scored, best: float, chosen: Sequence[_Scored]) -> float:
+    repeats = max((_alike(entry, other) for other in chosen), default=0.0)
+    return TRADE * entry.total / best - (1 - TRADE) * repeats
 
 
-def _alike(one: _Scored, other: _Scored) -> float:
+def _alike(entry: _Scored, other: _Scored) -> float:
     """0 to 1: a third each for the transformation, the operators and the words in common."""
-    mine, theirs = one.skill, other.skill
+    mine, theirs = entry.skill, other.skill
     same = float(mine.transformation == theirs.transformation)
     ops = _overlap(frozenset(mine.scopes.ops), frozenset(theirs.scopes.ops))
-    return (same + ops + _overlap(one.words, other.words)) / 3
+    return (same + ops + _overlap(entry.words, other.words)) / 3
 
 
-def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
-    union = one | other
-    return len(one & other) / len(union) if union else 1.0
+def _overlap(words: frozenset[str], other: frozenset[str]) -> float:
+    union = words | other
+    return len(words & other) / len(union) if union else 1.0
 
 
 def _is_withheld(skill: str, request: RetrieveRequest, share: float) -> bool:
@@ -248,18 +259,18 @@ def _is_withheld(skill: str, request: RetrieveRequest, share: float) -> bool:
 def _answers(
     connection: Connection, chosen: Sequence[_Scored], access_scope: str
 ) -> tuple[SkillAnswer, ...]:
-    ids = [one.skill.id for one in chosen]
+    ids = [entry.skill.id for entry in chosen]
     evidence = store.evidence_for(connection, ids, access_scope, details=False)
     return tuple(
         SkillAnswer(
-            name=one.skill.name,
-            summary=_summary(one.skill),
-            tier=one.skill.tier,
-            state=one.skill.state,
-            score=one.parts,
-            evidence=_evidence(one.skill, evidence.get(one.skill.id, [])),
+            name=entry.skill.name,
+            summary=_summary(entry.skill),
+            tier=entry.skill.tier,
+            state=entry.skill.state,
+            score=entry.parts,
+            evidence=_evidence(entry.skill, evidence.get(entry.skill.id, [])),
         )
-        for one in chosen
+        for entry in chosen
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.tokens import tokenize
-from retrieval.answer import Diagnosis, Excerpt, MoveAnswer, SkillAnswer
+from retrieval.answer import Excerpt, Move, SkillAnswer, Verdict
 
 CHARS_PER_TOKEN = 3.0  # lower than is usual for English and code
 # Shares of the excerpt budget; what a category leaves goes to the next.
@@ -39,22 +39,26 @@ def count_tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class Context:
+    """The packed text and its size; `excerpts` are the ids of those that fitted."""
+
     text: str
     tokens: int
-    excerpts: tuple[str, ...]  # ids of the excerpts that fitted
+    excerpts: tuple[str, ...]
 
 
 def pack(
     *,
-    diagnosis: Diagnosis,
+    verdict: Verdict,
     hardware: Mapping[str, object] | None,
     by_category: Mapping[str, Sequence[Excerpt]],
-    moves: Sequence[MoveAnswer],
+    moves: Sequence[Move],
     skills: Sequence[SkillAnswer],
     budget: int,
 ) -> Context:
-    """Fill the budget in order of importance; a part that does not fit is left out, never cut."""
-    head = _head(diagnosis, hardware)
+    """Fill a budget of tokens in order of importance; a part that does not fit is left out, never
+    cut. `by_category` offers excerpts, best first. The text is empty when not even the head fits.
+    """
+    head = _head(verdict, hardware)
     tail = [part for part in (_moves(moves), _skills(skills)) if part]
     spent = count_tokens(head)
     kept_tail = []
@@ -68,18 +72,18 @@ def pack(
     return Context(text if spent <= budget else "", min(spent + used, budget), tuple(ids))
 
 
-def _head(diagnosis: Diagnosis, hardware: Mapping[str, object] | None) -> str:
+def _head(verdict: Verdict, hardware: Mapping[str, object] | None) -> str:
     lines = []
     if hardware:
         lineage = " < ".join(str(part) for part in hardware["lineage"])  # type: ignore[attr-defined]
         lines.append(f"Hardware: {hardware['name']} ({lineage})")
-    for finding in diagnosis.signals:
+    for finding in verdict.signals:
         evidence = "; ".join(_evidence(entry) for entry in finding.evidence[:3] if _evidence(entry))
         lines.append(
             f"Signal: {finding.id} (confidence {finding.confidence})"
             + (f": {evidence}" if evidence else "")
         )
-    for signature in diagnosis.signatures[:3]:
+    for signature in verdict.signatures[:3]:
         if signature["remedy"]:
             lines.append(f"Known error: {signature['title']}. {signature['remedy']}")
     return "\n".join(lines)
@@ -145,7 +149,7 @@ def _near(bag: frozenset[str], other: frozenset[str]) -> bool:
     return smaller > 0 and len(bag & other) > NEAR * smaller
 
 
-def _moves(moves: Sequence[MoveAnswer]) -> str:
+def _moves(moves: Sequence[Move]) -> str:
     if not moves:
         return ""
     lines = ["## Moves: parameter changes for this verdict"]

@@ -10,9 +10,9 @@ from typing import Any
 from kb.catalog.hardware import Fact
 from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Value, compile_predicate
-from retrieval.answer import MoveAnswer
+from retrieval.answer import Move
 
-MAX_MOVES = 8  # of any role, and again of the roles that were asked for
+MAX_MOVES = 8  # of any role, and again of the roles that the caller names
 
 
 def fitting_moves(
@@ -23,12 +23,14 @@ def fitting_moves(
     problem: Mapping[str, Value | None],
     lineage: Sequence[str],
     roles: Sequence[str] = (),
-) -> tuple[MoveAnswer, ...]:
-    """Moves that hold, then those that only lack a value; the chip's own before general ones. After
-    the best of any role come further ones of the roles named, so that none of another role crowds
-    them out.
+) -> tuple[Move, ...]:
+    """The moves for a verdict: those that hold, then those that only lack a value; within these the
+    leading signal's first, and the chip's own before general ones.
 
-    A move that names no signal rests on values alone: it has to hold.
+    At most MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
+    moves of other roles cannot crowd them out. A move that names no signal rests on values alone,
+    so it is listed only when it holds. `signals` are ids, the leading one first, `metrics`
+    canonical values, and `lineage` the hardware with its families, nearest first.
     """
     bindings = Bindings(
         signals=set(signals),
@@ -36,7 +38,7 @@ def fitting_moves(
         facts={key: fact.value for key, fact in facts.items()},
         problem=problem,
     )
-    decided: list[tuple[tuple[Any, ...], MoveAnswer]] = []
+    decided: list[tuple[tuple[Any, ...], Move]] = []
     for order, move in enumerate(moves):
         outcome = compile_predicate(move.predicate).evaluate(bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
@@ -53,7 +55,7 @@ def fitting_moves(
 
 def _answer(
     move: StoredMove, applies: bool | None, missing: tuple[str, ...], facts: Mapping[str, Fact]
-) -> MoveAnswer:
+) -> Move:
     limit = None
     if move.limit_fact is not None:
         fact = facts.get(move.limit_fact)
@@ -63,7 +65,7 @@ def _answer(
             "unit": fact.unit if fact else None,
             "source": f"{fact.title}, {fact.locator}" if fact else None,
         }
-    return MoveAnswer(
+    return Move(
         id=move.id,
         name=move.name,
         when=move.predicate,

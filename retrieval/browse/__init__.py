@@ -1,1 +1,0 @@
-"""Looking around without a question: the knowledge tree and the coverage of a chip."""

@@ -1,1 +1,0 @@
-"""What goes beside the excerpts and into the prompt: moves, skills, the packed context."""

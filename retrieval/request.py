@@ -1,0 +1,169 @@
+"""What a caller asks of /retrieve, spelled once: the fields, their help and limits, the checks.
+
+The HTTP parameters and body, the command line and the in-process client derive from this
+definition or are held against it by a test. Plain data: it knows no web framework and no model
+library, and nothing about how an answer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from kb.errors import InvalidRequest, nearest
+from kb.moves_vocabulary import ROLES
+from kb.predicates import Value
+from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
+from kb.scope import ALL_ACCESS, CATEGORIES
+
+MAX_NAME = 200  # characters of an id or name
+MAX_NAMES = 50  # in one list
+MAX_QUERY = 20_000  # characters
+MAX_METRICS = 5_000
+MAX_QUANTITIES = 50
+MAX_K = 200
+MAX_TOKENS = 100_000
+SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
+
+# text and names: str and tuple of str; count: int; metrics: name -> a profiler's number or text;
+# quantities: name -> number or text.
+Kind = Literal["text", "names", "count", "metrics", "quantities"]
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One field of a request, for whoever builds a door.
+
+    `limit` is the most characters of a text, the most entries of names, metrics and quantities,
+    or the largest count; None where the service's settings limit it. `choices` lists the accepted
+    words where there are finitely many.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    limit: int | None
+    choices: Callable[[], tuple[str, ...]] | None
+
+
+def _field(
+    kind: Kind,
+    help: str,
+    *,
+    default: Any = None,
+    limit: int | None = MAX_NAME,
+    choices: Callable[[], tuple[str, ...]] | None = None,
+) -> Any:
+    described = {"kind": kind, "help": help, "limit": limit, "choices": choices}
+    return field(default=default, metadata=described)
+
+
+def _names(help: str, *, default: Any = (), choices: Any = None) -> Any:
+    return _field("names", help, default=default, limit=MAX_NAMES, choices=choices)
+
+
+@dataclass(frozen=True)
+class RetrieveRequest:
+    """Any combination of signals, log, metrics and query; at least one of them. Everything else
+    narrows the answer or is for the log. `access_scope` is who asks; a door sets it, no caller.
+    """
+
+    signal: str | None = _field("text", "A run-time signal; GET /signals lists them.")
+    log: str | None = _field("text", "What the compiler or the run printed, unchanged.", limit=None)
+    metrics: Mapping[str, float | str] | None = _field(
+        "metrics", "A profiler's own metric names and values.", limit=MAX_METRICS
+    )
+    query: str | None = _field("text", "A question.", limit=MAX_QUERY)
+    hardware: str | None = _field("text", "An id, name or alias; GET /hardware lists them.")
+    op: str | None = _field("text", "The operator or its family, like matmul.")
+    language: str | None = _field("text", "What the kernel is written in, like triton or cuda.")
+    dtype: str | None = _field("text", "The main element type, like bf16.")
+    problem: Mapping[str, float | str] | None = _field(
+        "quantities",
+        "Further quantities of the problem, like compulsory_bytes or flops.",
+        limit=MAX_QUANTITIES,
+        choices=lambda: tuple(problem_terms().quantities),
+    )
+    k: int = _field("count", "Excerpts in the ranked list.", default=20, limit=MAX_K)
+    max_tokens: int = _field(
+        "count", "Budget of `context` in tokens.", default=6000, limit=MAX_TOKENS
+    )
+    categories: tuple[str, ...] | None = _names(
+        "Only these: constraint, guidance, hardware.", default=None, choices=lambda: CATEGORIES
+    )
+    skill_states: tuple[str, ...] = _names(
+        "States of skills to consider; only active ones by default.", choices=lambda: SKILL_STATES
+    )
+    run_id: str | None = _field("text", "The optimizer's run that asks, for the log.")
+    node_id: str | None = _field("text", "The node of that run, for the log.")
+    access_scope: str = ALL_ACCESS
+    signals: tuple[str, ...] = _names("Further signals after `signal`, the leading one first.")
+    roles: tuple[str, ...] = _names(
+        "Parameter roles that the caller can change, like vector or tile_m: moves of these come"
+        " in addition to the best of any role.",
+        choices=lambda: tuple(sorted(ROLES)),
+    )
+
+    @property
+    def given_signals(self) -> tuple[str, ...]:
+        """`signal` and `signals`, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.signal, *self.signals))))
+
+    @property
+    def problem_values(self) -> dict[str, Value | None]:
+        """What predicates read as `problem.<name>`, in canonical words."""
+        return {
+            **(self.problem or {}),
+            "op": canonical_op(self.op) if self.op else None,
+            "language": self.language,
+            "dtype": canonical_dtype(self.dtype) if self.dtype else None,
+        }
+
+
+def request_fields() -> Iterator[FieldSpec]:
+    """Every field that a caller may give, in the order of the definition."""
+    for part in fields(RetrieveRequest):
+        if part.metadata:
+            yield FieldSpec(name=part.name, **part.metadata)
+
+
+def help_of(name: str) -> str:
+    """The help text of a field. Raises KeyError for an unknown one."""
+    return {spec.name: spec.help for spec in request_fields()}[name]
+
+
+def check_request(request: RetrieveRequest) -> None:
+    """Raise InvalidRequest for a request without a subject, a count out of range, or a word that is
+    not one of a field's choices.
+    """
+    if not any((request.given_signals, request.log, request.metrics, request.query)):
+        raise InvalidRequest(
+            "nothing to retrieve for",
+            hint="Give a signal, a log, metrics or a query (q), in any combination.",
+        )
+    for spec in request_fields():
+        value = getattr(request, spec.name)
+        if spec.kind == "count" and not 1 <= value <= (spec.limit or value):
+            raise InvalidRequest(f"{spec.name} is {value}", hint=f"Use 1 to {spec.limit}.")
+        if spec.choices is not None:
+            _check_words(spec.name, value or (), spec.choices())
+
+
+_WORD_OF = {
+    "categories": "category",
+    "skill_states": "skill state",
+    "roles": "role",
+    "problem": "quantity of a problem",
+}
+
+
+def _check_words(name: str, words: Any, known: tuple[str, ...]) -> None:
+    for word in words:
+        if word not in known:
+            near = nearest(word, known)
+            raise InvalidRequest(
+                f"unknown {_WORD_OF.get(name, name)} {word!r}",
+                hint=f"Use one of {', '.join(known)}"
+                + (f"; did you mean {near[0]}?" if near else "."),
+            )

@@ -1,0 +1,134 @@
+"""A request as JSON or as query parameters: models that are built from `request.request_fields`.
+
+Both the HTTP routes and the in-process client read requests here, so that they accept and refuse
+the same and answer errors alike. An unknown field is refused: a mistyped one would otherwise be
+ignored in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    create_model,
+)
+
+from kb.errors import invalid_fields
+from kb.scope import ALL_ACCESS
+from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
+
+MAX_METRIC_TEXT = 500
+QUERY_NAMES = {"query": "q"}  # parameters of a URL that are spelled otherwise than in the body
+IN_QUERY = ("text", "names", "count")
+
+
+def _metric(value: object) -> float | str:
+    """A profiler's value: a finite number, or the text that the profiler printed."""
+    if isinstance(value, str):
+        if len(value) > MAX_METRIC_TEXT:
+            raise ValueError(f"a metric's text has at most {MAX_METRIC_TEXT} characters")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a metric is a number, or a number as text")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError("a metric is a finite number")
+    return number
+
+
+def _split(value: object) -> object:
+    """`a,b` as well as ["a", "b"]."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+_MetricValue = Annotated[float | str, PlainValidator(_metric, json_schema_input_type=float | str)]
+_Name = Annotated[str, Field(max_length=MAX_NAME)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _body_field(spec: FieldSpec) -> tuple[Any, Any]:
+    types: dict[str, Any] = {
+        "text": str,
+        "names": Annotated[list[_Name], BeforeValidator(_split)],
+        "count": int,
+        "metrics": dict[_Name, _MetricValue],
+        "quantities": dict[_Name, _Finite | _Name],
+    }
+    limits: dict[str, Any] = {}
+    if spec.kind != "count" and spec.limit is not None:
+        limits["max_length"] = spec.limit
+    # The limit is on the value, not on None, so it stands inside of the union.
+    inner = Annotated[types[spec.kind], Field(**limits)] if limits else types[spec.kind]
+    return inner | None, Field(None, description=spec.help)
+
+
+def _query_field(spec: FieldSpec) -> tuple[Any, Any]:
+    types: dict[str, Any] = {"text": str, "names": list[str], "count": int}
+    repeated = " Comma-separated or repeated." if spec.kind == "names" else ""
+    return types[spec.kind] | None, Field(
+        None, description=spec.help + repeated, alias=QUERY_NAMES.get(spec.name)
+    )
+
+
+if TYPE_CHECKING:
+
+    class RetrieveBody(BaseModel):
+        """The JSON body of POST /retrieve; its fields are those of `request_fields`."""
+
+    class RetrieveQuery(BaseModel):
+        """The query parameters of /retrieve."""
+
+else:
+    RetrieveBody = create_model(
+        "RetrieveBody",
+        __config__=ConfigDict(extra="forbid", strict=True),
+        __doc__="Give a signal, a raw log, a profiler's metrics or a question, or several of them.",
+        **{spec.name: _body_field(spec) for spec in request_fields()},
+    )
+    RetrieveQuery = create_model(
+        "RetrieveQuery",
+        **{
+            spec.name: _query_field(spec)
+            for spec in request_fields()
+            if spec.kind in IN_QUERY and spec.name != "log"
+        },
+    )
+
+
+def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, Any]:
+    """Query parameters as a body; empty ones, as a form sends them, are left out."""
+    values: dict[str, Any] = {**parameters.model_dump(exclude_none=True), **also}
+    # A list of one entry may itself be comma-separated.
+    joined = {n: ",".join(v) if isinstance(v, list) else v for n, v in values.items()}
+    return {name: value for name, value in joined.items() if value not in (None, "")}
+
+
+def read_request(
+    body: Any, defaults: Mapping[str, int] | None = None, access_scope: str = ALL_ACCESS
+) -> RetrieveRequest:
+    """The request that decoded JSON stands for. `defaults` are of `k` and `max_tokens`. Raises
+    InvalidRequest, which names every field that is unknown, of the wrong type or too long.
+    """
+    try:
+        model = RetrieveBody.model_validate(body)
+    except ValidationError as error:
+        raise invalid_fields(error.errors(include_url=False, include_context=False)) from None
+    values: dict[str, Any] = dict(defaults or {})
+    for name, value in model.model_dump(exclude_none=True).items():
+        blank = not value.strip() if isinstance(value, str) else value in ([], {})
+        if not blank:
+            values[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+    return RetrieveRequest(**values, access_scope=access_scope)
