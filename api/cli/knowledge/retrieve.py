@@ -53,10 +53,10 @@ def retrieve(
     as_json: AsJson = False,
 ) -> None:
     """What is known about a signal, a log, metrics or a question."""
-    leading, *further = signal or (None,)
+    signals = signal or []
     request = {
-        "signal": leading,
-        "signals": further or None,
+        "signal": signals[0] if signals else None,
+        "signals": signals[1:] or None,
         "query": query,
         "log": None if log is None else read_log(log),
         "metrics": read_metrics(metrics) if metrics else None,
