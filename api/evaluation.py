@@ -16,9 +16,8 @@ from kb.hardware.detection.detect import probe
 from kb.hardware.detection.device import DetectedDevice, Resolver
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
-from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
-from optimizer.evaluation.collectors.device_rows import store_device
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import WANTED

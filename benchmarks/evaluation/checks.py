@@ -26,7 +26,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.runner.subjects import module_subject
+from optimizer.evaluation.runner.kernels import module_kernel
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
@@ -75,7 +75,7 @@ def in_a_loop(problem: Problem, case: Case, device: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.py"
         path.write_text(opened.source, encoding="utf-8")
-        call = module_subject(
+        call = module_kernel(
             path,
             "Model",
             init_args=opened.init_args,

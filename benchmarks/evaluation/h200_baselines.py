@@ -27,11 +27,11 @@ from benchmarks.evaluation.gpu_machine import (
 from benchmarks.report import ended, say, table
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.work import Work, achieved
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.roofline import Work, achieved
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython

@@ -37,7 +37,7 @@ from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
-from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
+from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
 
 TITLE = "Planted defects and the verdict"
 FOLDER = Path(__file__).parent / "planted"

@@ -24,7 +24,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerProcess,
 )
 from optimizer.evaluation.journal import Journal
-from optimizer.evaluation.loaded_kernel import LoadedSubject, SubjectFailed
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.processes import Host, Processes
 from optimizer.evaluation.records import (
@@ -50,7 +50,7 @@ from optimizer.evaluation.timing.blocks import (
 )
 from optimizer.evaluation.toolchains.base import Compiled, Loader, Target, Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.evaluation.toolchains.triton.cases import CaseSetup, write_setups
+from optimizer.evaluation.toolchains.triton.compile import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
@@ -218,7 +218,7 @@ class Attempt:
                 self._in_one_process(loader)
             else:
                 self._in_fresh_processes(loader)
-        except SubjectFailed as failed:
+        except KernelFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
             self._end(kind, failed.message, failed.log)
         except RunnerHung as hung:
@@ -278,11 +278,11 @@ class Attempt:
         # Small cases first: a wrong candidate costs least there.
         cases = self._checkable(loader)
         for case in sorted(cases, key=lambda case: case.timed):
-            subject = self.processes.load(runner, loader, case)
+            kernel = self.processes.load(runner, loader, case)
             try:
-                found = check_case(self.bench.case(case), subject, self.seeds, self._settings)
+                found = check_case(self.bench.case(case), kernel, self.seeds, self._settings)
             finally:
-                self.processes.leave(case, subject)
+                self.processes.leave(case, kernel)
             self.checks += found.checks
             self.flags += found.flags
             if found.message:
@@ -323,13 +323,13 @@ class Attempt:
 
     def _time(self, runner: RunnerProcess, loader: Loader, case: Case) -> Measured:
         try:
-            with self.processes.both(runner, loader, case) as (baseline, subject):
+            with self.processes.both(runner, loader, case) as (baseline, kernel):
                 return measure(
                     case.name,
                     baseline,
-                    Side("candidate", runner, subject),
+                    Side("candidate", runner, kernel),
                     self._timing_policy,
-                    self._comparison(self.bench.case(case), subject),
+                    self._comparison(self.bench.case(case), kernel),
                     self.bench.draw(),
                     self._settings.on,
                 )
@@ -358,14 +358,14 @@ class Attempt:
             policy = replace(policy, block_ms=BLOCK_MS[self.bench.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
 
-    def _comparison(self, prepared: PreparedCase, subject: LoadedSubject) -> Compare:
+    def _comparison(self, prepared: PreparedCase, kernel: LoadedKernel) -> Compare:
         """Of both sides' outputs of a timed call."""
         seed = self.seeds[0]
 
         def compare(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str | None:
             if not self._settings.on(10):
                 return None
-            return prepared.disagreement(ours, theirs, subject.mirror.tensors, seed)
+            return prepared.disagreement(ours, theirs, kernel.mirror.tensors, seed)
 
         return compare
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
-from optimizer.evaluation.loaded_kernel import LoadedSubject
+from optimizer.evaluation.loaded_kernel import LoadedKernel
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
@@ -66,7 +66,7 @@ class Baselines:
     def _renewed(self, side: Side, prepared: PreparedCase, seed: int) -> Side:
         try:
             side.runner.wake()
-            side.subject.renew(prepared.sample(seed), self._settings.call_seconds)
+            side.kernel.renew(prepared.sample(seed), self._settings.call_seconds)
         except RUNNER_FAILED as failed:
             self._end(prepared.name, side)
             raise BaselineFailed(str(failed)) from failed
@@ -76,7 +76,7 @@ class Baselines:
         name = hashlib.sha256(prepared.name.encode()).hexdigest()[:8]
         path = self._folder / f"reference_{name}.py"
         path.write_text(prepared.open.source, encoding="utf-8")
-        subject = LoadedSubject(
+        kernel = LoadedKernel(
             runner,
             prepared.open,
             prepared.sample(seed),
@@ -84,9 +84,9 @@ class Baselines:
             self._settings.without,
             followed=False,
         )
-        side = Side("baseline", runner, subject, trusted=True)
+        side = Side("baseline", runner, kernel, trusted=True)
         try:
-            subject.load(
+            kernel.load(
                 Loader("python", path, "Model"),
                 limits=self._settings.limits(runner.settings.device),
                 flush_bytes=self._flush_bytes,
@@ -109,7 +109,7 @@ class Baselines:
     def _end(self, case: str, side: Side) -> Future[bool]:
         self._kept.pop(case, None)
         ending = self._pool.end(side.runner)
-        ending.add_done_callback(lambda ended: side.subject.close(reusable=ended.result()))
+        ending.add_done_callback(lambda ended: side.kernel.close(reusable=ended.result()))
         return ending
 
     def close(self) -> None:

@@ -1,13 +1,22 @@
-"""Evaluations as rows of the catalog, sources as blobs."""
+"""Rows of the catalog about measurements: evaluations, with sources as blobs, and the devices that
+they were measured on.
+
+Needs SQLAlchemy, which a bare GPU machine has not: nothing else in this half imports it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
+import sqlalchemy as sa
+
+from kb import clock
 from kb.blobs import Blobs
+from kb.catalog.engine import Catalog
 from kb.catalog.search.evaluations import (
     CandidateRow,
     CaseFigures,
@@ -15,9 +24,13 @@ from kb.catalog.search.evaluations import (
     Evaluations,
     ProblemRow,
 )
+from kb.catalog.tables.hardware import devices
+from kb.ids import derived_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.journal import main_dtype, shape_bucket, shapes
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
@@ -116,3 +129,42 @@ def _case(case: Case, signature: Signature) -> CaseRow:
         case.weight,
         case.held_out,
     )
+
+
+def store_device(
+    catalog: Catalog,
+    hardware_id: str,
+    identity: DeviceIdentity,
+    ceilings: Ceilings | None = None,
+) -> str:
+    """The id of the device's row, made or brought up to date."""
+    row_id = derived_id("dev", identity.uuid, identity.driver or "")
+    values: dict[str, Any] = {
+        "hardware_id": hardware_id,
+        "name": identity.name,
+        "memory_bytes": identity.memory_bytes,
+        "environment": identity.as_json(),
+        **(_measured(ceilings) if ceilings is not None else {}),
+    }
+    with catalog.write() as connection:
+        found = connection.execute(sa.select(devices.c.id).where(devices.c.id == row_id)).first()
+        if found is not None:
+            connection.execute(sa.update(devices).where(devices.c.id == row_id).values(**values))
+            return row_id
+        fresh = {"id": row_id, "uuid": identity.uuid, "driver": identity.driver}
+        connection.execute(
+            sa.insert(devices).values(
+                {"matmul_peak": {}, **values, **fresh, "created_at": clock.now()}
+            )
+        )
+    return row_id
+
+
+def _measured(ceilings: Ceilings) -> dict[str, Any]:
+    moment = datetime.fromtimestamp(ceilings.measured_at, UTC)
+    return {
+        "copy_bandwidth": ceilings.copy_bandwidth,
+        "matmul_peak": {dtype: figure.value for dtype, figure in ceilings.matmul.items()},
+        "launch_latency": ceilings.launch.value if ceilings.launch else None,
+        "measured_at": clock.stamp(moment),
+    }

@@ -18,8 +18,8 @@ from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, Metric
-from optimizer.evaluation.collectors.work import Work, metrics_of
 from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError
+from optimizer.evaluation.roofline import Work, metrics_of
 from retrieval.answer import Diagnosis, RetrieveRequest, SignalFinding
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.verdict import Diagnoser

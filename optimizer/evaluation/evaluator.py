@@ -18,17 +18,16 @@ from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.baselines import Baselines
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.collect import collect_all
 from optimizer.evaluation.collectors.job import Collected, write_job
-from optimizer.evaluation.collectors.work import Work, impossible_times
-from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.collectors.profilers import collect_all
+from optimizer.evaluation.correctness.prepared import PreparedCase, PreparedProblem
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
 from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.processors import processor
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.prepared_problem import PreparedProblem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import (
     CaseTiming,
@@ -37,12 +36,12 @@ from optimizer.evaluation.records import (
     Isolation,
     TimingState,
 )
+from optimizer.evaluation.roofline import Work, impossible_times
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import Side
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Target, Toolchain
-from optimizer.evaluation.toolchains.processor import processor
 
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 

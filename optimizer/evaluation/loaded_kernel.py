@@ -16,8 +16,7 @@ import torch
 
 from optimizer.evaluation.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
 from optimizer.evaluation.problem.tensors import OpenCase
-from optimizer.evaluation.runner.memory.arrays import dtype_name, places_json
-from optimizer.evaluation.runner.memory.fresh import refresh
+from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -29,7 +28,7 @@ WARM_SPANS = 3
 GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
 
 
-class SubjectFailed(Exception):
+class KernelFailed(Exception):
     """The subject did not do what it was asked, by its own fault.
 
     kind: subject | raised | refused | memory.
@@ -118,7 +117,7 @@ class Mirror:
             refresh(self.tensors, self._banks, seed, call)
 
 
-class LoadedSubject:
+class LoadedKernel:
     """One subject on one case."""
 
     def __init__(
@@ -312,7 +311,7 @@ class LoadedSubject:
 
     def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
         if not reply.get("ok"):
-            raise SubjectFailed(
+            raise KernelFailed(
                 str(reply.get("failure")), str(reply.get("message")), str(reply.get("log", ""))
             )
         return reply

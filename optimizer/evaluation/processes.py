@@ -14,7 +14,7 @@ import torch
 from kb.errors import Unavailable
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
-from optimizer.evaluation.loaded_kernel import LoadedSubject
+from optimizer.evaluation.loaded_kernel import LoadedKernel
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
@@ -81,8 +81,8 @@ class Processes:
         self._workdir = workdir
         self._gone = True
         self._ending: list[Future[bool]] = []
-        self._spent: list[LoadedSubject] = []
-        self._loaded: tuple[Case, LoadedSubject] | None = None
+        self._spent: list[LoadedKernel] = []
+        self._loaded: tuple[Case, LoadedKernel] | None = None
 
     def check_room(self, cases: Sequence[Case]) -> None:
         """Raises Unavailable where others have filled the device's memory: a candidate that finds
@@ -124,16 +124,16 @@ class Processes:
 
     # -- the candidate
 
-    def load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
+    def load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedKernel:
         """With the values of the seed. Raises SubjectFailed, or what `RunnerProcess.ask` raises."""
         host, settings = self._host, self._host.settings
         prepared = host.case(case)
-        subject = LoadedSubject(
+        kernel = LoadedKernel(
             runner, prepared.open, prepared.sample(self._seed), host.store, settings.without
         )
         with ExitStack() as undo:
-            undo.callback(self._spent.append, subject)
-            told = subject.load(
+            undo.callback(self._spent.append, kernel)
+            told = kernel.load(
                 loader,
                 limits=settings.limits(host.device),
                 flush_bytes=host.flush_bytes,
@@ -143,7 +143,7 @@ class Processes:
             undo.pop_all()
         self.confined = tuple(told["confined"])
         self.notes += told["notes"]
-        return subject
+        return kernel
 
     def _cache(self) -> Path:
         """What is compiled when it is called is compiled once: the process that is timed finds what
@@ -152,73 +152,73 @@ class Processes:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def leave(self, case: Case, subject: LoadedSubject) -> None:
+    def leave(self, case: Case, kernel: LoadedKernel) -> None:
         """Done with it for now; in a process that stays it stays loaded."""
-        self._count(subject)
+        self._count(kernel)
         if self.stays:
             if self._loaded is not None:
                 self._spent.append(self._loaded[1])
-            self._loaded = (case, subject)
+            self._loaded = (case, kernel)
         else:
-            self._spent.append(subject)
+            self._spent.append(kernel)
 
-    def _ready(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedSubject:
+    def _ready(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedKernel:
         """Loaded, now or before, with the values of the seed."""
         runner.wake()  # it is stopped where it was timed before
         if self._loaded is None or self._loaded[0] is not case:
             return self.load(runner, loader, case)
-        (_, subject), self._loaded = self._loaded, None
+        (_, kernel), self._loaded = self._loaded, None
         try:
             sample = self._host.case(case).sample(self._seed)
-            subject.renew(sample, self._host.settings.call_seconds)
+            kernel.renew(sample, self._host.settings.call_seconds)
         except RUNNER_FAILED:
-            self.leave(case, subject)
+            self.leave(case, kernel)
             raise
-        return subject
+        return kernel
 
     # -- the candidate and the reference
 
     @contextmanager
     def both(
         self, runner: RunnerProcess, loader: Loader, case: Case
-    ) -> Iterator[tuple[Side, LoadedSubject]]:
+    ) -> Iterator[tuple[Side, LoadedKernel]]:
         """Ready to be timed against each other. Raises BaselineFailed, or what the candidate's
         process raises."""
-        subject, coming = self._both_ready(runner, loader, case)
+        kernel, coming = self._both_ready(runner, loader, case)
         lost = False
         try:
             if not self.stays:
                 self.settle()  # what it was checked in
-            yield coming.result(), subject
+            yield coming.result(), kernel
         except BaselineFailed:
             lost = True
             raise
         finally:
-            self.leave(case, subject)
+            self.leave(case, kernel)
             self._leave_baseline(case, coming, lost)
 
     def _both_ready(
         self, runner: RunnerProcess, loader: Loader, case: Case
-    ) -> tuple[LoadedSubject, Future[Side]]:
+    ) -> tuple[LoadedKernel, Future[Side]]:
         """The reference is loaded beside the candidate; nothing is timed yet."""
         self._host.case(case).sample(self._seed)  # made once, before two threads want it
         with ThreadPoolExecutor(1) as beside, ExitStack() as undo:
             coming = beside.submit(self._host.begin_baseline(case, self._seed))
             undo.callback(self._leave_baseline, case, coming)
-            subject = self._ready(runner, loader, case)
+            kernel = self._ready(runner, loader, case)
             undo.pop_all()
-        return subject, coming
+        return kernel, coming
 
     def _leave_baseline(self, case: Case, coming: Future[Side], lost: bool = False) -> None:
         if coming.exception() is not None:
             return
         side = coming.result()
-        self._count(side.subject)
+        self._count(side.kernel)
         ending = self._host.leave_baseline(case, side, lost)
         if ending is not None:
             self._ending.append(ending)
 
-    def _count(self, subject: LoadedSubject) -> None:
+    def _count(self, kernel: LoadedKernel) -> None:
         """Add the time of its calls so far."""
-        self.called_ns += subject.called_ns
-        subject.called_ns = 0
+        self.called_ns += kernel.called_ns
+        kernel.called_ns = 0

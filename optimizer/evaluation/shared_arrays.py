@@ -11,8 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.evaluation.runner.memory.arrays import Arrays, Place, create, lay_out
-from optimizer.evaluation.runner.memory.pinned import pin, unpin
+from optimizer.evaluation.runner.memory import Arrays, Place, create, lay_out, pin, unpin
 
 Specs = Sequence[tuple[str, Sequence[int]]]
 KEPT_BYTES = 16 << 30
@@ -21,7 +20,7 @@ KEPT_BYTES = 16 << 30
 @dataclass(frozen=True)
 class Shared:
     """A memory file and views on it. used: it held something else before. pinned: see
-    `optimizer.evaluation.runner.memory.pinned`; it stays so while it is kept."""
+    `optimizer.evaluation.runner.memory`; it stays so while it is kept."""
 
     fd: int
     places: list[Place]

@@ -17,9 +17,9 @@ from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from kb.errors import InvalidRequest
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json
-from optimizer.evaluation.collectors.work import Work, work_of
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.roofline import Work, work_of
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import Any
 from kb.errors import Unavailable
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.runner.environment import threads_and_memory
+from optimizer.evaluation.isolation.launch import threads_and_memory
 from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
 
 CHILD = Path(__file__).with_name("ceilings_child.py")

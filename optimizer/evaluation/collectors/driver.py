@@ -20,9 +20,9 @@ WARM_CALLS = 2
 Call = Callable[[], Any]
 
 
-def subject_call(job: dict[str, Any]) -> Call:
+def kernel_call(job: dict[str, Any]) -> Call:
     """The candidate, set up by the runner's own code."""
-    from optimizer.evaluation.runner.subjects import library_subject, module_subject
+    from optimizer.evaluation.runner.kernels import library_kernel, module_kernel
 
     device = job["device"]
     tensors = [t.to(device) for t in torch.load(job["tensors"], weights_only=True)]
@@ -34,11 +34,11 @@ def subject_call(job: dict[str, Any]) -> Call:
     path, entry = Path(job["path"]), job["entry"]
     if job["kind"] == "c_abi":
         outputs = [(dtype, shape) for dtype, shape in job["expected"]]
-        found = library_subject(
+        found = library_kernel(
             path, entry, inputs=given, state=state, outputs=outputs, device=device
         )
     else:
-        found = module_subject(
+        found = module_kernel(
             path,
             entry,
             init_args=job["init_args"],
@@ -127,8 +127,8 @@ def main(arguments: list[str]) -> None:
     job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
-    call = subject_call(job)
-    job["trace"] = importlib.import_module("optimizer.evaluation.runner.trace").traced
+    call = kernel_call(job)
+    job["trace"] = importlib.import_module("optimizer.evaluation.runner.kernels").traced
     sys.path.remove(root)
     torch.set_num_threads(job["threads"])
     for _ in range(WARM_CALLS):

@@ -1,5 +1,6 @@
 """Two ways to start a runner's process: a fresh interpreter, or a fork of one that has torch
-imported. Both give a `Launched`: its process number, how it ended.
+imported. Both give a `Launched`: its process number, and later its exit code. Also the environment
+variables that every measuring process runs with.
 
 A fork takes milliseconds where an interpreter with torch takes seconds. CUDA cannot be used in a
 fork of a process that has used it: the process that is forked from only imports.
@@ -19,8 +20,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from optimizer.evaluation.isolation.levels import Level, command
-from optimizer.evaluation.runner.environment import threads_and_memory
 from optimizer.evaluation.runner.wire import Wire
+
+# glibc hands freed arrays back to the system when they lie at the end of its heap or were mapped by
+# themselves; whether they do is chance. A process in which they do pays for every page again in
+# every call: the same code was seen to take 3.5 times as long. So nothing is handed back.
+# https://man7.org/linux/man-pages/man3/mallopt.3.html
+STEADY_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+def threads_and_memory(threads: int) -> dict[str, str]:
+    """threads: of OpenMP and of MKL."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
+
 
 RUNNER = Path(__file__).resolve().parents[1] / "runner"
 START_SECONDS = 120.0
@@ -124,7 +140,7 @@ class Zygote:
         level: Level,
         environment: Mapping[str, str],
     ) -> None:
-        """program: a file that serves forks (`runner.forking`); it is given the number of its
+        """program: a file that serves forks (see `runner.forks`); it is given the number of its
         socket, whether its forks get process namespaces, and the arguments."""
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
@@ -149,7 +165,7 @@ class Zygote:
         """One for all runners of the same settings; a request is what a runner is told at its
         start, with socket, tokens and log."""
         arguments = [str(threads), device]
-        return cls(RUNNER / "forking" / "zygote.py", arguments, level, threads_and_memory(threads))
+        return cls(RUNNER / "zygote.py", arguments, level, threads_and_memory(threads))
 
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
         """Raises WireClosed or EOFError where it has ended, TimeoutError if it is silent."""

@@ -1,17 +1,42 @@
-"""How many processors other work left to us over a while, by the kernel's own account.
+"""The processors of this machine: which they are, and how many of them other work left to us.
 
-What a thread waits in the run queue does not show everything: on a virtual machine under load the
-host takes time that no guest thread is said to have waited for. Standard library only, Linux only;
-elsewhere nothing is known.
+A name such as "AMD EPYC", and the name that a compiler gives to `-march=native`, are shared by
+generations of which one computes 512 bits at a time and another twice 256: what one runs fastest,
+the other does not. What a thread waits in the run queue does not show everything either: on a
+virtual machine under load the host takes time that no guest thread is reported to have waited for.
+Standard library only. The account of the kernel is read on Linux only; elsewhere it is unknown.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+# Keys of /proc/cpuinfo: CPUID leaf 1 on x86, MIDR_EL1 on Arm.
+KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
+
+
+def signature(cpuinfo: str) -> str:
+    """Of the first processor; empty where nothing of it is told."""
+    first: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        first.setdefault(key.strip(), value.strip())
+    return " ".join(first[key] for key in KEYS if first.get(key))
+
+
+@cache
+def processor() -> str:
+    """Such as "AuthenticAMD 25 17" (family, model) or "0x41 0xd4f 0x0"; else the architecture."""
+    text = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.is_file() else ""
+    return signature(text) or platform.machine()
+
 
 _STAT = Path("/proc/stat")
 # Columns of /proc/stat that are work or stolen: user, nice, system, irq, softirq, steal (proc(5)).

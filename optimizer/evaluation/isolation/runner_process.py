@@ -20,9 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from optimizer.evaluation.isolation.launch import START_SECONDS, Launched, Spawned, Zygote
+from optimizer.evaluation.isolation.launch import (
+    START_SECONDS,
+    Launched,
+    Spawned,
+    Zygote,
+    threads_and_memory,
+)
 from optimizer.evaluation.isolation.levels import Level
-from optimizer.evaluation.runner.environment import threads_and_memory
 from optimizer.evaluation.runner.wire import Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"

@@ -23,9 +23,9 @@ from optimizer.evaluation.problem.convention import (
     hidden_tensors,
     positional,
 )
-from optimizer.evaluation.problem.costs import counted_flops, formula_value
 from optimizer.evaluation.problem.importing import import_problem, running, substituted
 from optimizer.evaluation.problem.input_values import distributed, lively, replaceable, seeded
+from optimizer.evaluation.problem.operators import counted_flops, formula_value
 from optimizer.evaluation.problem.spec import Case, OutputKind, Problem
 
 _NUDGE_SEED = 0xE9

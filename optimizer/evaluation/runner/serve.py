@@ -17,19 +17,25 @@ from typing import Any
 import torch
 
 from optimizer.evaluation.runner import clocks
+from optimizer.evaluation.runner.clocks import Spans
 from optimizer.evaluation.runner.confine import confine
-from optimizer.evaluation.runner.memory.arrays import Arrays, places_from
-from optimizer.evaluation.runner.memory.fresh import refresh
-from optimizer.evaluation.runner.memory.outputs import OutputRefused, check, store
-from optimizer.evaluation.runner.memory.pinned import pin, unpin
-from optimizer.evaluation.runner.spans import Spans
-from optimizer.evaluation.runner.subjects import (
-    Subject,
-    SubjectError,
-    library_subject,
-    module_subject,
+from optimizer.evaluation.runner.kernels import (
+    CallableKernel,
+    KernelError,
+    library_kernel,
+    module_kernel,
+    traced,
 )
-from optimizer.evaluation.runner.trace import traced
+from optimizer.evaluation.runner.memory import (
+    Arrays,
+    OutputRefused,
+    check,
+    pin,
+    places_from,
+    refresh,
+    store,
+    unpin,
+)
 from optimizer.evaluation.runner.wire import Wire, WireClosed
 
 JOIN_SECONDS = 5.0
@@ -55,7 +61,7 @@ class Runner:
         self._wire = wire
         self._tokens = tokens
         self._device = device
-        self._subject: Subject | None = None
+        self._kernel: CallableKernel | None = None
         self._confined: list[str] | None = None
         self._targets: list[torch.Tensor | None] = []
         self._banks: list[torch.Tensor | None] = []
@@ -94,7 +100,7 @@ class Runner:
             return {"ok": True, **answer(message, fds)}
         except OutputRefused as refused:
             return {"ok": False, "failure": "refused", "message": str(refused)}
-        except SubjectError as error:
+        except KernelError as error:
             return {"ok": False, "failure": "subject", "message": str(error)}
         except MemoryError:
             return {"ok": False, "failure": "memory", "message": "out of memory"}
@@ -116,7 +122,7 @@ class Runner:
             self._confined = confine(
                 _own_folders(message), message["limits"], landlock=24 not in self._without
             )
-        self._last = self._subject = None
+        self._last = self._kernel = None
         self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
@@ -128,8 +134,8 @@ class Runner:
         count = message["inputs"]
         given = [self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)]
         state = dict(zip(message["state"], tensors[count:], strict=True))
-        self._subject = self._set_up(message, given[:count], state)
-        weights: Sequence[torch.Tensor | None] = self._subject.weights
+        self._kernel = self._set_up(message, given[:count], state)
+        weights: Sequence[torch.Tensor | None] = self._kernel.weights
         self._targets = [*tensors[:count], *(weights or [None] * len(state))]
         banks = [self._here(t) for t in self._mapped["banks"].tensors]
         fresh = message["fresh"]
@@ -139,7 +145,7 @@ class Runner:
         elif 4 in self._without:
             self._clock = clocks.TrustingCpuClock()
         return {
-            "notes": self._subject.notes,
+            "notes": self._kernel.notes,
             "threads": threading.active_count(),
             "confined": self._confined,
         }
@@ -174,12 +180,12 @@ class Runner:
 
     def _set_up(
         self, message: dict[str, Any], given: list[Any], state: dict[str, torch.Tensor]
-    ) -> Subject:
+    ) -> CallableKernel:
         path, entry = Path(message["path"]), message["entry"]
         if message["kind"] == "interpreter":
             os.environ["TRITON_INTERPRET"] = "1"
         if message["kind"] == "c_abi":
-            return library_subject(
+            return library_kernel(
                 path,
                 entry,
                 inputs=given,
@@ -187,7 +193,7 @@ class Runner:
                 outputs=self._expected,
                 device=self._device,
             )
-        return module_subject(
+        return module_kernel(
             path,
             entry,
             init_args=message["init_args"],
@@ -201,17 +207,17 @@ class Runner:
     # -- calls
 
     @property
-    def _call_subject(self) -> Callable[[], Any]:
-        if self._subject is None:
-            raise SubjectError("nothing is loaded")
-        return self._subject.call
+    def _call_kernel(self) -> Callable[[], Any]:
+        if self._kernel is None:
+            raise KernelError("nothing is loaded")
+        return self._kernel.call
 
     def _call(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """One call on the inputs as they are; its outputs go to shared memory."""
         del fds
         self._last = None
         self._leave_behind()
-        result, took, wall = self._clock.time(self._call_subject)
+        result, took, wall = self._clock.time(self._call_kernel)
         self._store(result)
         return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
 
@@ -222,7 +228,7 @@ class Runner:
         whose outputs are compared.
         """
         del fds
-        call, clock, seed = self._call_subject, self._clock, message["seed"]
+        call, clock, seed = self._call_kernel, self._clock, message["seed"]
         before = threading.active_count()
         times: list[int] = []
         walls: list[int] = []
@@ -279,7 +285,7 @@ class Runner:
     def _trace(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """Which operators one call really ran."""
         del fds, message
-        return {"operators": traced(self._call_subject)}
+        return {"operators": traced(self._call_kernel)}
 
 
 def _own_folders(message: dict[str, Any]) -> list[Path]:

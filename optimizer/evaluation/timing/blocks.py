@@ -23,7 +23,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.loaded_kernel import Block, LoadedSubject, SubjectFailed
+from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 
@@ -52,7 +52,7 @@ WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
-RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, SubjectFailed)
+RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, KernelFailed)
 # Whether the defences of some rows of the exploit table are all on.
 On = Callable[..., bool]
 
@@ -96,12 +96,12 @@ class Side:
 
     name: str
     runner: RunnerProcess
-    subject: LoadedSubject
+    kernel: LoadedKernel
     trusted: bool = False
     per_call_ns: float = 0.0
 
     def run(self, seed: int, calls: int, seconds: float) -> Block:
-        return self._awake(lambda: self.subject.block(seed, calls, seconds))
+        return self._awake(lambda: self.kernel.block(seed, calls, seconds))
 
     def _awake(self, act: Callable[[], T]) -> T:
         """Whatever goes wrong on the trusted side is no verdict about a candidate."""
@@ -150,7 +150,7 @@ def measure(
     for first, second in order_of(baseline, candidate, policy.max_pairs):
         pair = _pair(first, second, chance, policy)
         blocks = pair if first is baseline else (pair[1], pair[0])
-        mismatch = compare(candidate.subject.outputs, baseline.subject.outputs)
+        mismatch = compare(candidate.kernel.outputs, baseline.kernel.outputs)
         if mismatch:
             return Measured(CaseTiming(case, "none", reason=mismatch), (), mismatch)
         if any(_busy(block, policy) for block in blocks):

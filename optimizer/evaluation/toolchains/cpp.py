@@ -18,10 +18,10 @@ from pathlib import Path
 
 from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.isolation.processors import processor
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.evaluation.toolchains.processor import processor
-from optimizer.evaluation.toolchains.reports.cpu import Loops, count_instructions, parse_loops
+from optimizer.evaluation.toolchains.reports import Loops, count_instructions, parse_loops
 
 LIBRARY = "candidate.so"
 SOURCES = "src"  # relative, so that logs do not tell one working directory from another

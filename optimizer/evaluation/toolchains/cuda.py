@@ -19,8 +19,8 @@ from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.evaluation.toolchains.reports.gpu import parse_ptx, parse_ptxas, whole
-from optimizer.evaluation.toolchains.triton.nvidia import capability
+from optimizer.evaluation.toolchains.reports import parse_ptx, parse_ptxas, whole
+from optimizer.evaluation.toolchains.triton.toolchains import capability
 
 LIBRARY, SOURCES = "candidate.so", "src"
 LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)

@@ -14,8 +14,7 @@ from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
 from optimizer.evaluation.toolchains.torch_python import TorchPython
-from optimizer.evaluation.toolchains.triton.amd import TritonAmd
-from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
+from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
 
 BUILTIN: Mapping[str, Callable[[], Toolchain]] = {
     "g++": CppToolchain,

@@ -1,7 +1,9 @@
 """Compile every Triton kernel of a candidate for a named chip, in a process that can be killed.
 
-What NVIDIA's and AMD's toolchains share; the work itself is in `child`. Imports neither
-torch nor triton.
+NVIDIA's and AMD's toolchains share this; the work itself is in `child`. Beside the signature, a
+Python candidate is constructed with init arguments, constants and the values of plain numbers:
+these are handed over as a file in the working directory. Without the file the candidate's own
+`get_init_inputs` is used, if it has one. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,49 @@ from optimizer.evaluation.toolchains.base import (
     Metric,
     Target,
 )
-from optimizer.evaluation.toolchains.forked import ForkServer, can_fork
-from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.evaluation.toolchains.reports.gpu import whole
-from optimizer.evaluation.toolchains.triton.cases import case_requests
+from optimizer.evaluation.toolchains.processes import (
+    Finished,
+    ForkServer,
+    Limits,
+    can_fork,
+    clean_env,
+    run,
+)
+from optimizer.evaluation.toolchains.reports import whole
+
+SETUPS = "setups.json"
+
+
+@dataclass(frozen=True)
+class CaseSetup:
+    """Of one case, beside its signature. Everything is JSON.
+
+    dtype: of the floating weights, None as the candidate makes them. scalars: values of inputs that
+    are plain numbers, by name.
+    """
+
+    init_args: Sequence[Any] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    scalars: Mapping[str, int | float | bool] = field(default_factory=dict)
+
+
+def write_setups(workdir: Path, setups: Sequence[CaseSetup]) -> None:
+    """One for each signature, in the same order."""
+    text = json.dumps([asdict(setup) for setup in setups])
+    (workdir / SETUPS).write_text(text, encoding="utf-8")
+
+
+def case_requests(workdir: Path, signatures: Sequence[Signature]) -> list[dict[str, Any]]:
+    """Each signature with its setup, as the compiling process reads them."""
+    path = workdir / SETUPS
+    setups = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    setups += [{}] * (len(signatures) - len(setups))
+    return [
+        {**setup, "tensors": [tensor.as_json() for tensor in signature.tensors]}
+        for setup, signature in zip(setups, signatures, strict=False)
+    ]
+
 
 CHILD = Path(__file__).with_name("child.py")
 SERVER = Path(__file__).with_name("server.py")

@@ -43,8 +43,7 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, ROOT)
     import torch  # noqa: F401  (imported for the forks)
 
-    from optimizer.evaluation.runner.forking.forks import Separate, serve
-    from optimizer.evaluation.runner.forking.triton_once import work_out
+    from optimizer.evaluation.runner.forks import Separate, serve, work_out
     from optimizer.evaluation.toolchains.triton import child
 
     for name in LATER:

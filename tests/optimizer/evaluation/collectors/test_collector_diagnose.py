@@ -11,17 +11,16 @@ import torch
 
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.collectors import torch_profile
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
-from optimizer.evaluation.collectors.collect import collect_all, refusals
 from optimizer.evaluation.collectors.job import Collected, Job, write_job
 from optimizer.evaluation.collectors.probe import tool
-from optimizer.evaluation.collectors.work import Work
+from optimizer.evaluation.collectors.profilers import collect_all, collect_torch_profile, refusals
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, OutputError
+from optimizer.evaluation.roofline import Work
 from optimizer.evaluation.toolchains.base import Compiled, Loader, Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
@@ -400,5 +399,5 @@ def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_p
         "threads": 1,
         "calls": 1,
     }
-    told = torch_profile.collect(Job(tmp_path, "cpu", 1, spec))
+    told = collect_torch_profile(Job(tmp_path, "cpu", 1, spec))
     assert not told.metrics and "gone" in told.not_measured

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.collectors import ncu, perf, proton, torch_profile
+from optimizer.evaluation.collectors import ncu, perf
+from optimizer.evaluation.collectors.profilers import parse_proton, parse_torch_profile
 from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
 
@@ -124,13 +125,13 @@ def test_proton_sums_launches_of_a_kernel() -> None:
     other = {"frame": {"name": "sum"}, "metrics": {"count": 10, "time (ns)": 15_000.0}}
     scope = {"frame": {"name": "scope"}, "metrics": {}, "children": [leaf, other]}
     root = {"frame": {"name": "ROOT"}, "metrics": {}, "children": [scope, leaf]}
-    told = proton.parse([root, {"CUDA": {"0": {"arch": "90"}}}], calls=5)
+    told = parse_proton([root, {"CUDA": {"0": {"arch": "90"}}}], calls=5)
     assert told.metrics == {"num_launches": 4.0}
     assert [(k["name"], k["calls"], k["us"]) for k in told.kernels] == [
         ("sum", 2.0, 3.0),
         ("add", 2.0, 2.0),
     ]
-    assert proton.parse([], 1).not_measured
+    assert parse_proton([], 1).not_measured
 
 
 def event(name: str, device: str, calls: int, us: float) -> dict[str, object]:
@@ -144,8 +145,8 @@ def test_kernels_of_a_gpu_and_the_share_of_copies() -> None:
         event("add_kernel", "cuda", 10, 60.0),
         event("Memcpy DtoD (Device -> Device)", "cuda", 10, 40.0),
     ]
-    told = torch_profile.parse({"calls": 5, "events": events}, "cuda")
+    told = parse_torch_profile({"calls": 5, "events": events}, "cuda")
     assert told.metrics == {"kernel_launches": 4.0, "copies_pct": 40.0}
     assert [k["name"] for k in told.kernels] == ["add_kernel", "Memcpy DtoD (Device -> Device)"]
     assert normalise(told.metrics).unrecognised == ()
-    assert torch_profile.parse({"calls": 1, "events": []}, "cuda").not_measured
+    assert parse_torch_profile({"calls": 1, "events": []}, "cuda").not_measured

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.toolchains.reports.cpu import count_instructions, packed_bits, parse_loops
-from optimizer.evaluation.toolchains.reports.gpu import (
+from optimizer.evaluation.toolchains.reports import (
     COMBINE,
+    count_instructions,
+    packed_bits,
     parse_amdgcn,
+    parse_loops,
     parse_ptx,
     parse_ptxas,
     whole,

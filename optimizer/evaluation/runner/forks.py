@@ -1,10 +1,10 @@
-"""Serves forks of an interpreter that has imported what they need: a request comes with
-descriptors, a process answers it, and how it ended is told.
+"""Serves forks of an interpreter that has imported what they need. Each request comes with file
+descriptors; a process of its own answers it, and the way that process ended is reported.
 
 A process in which torch has computed must not be forked (the child hangs at its first parallel
-region), so the one that serves only imports. Each fork gets a process namespace of its own where
+region), so the serving process only imports. Each fork gets a process namespace of its own where
 that is allowed: it is the namespace's first process, and everything it starts dies with it.
-Standard library only.
+Standard library only; no function here touches a device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from optimizer.evaluation.runner.wire import Wire, WireClosed
@@ -111,3 +112,11 @@ def _mount_proc() -> None:
     _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     if _libc.mount(b"proc", b"/proc", b"proc", 0, None) != 0:
         os._exit(1)
+
+
+def work_out() -> None:
+    """The hash over Triton's own files, half a gigabyte that every first compilation asks for.
+    Nothing where another Triton keeps it elsewhere: forks then work it out themselves."""
+    key = getattr(import_module("triton.runtime.cache"), "triton_key", None)
+    if key is not None:
+        key()

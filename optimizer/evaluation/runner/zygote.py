@@ -18,12 +18,11 @@ OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
 
 def main(arguments: list[str]) -> None:
     sock, namespaces, threads, device = arguments
-    root = str(Path(__file__).resolve().parents[4])
+    root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
     import torch  # noqa: F401  (imported for the children)
 
-    from optimizer.evaluation.runner.forking.forks import Separate, serve
-    from optimizer.evaluation.runner.forking.triton_once import work_out
+    from optimizer.evaluation.runner.forks import Separate, serve, work_out
     from optimizer.evaluation.runner.serve import Runner  # noqa: F401
 
     if device == "cuda":

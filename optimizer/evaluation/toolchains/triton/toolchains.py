@@ -1,5 +1,6 @@
-"""Triton for NVIDIA GPUs: runs where one is; everywhere else compiles to PTX and machine code for
-the named architecture, reads the resource reports, and leaves correctness to the interpreter.
+"""Triton for NVIDIA and AMD GPUs. Where an NVIDIA GPU is, candidates run on it; everywhere else
+they are compiled for the named architecture, resource reports are read from PTX, ptxas or the AMD
+code object, and correctness is left to Triton's interpreter.
 
 Standard library only.
 """
@@ -15,7 +16,7 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Metric, Target
 from optimizer.evaluation.toolchains.processes import Limits
-from optimizer.evaluation.toolchains.reports.gpu import parse_ptx, parse_ptxas
+from optimizer.evaluation.toolchains.reports import parse_amdgcn, parse_ptx, parse_ptxas
 from optimizer.evaluation.toolchains.triton.compile import (
     LIMITS,
     Chip,
@@ -73,10 +74,12 @@ class TritonNvidia:
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
         chip = Chip("cuda", str(capability(target)), 32)
-        return compile_triton(bundle, target, chip, workdir, signatures, read_kernel, self._limits)
+        return compile_triton(
+            bundle, target, chip, workdir, signatures, read_nvidia_kernel, self._limits
+        )
 
 
-def read_kernel(ptx: str, log: str) -> dict[str, Metric]:
+def read_nvidia_kernel(ptx: str, log: str) -> dict[str, Metric]:
     """One kernel's PTX and what ptxas said of it."""
     told: dict[str, Metric] = parse_ptx(ptx)
     for row in parse_ptxas(log).values():
@@ -93,3 +96,49 @@ def _ptxas_version() -> str:
     told = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"V[\d.]+", told.stdout)
     return f"ptxas {found[0] if found else 'of unknown version'}"
+
+
+def gfx(target: Target) -> str | None:
+    """ "gfx942" from the architecture or the fact compute_capability; None when nothing says."""
+    told = str(target.arch or target.facts.get("compute_capability", ""))
+    return told if re.fullmatch(r"gfx\d+[a-z]?", told) else None
+
+
+class TritonAmd:
+    """Triton to AMDGCN assembly and code object."""
+
+    name = "triton-amd"
+    languages: tuple[str, ...] = ("triton",)
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+
+    def available(self, target: Target) -> Availability:
+        lacking = missing_packages()
+        if lacking is not None:
+            return lacking
+        if gfx(target) is None:
+            return Availability(
+                False,
+                f"no gfx architecture is known for {target.hardware}",
+                'Give its hardware.toml the fact compute_capability, as "gfx942".',
+            )
+        return Availability(True)
+
+    def version(self) -> str:
+        return versions()
+
+    def compile(
+        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+    ) -> Compiled:
+        arch = str(gfx(target))
+        chip = Chip("hip", arch, 64 if arch.startswith("gfx9") else 32)
+        return compile_triton(
+            bundle, target, chip, workdir, signatures, read_amd_kernel, self._limits
+        )
+
+
+def read_amd_kernel(assembly: str, log: str) -> dict[str, Metric]:
+    """One kernel's assembly; the AMD compiler prints nothing of use beside it."""
+    del log
+    return parse_amdgcn(assembly)
