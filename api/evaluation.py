@@ -162,13 +162,13 @@ def known_about(services: Services, found: Evaluation) -> dict[str, Any]:
     """What the service says about a verdict; nothing where there is nothing to ask for."""
     settings = services.settings
     verdict = found.verdict
-    metrics = {**found.metrics, **verdict.get("metrics", {})}
+    metrics = {**found.metrics, **verdict.metrics}
     request = RetrieveRequest(
         log=found.log or None if not found.correct else None,
         # What was counted and timed says why a right kernel is slow, not why one is wrong.
         metrics=metrics or None if found.correct else None,
-        signals=tuple(signal["id"] for signal in verdict.get("signals", ())),
-        problem=verdict.get("problem") or None,
+        signals=verdict.signal_ids,
+        problem=verdict.problem or None,
         hardware=found.hardware,
         language=found.language,
         k=settings.default_k,

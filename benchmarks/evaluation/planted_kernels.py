@@ -149,7 +149,7 @@ class Row:
 
     @property
     def signals(self) -> list[str]:
-        return [signal["id"] for signal in self.evaluation.verdict.get("signals", ())]
+        return list(self.evaluation.verdict.signal_ids)
 
     @property
     def first(self) -> bool:
@@ -193,9 +193,9 @@ def confusion(rows: Sequence[Row]) -> str:
 def evidence(row: Row) -> list[str]:
     """The values behind the first three signals."""
     lines = []
-    for signal in row.evaluation.verdict.get("signals", ())[:3]:
-        values = [_told(value) for value in signal["evidence"][:4]]
-        lines.append(f"{signal['id']} ({signal['confidence']}): {'; '.join(values)}")
+    for signal in row.evaluation.verdict.signals[:3]:
+        values = [_told(value) for value in signal.evidence[:4]]
+        lines.append(f"{signal.id} ({signal.confidence}): {'; '.join(values)}")
     return [f"* `{row.planted.file}`: " + " | ".join(lines)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, Metric
-from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError
+from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError, Verdict
 from optimizer.evaluation.roofline import Work, metrics_of
 from retrieval.answer import Diagnosis, RetrieveRequest, SignalFinding
 from retrieval.diagnose.signals import load_signals
@@ -64,12 +64,11 @@ def _diagnoser() -> Diagnoser:
     return Diagnoser(load_signals())
 
 
-def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[str, Any]:
-    """A verdict as JSON: retrieval's diagnosis, and `primary`, `kernels` and `not_measured`.
+def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> Verdict:
+    """Why the evaluation came out as it did, by its log or by what was measured.
 
-    `metrics` and `problem` are what it was derived from, for whoever asks about it: measured and
-    derived metrics by raw names (of a correct kernel), quantities of the problem's leading case,
-    whose name is `case`.
+    The metrics of a failed evaluation are left out: what was counted and timed says nothing about
+    why a kernel is wrong.
     """
     reader = FAILURES.get(evaluation.validity)
     timing, work = leading_case(evaluation, around.works or {})
@@ -77,15 +76,15 @@ def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[st
     found = reader(evaluation, around) if reader else _correct(evaluation, around, metrics)
     first = found.signals[0].id if found.signals else "unknown"
     refused = {c.collector: c.not_measured for c in around.collected if c.not_measured}
-    return {
-        **asdict(found),
-        "metrics": metrics,
-        "problem": quantities(work) if work else {},
-        "case": timing.case if timing is not None else "",
-        "primary": first,
-        "kernels": _kernels(around.collected),
-        "not_measured": {**(around.not_measured or {}), **refused},
-    }
+    return Verdict(
+        **vars(found),
+        metrics=metrics,
+        problem=quantities(work) if work else {},
+        case=timing.case if timing is not None else "",
+        primary=first,
+        kernels=tuple(_kernels(around.collected)),
+        not_measured={**(around.not_measured or {}), **refused},
+    )
 
 
 # -- what failed

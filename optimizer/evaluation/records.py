@@ -1,8 +1,9 @@
-"""What the harness found out about a candidate. Validity, provenance of the timing and merit are
-three separate things: a valid kernel whose timing must be repeated is no failed kernel and has no
-figure yet; a failed one has no speed-up, never 1.0.
+"""The result of evaluating a candidate. Validity, provenance of the timing and merit are three
+separate facts: a valid kernel whose timing must be repeated is no failed kernel and has no figure
+yet; a failed kernel has no speed-up, never 1.0.
 
-Standard library only; the JSON forms are what is stored and what `kernlore evaluate --json` prints.
+Needs nothing but the standard library. The JSON forms are what is stored and what
+`kernlore evaluate --json` prints.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from retrieval.answer import Diagnosis, SignalFinding
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 STAGES: tuple[Stage, ...] = (
@@ -120,6 +123,33 @@ class Isolation:
 
 
 @dataclass(frozen=True)
+class Verdict(Diagnosis):
+    """Why an evaluation came out as it did: a diagnosis, and what it was derived from.
+
+    `metrics` are measured and derived metrics of a correct kernel by raw names, `problem` the
+    quantities of the leading case and `case` its name. `primary` is the id of the first signal,
+    "unknown" without one. `kernels` are rows of a profiler: name, calls, us, pct. `not_measured`
+    maps a tool to the reason why it reported nothing. An empty `Verdict()` is no verdict yet.
+    """
+
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    problem: Mapping[str, float | str] = field(default_factory=dict)
+    case: str = ""
+    primary: str = ""
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    not_measured: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def signal_ids(self) -> tuple[str, ...]:
+        """Ids of its signals, the leading one first."""
+        return tuple(signal.id for signal in self.signals)
+
+    def as_json(self) -> dict[str, Any]:
+        """The stored form; an empty object where there is no verdict yet."""
+        return {} if self == Verdict() else asdict(self)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One candidate on one problem and device. seconds: by stage, and `calls`: what of them the two
     sides spent in calls that were clocked."""
@@ -142,7 +172,7 @@ class Evaluation:
     flags: tuple[Flag, ...] = ()
     log: str = ""
     metrics: Mapping[str, float | str] = field(default_factory=dict)
-    verdict: Mapping[str, Any] = field(default_factory=dict)
+    verdict: Verdict = field(default_factory=Verdict)
     isolation: Isolation | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -152,7 +182,8 @@ class Evaluation:
         return self.validity == "correct"
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "correct": self.correct}
+        verdict = self.verdict.as_json()
+        return {**asdict(self), "verdict": verdict, "correct": self.correct}
 
 
 def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
@@ -165,10 +196,25 @@ def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
             "timings": tuple(_timing(row) for row in told.get("timings", ())),
             "speedup": _interval(told.get("speedup")),
             "flags": tuple(Flag(**row) for row in told.get("flags", ())),
+            "verdict": verdict_from_json(told.get("verdict") or {}),
             "isolation": Isolation(**told["isolation"]) if told.get("isolation") else None,
             "notes": tuple(told.get("notes", ())),
         }
     )
+
+
+def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
+    """The inverse of `Verdict.as_json`. Records of an older harness may lack fields; fields of a
+    newer one are ignored."""
+    fields = {name: record[name] for name in Verdict.__dataclass_fields__ if name in record}
+    for name in ("unrecognised", "ruled_out", "abstained", "measure_next", "signatures", "kernels"):
+        fields[name] = tuple(fields.get(name, ()))
+    signals = tuple(_signal(row) for row in fields.get("signals", ()))
+    return Verdict(**{**fields, "signals": signals})
+
+
+def _signal(row: Mapping[str, Any]) -> SignalFinding:
+    return SignalFinding(row["id"], row.get("confidence", ""), tuple(row.get("evidence") or ()))
 
 
 def checks_from_json(rows: Sequence[Mapping[str, Any]]) -> list[CaseCheck]:
