@@ -1,32 +1,31 @@
 """One candidate on its way through the stages: parse, compile, correctness, benchmark; each only if
-the one before it went well. Never imports candidate code."""
+the stage before it succeeded. Never imports candidate code."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from kb.errors import Unavailable
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.candidate_processes import CandidateProcesses, EvaluationContext
 from optimizer.evaluation.correctness.comparison import check_case
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.runner_process import (
     RunnerDied,
     RunnerForged,
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.journal import Journal
 from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.spec import Case
-from optimizer.evaluation.processes import Host, Processes
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -35,6 +34,7 @@ from optimizer.evaluation.records import (
     Validity,
     checks_from_json,
 )
+from optimizer.evaluation.roofline import impossible_times
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
@@ -48,40 +48,21 @@ from optimizer.evaluation.timing.blocks import (
     TimingPolicy,
     measure,
 )
-from optimizer.evaluation.toolchains.base import Compiled, Loader, Target, Toolchain
+from optimizer.evaluation.toolchains.base import Compiled, Loader, Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.triton.compile import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
-
-
-class Bench(Host, Protocol):
-    """What an attempt needs of the evaluator that outlives it."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def lock(self) -> DeviceLock: ...
-
-    @property
-    def journal(self) -> Journal: ...
-
-    def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
-        """What the ceilings of the device say against a time."""
-        ...
-
-    def draw(self) -> int:
-        """A number that nobody can know before."""
-        ...
+CHANCE = random.SystemRandom()  # nobody can know its numbers before
 
 
 @dataclass
 class Attempt:
-    """key: of the evaluation. seeds: of the values it is checked with."""
+    """`key` is that of the evaluation, `seeds` those of the values that the candidate is checked
+    with. The fields after `workdir` are the result so far."""
 
-    bench: Bench
+    context: EvaluationContext
     key: str
     bundle: Bundle
     toolchain: Toolchain
@@ -99,10 +80,10 @@ class Attempt:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     loader: Loader | None = None
-    processes: Processes = field(init=False)
+    processes: CandidateProcesses = field(init=False)
 
     def __post_init__(self) -> None:
-        self.processes = Processes(self.bench, self.seeds[0], self.workdir)
+        self.processes = CandidateProcesses(self.context, seed=self.seeds[0], workdir=self.workdir)
 
     def run(self) -> None:
         """Through all stages, or to the first that ends it."""
@@ -142,7 +123,7 @@ class Attempt:
 
     @property
     def _settings(self) -> EvaluationSettings:
-        return self.bench.settings
+        return self.context.settings
 
     # -- parse and compile
 
@@ -157,12 +138,14 @@ class Attempt:
             self._end("rejected", found[0].message)
 
     def _compile(self) -> Compiled:
-        available = self.toolchain.available(self.bench.target)
+        available = self.toolchain.available(self.context.target)
         if not available.ok:
             raise Unavailable(available.reason, hint=available.hint)
-        signatures = tuple(self.bench.case(case).open.signature for case in self.cases)
+        signatures = tuple(self.context.problem.case(case).open.signature for case in self.cases)
         write_setups(self.workdir, [self._setup(case) for case in self.cases])
-        compiled = self.toolchain.compile(self.bundle, self.bench.target, self.workdir, signatures)
+        compiled = self.toolchain.compile(
+            self.bundle, self.context.target, self.workdir, signatures
+        )
         self.metrics |= compiled.metrics
         self.notes += compiled.notes
         self.log = compiled.log
@@ -174,7 +157,7 @@ class Attempt:
 
     def _setup(self, case: Case) -> CaseSetup:
         """What a Python candidate is constructed with, for compilers that call it."""
-        opened = self.bench.case(case).open
+        opened = self.context.problem.case(case).open
         scalars = {}
         if any(opened.scalars):  # drawing values takes long where they are large
             given = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
@@ -186,7 +169,7 @@ class Attempt:
         with self._stage("correctness"):
             for case in self.cases:
                 found = run_simulated(
-                    self.bench.case(case),
+                    self.context.problem.case(case),
                     toolchain,
                     compiled,
                     self.seeds,
@@ -214,7 +197,7 @@ class Attempt:
     def _guarded(self, loader: Loader) -> None:
         """Correctness and timing; whatever the candidate does to its process is a verdict."""
         try:
-            if self.processes.stays:
+            if self.context.stays:
                 self._in_one_process(loader)
             else:
                 self._in_fresh_processes(loader)
@@ -233,7 +216,7 @@ class Attempt:
         with self._stage("correctness"), self.processes.runner() as runner:
             self._correctness(runner, loader)
         if self._to_be_timed(loader):
-            with self._stage("benchmark"), self.bench.lock, _one_thread():
+            with self._stage("benchmark"), self.context.lock, _one_thread():
                 self._benchmark(loader, None)
 
     def _in_one_process(self, loader: Loader) -> None:
@@ -241,16 +224,21 @@ class Attempt:
         on the device meanwhile, because checking uses it too."""
         for case in self.cases:
             for seed in self.seeds:  # drawing needs processors alone
-                self.bench.case(case).sample(seed)
-        with self.bench.lock, self.processes.runner() as runner:
+                self.context.problem.case(case).sample(seed)
+        with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
-            spare_ready = self.bench.begin_spare()
+            spare_ready = self._begin_spare()
             with self._stage("correctness"):
                 self._correctness(runner, loader)
             spare_ready()  # it makes itself a context on the device
             if self._to_be_timed(loader):
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)
+
+    def _begin_spare(self) -> Callable[[], None]:
+        """Start the runner of the next candidate; what waits until that is done."""
+        self.context.pool.prepare()
+        return self.context.pool.settle
 
     def _to_be_timed(self, loader: Loader) -> bool:
         if self.ended and self.validity != "correct":
@@ -269,7 +257,7 @@ class Attempt:
         self._end("rejected", "it wrote into the result channel", log)
 
     def _correctness(self, runner: RunnerProcess, loader: Loader) -> None:
-        done: Mapping[str, Any] = self.bench.journal.left(self.key).get("correctness") or {}
+        done: Mapping[str, Any] = self.context.journal.left(self.key).get("correctness") or {}
         if done:
             self.checks = checks_from_json(done["checks"])
             self.notes.append("checked by an evaluation that was interrupted later")
@@ -280,7 +268,9 @@ class Attempt:
         for case in sorted(cases, key=lambda case: case.timed):
             kernel = self.processes.load(runner, loader, case)
             try:
-                found = check_case(self.bench.case(case), kernel, self.seeds, self._settings)
+                found = check_case(
+                    self.context.problem.case(case), kernel, self.seeds, self._settings
+                )
             finally:
                 self.processes.leave(case, kernel)
             self.checks += found.checks
@@ -290,7 +280,7 @@ class Attempt:
                 return
         self.validity = "correct"
         left = {"checks": [asdict(check) for check in self.checks]}
-        self.bench.journal.stage(self.key, "correctness", left)
+        self.context.journal.stage(self.key, "correctness", left)
 
     def _checkable(self, loader: Loader) -> list[Case]:
         """Triton's interpreter computes bfloat16 wrongly (errors of 1e10 were seen), so it is never
@@ -301,7 +291,9 @@ class Attempt:
         return [case for case in cases if not self._in_bfloat16(case)]
 
     def _in_bfloat16(self, case: Case) -> bool:
-        return any(t.dtype == "bfloat16" for t in self.bench.case(case).open.signature.tensors)
+        return any(
+            t.dtype == "bfloat16" for t in self.context.problem.case(case).open.signature.tensors
+        )
 
     def _benchmark(self, loader: Loader, runner: RunnerProcess | None) -> None:
         """runner: of the candidate, where it is timed in the process that checked it."""
@@ -329,8 +321,8 @@ class Attempt:
                     baseline,
                     Side("candidate", runner, kernel),
                     self._timing_policy,
-                    self._comparison(self.bench.case(case), kernel),
-                    self.bench.draw(),
+                    self._comparison(self.context.problem.case(case), kernel),
+                    CHANCE.getrandbits(30),
                     self._settings.on,
                 )
         except BaselineFailed as failed:
@@ -338,7 +330,7 @@ class Attempt:
             return Measured(CaseTiming(case.name, "repeat", reason=reason))
 
     def _take(self, case: Case, measured: Measured) -> None:
-        found = [*measured.flags, *self.bench.impossible(case, measured.timing)]
+        found = [*measured.flags, *self._impossible(case, measured.timing)]
         rejected = [flag for flag in found if flag.severity == "reject"]
         self.flags += found
         self.timings.append(measured.timing)
@@ -347,15 +339,22 @@ class Attempt:
         elif rejected:
             self._end("rejected", rejected[0].message)
 
+    def _impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
+        """What the ceilings of the device say against a time."""
+        if not self._settings.on(29):
+            return []
+        work = self.context.problem.work(case)
+        return impossible_times(work, timing, self.context.ceilings)
+
     @property
     def _timing_policy(self) -> TimingPolicy:
         policy = self._settings.timing
-        if self.bench.device == "cpu":
+        if self.context.device == "cpu":
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
-            policy = replace(policy, between=BETWEEN[self.bench.device])
+            policy = replace(policy, between=BETWEEN[self.context.device])
         if policy.block_ms is None:
-            policy = replace(policy, block_ms=BLOCK_MS[self.bench.device])
+            policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
 
     def _comparison(self, prepared: PreparedCase, kernel: LoadedKernel) -> Compare:

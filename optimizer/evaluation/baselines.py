@@ -40,9 +40,10 @@ class Baselines:
         self,
         pool: RunnerPool,
         settings: EvaluationSettings,
+        store: SharedStore,
+        *,
         flush_bytes: int,
         folder: Path,
-        store: SharedStore,
         keeps: bool,
     ) -> None:
         self._pool = pool

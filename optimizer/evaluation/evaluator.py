@@ -4,12 +4,10 @@ made from between candidates, so that each costs little beyond its own work."""
 from __future__ import annotations
 
 import hashlib
-import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.baselines import Baselines
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.candidate_processes import EvaluationContext
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, write_job
 from optimizer.evaluation.collectors.profilers import collect_all
@@ -26,20 +25,17 @@ from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.processors import processor
-from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import (
-    CaseTiming,
     Evaluation,
-    Flag,
     Isolation,
     TimingState,
 )
-from optimizer.evaluation.roofline import Work, impossible_times
+from optimizer.evaluation.roofline import Work
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
-from optimizer.evaluation.timing.blocks import Side
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 
@@ -69,37 +65,55 @@ class Evaluator:
         target: Target,
         settings: EvaluationSettings,
         journal: Journal | None = None,
+        *,
         pool: RunnerPool | None = None,
         ceilings: Ceilings | None = None,
         signatures: Sequence[SignatureSpec] = (),
         prepared: PreparedProblem | None = None,
+        lock: DeviceLock | None = None,
     ) -> None:
-        """pool: of runners with the same device, threads and isolation, shared with others.
+        """`journal` keeps evaluations; without it nothing is kept. `pool` has runners with the same
+        device, threads and isolation and may be shared with other evaluators. `ceilings` are those
+        of the device with as many threads. `signatures` are error texts of the hardware's own
+        tools. `prepared` is the problem for this device with these settings, shared where others
+        evaluate candidates of it too. `lock` is held while something is measured, by default that
+        of the first device of this kind.
 
-        ceilings: measured ones of the device, with as many threads. signatures: error texts of the
-        hardware's own tools. prepared: the problem for this device with these settings, where
-        others evaluate candidates of it too.
+        Raises Unavailable where the isolation that the settings name cannot be had.
         """
+        device = target.device or "cpu"
         self.problem = problem
         self.target = target
         self.settings = settings
-        self.device = target.device or "cpu"
-        self.lock = DeviceLock(self.device)
-        self.journal: Journal = journal or NoJournal()
-        self.flush_bytes = flush_bytes_of(target.facts)
-        self._level = level_for(settings.isolation, self.device)
+        self.device = device
+        self._level = level_for(settings.isolation, device)
         self._owns_pool = pool is None
-        self._pool = pool or RunnerPool(RunnerSettings(self.device, settings.threads, self._level))
-        self._ceilings = ceilings
         self._signatures = tuple(signatures)
-        self._prepared = prepared or PreparedProblem(problem, self.device, settings)
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
-        self.stays = stays_on(self.device)
-        self.store = SharedStore(keeps=self.stays)
-        self._baselines = Baselines(
-            self._pool, settings, self.flush_bytes, self._folder, self.store, self.stays
+        pool = pool or RunnerPool(RunnerSettings(device, settings.threads, self._level))
+        flush_bytes, stays = flush_bytes_of(target.facts), stays_on(device)
+        store = SharedStore(keeps=stays)
+        self.context = EvaluationContext(
+            target=target,
+            device=device,
+            settings=settings,
+            problem=prepared or PreparedProblem(problem, device, settings),
+            pool=pool,
+            baselines=Baselines(
+                pool,
+                settings,
+                store,
+                flush_bytes=flush_bytes,
+                folder=self._folder,
+                keeps=stays,
+            ),
+            store=store,
+            lock=lock or DeviceLock(device),
+            journal=journal or NoJournal(),
+            flush_bytes=flush_bytes,
+            stays=stays,
+            ceilings=ceilings,
         )
-        self._chance = random.SystemRandom()
 
     def __enter__(self) -> Evaluator:
         return self
@@ -108,45 +122,22 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
-        self._baselines.close()
-        self.store.close()
+        """End every process of its own, and remove its files."""
+        self.context.baselines.close()
+        self.context.store.close()
         if self._owns_pool:
-            self._pool.close()
+            self.context.pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- what attempts need
+    # -- the problem
 
     def case(self, case: Case) -> PreparedCase:
         """The case with its goldens, made once."""
-        return self._prepared.case(case)
-
-    def begin_baseline(self, case: Case, seed: int) -> Callable[[], Side]:
-        return self._baselines.begin(self.case(case), seed)
-
-    def leave_baseline(self, case: Case, side: Side, failed: bool) -> Future[bool] | None:
-        return self._baselines.leave(case.name, side, failed)
+        return self.context.problem.case(case)
 
     def work(self, case: Case) -> Work:
         """What one call of the case has to do at least."""
-        return self._prepared.work(case)
-
-    def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
-        if not self.settings.on(29):
-            return []
-        return impossible_times(self.work(case), timing, self._ceilings)
-
-    def take_runner(self) -> RunnerProcess:
-        return self._pool.take()
-
-    def begin_spare(self) -> Callable[[], None]:
-        self._pool.prepare()
-        return self._pool.settle
-
-    def give_runner(self, runner: RunnerProcess) -> Future[bool]:
-        return self._pool.end(runner)
-
-    def draw(self) -> int:
-        return self._chance.getrandbits(30)
+        return self.context.problem.work(case)
 
     # -- evaluation
 
@@ -158,23 +149,23 @@ class Evaluator:
         chosen = tuple(cases if cases is not None else self.problem.searched)
         chosen = tuple(case for case in chosen if case.fits(self.device))
         key = self.key(bundle, toolchain, chosen)
-        earlier = self.journal.finished(key)
+        earlier = self.context.journal.finished(key)
         if earlier is not None and earlier.timing != "repeat":
             return earlier
         signatures = {case.name: self.case(case).open.signature for case in chosen}
-        self.journal.begin(key, self.problem, signatures, bundle, self.device)
+        self.context.journal.begin(key, self.problem, signatures, bundle, self.device)
         workdir = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._folder))
-        seeds = self._prepared.drawn_seeds()
-        attempt = Attempt(self, key, bundle, toolchain, chosen, seeds, workdir)
+        seeds = self.context.problem.drawn_seeds()
+        attempt = Attempt(self.context, key, bundle, toolchain, chosen, seeds, workdir)
         try:
             attempt.run()
             collected = self._profile(attempt)
         finally:
-            if not self.stays:
-                self._pool.prepare()
+            if not self.context.stays:
+                self.context.pool.prepare()
             shutil.rmtree(workdir, ignore_errors=True)
         evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
-        self.journal.finish(evaluation, self.problem)
+        self.context.journal.finish(evaluation, self.problem)
         return evaluation
 
     def _profile(self, attempt: Attempt) -> list[Collected]:
@@ -197,10 +188,10 @@ class Evaluator:
             self.device,
             self.settings.threads,
         )
-        with self.lock:
-            found = collect_all(job)
+        with self.context.lock:
+            collected = collect_all(job)
         attempt.seconds["profile"] = time.perf_counter() - began
-        return found
+        return collected
 
     def _diagnosed(
         self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
@@ -211,7 +202,7 @@ class Evaluator:
             lineage=self.target.lineage,
             facts=self.target.facts,
             works=works if evaluation.checks else {},
-            ceilings=self._ceilings,
+            ceilings=self.context.ceilings,
             signatures=self._signatures,
             collected=collected,
         )

@@ -154,6 +154,6 @@ class LocalBench:
                 ceilings=self.ceilings,
                 signatures=self.signatures,
                 prepared=None if fresh else self._prepared(seat),
+                lock=seat.lock,
             )
-            self._evaluators[key].lock = seat.lock
         return self._evaluators[key]
