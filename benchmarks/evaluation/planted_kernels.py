@@ -194,12 +194,12 @@ def evidence(row: Row) -> list[str]:
     """The values behind the first three signals."""
     lines = []
     for signal in row.evaluation.verdict.signals[:3]:
-        values = [_told(value) for value in signal.evidence[:4]]
+        values = [_evidence_text(value) for value in signal.evidence[:4]]
         lines.append(f"{signal.id} ({signal.confidence}): {'; '.join(values)}")
     return [f"* `{row.planted.file}`: " + " | ".join(lines)]
 
 
-def _told(value: Mapping[str, Any]) -> str:
+def _evidence_text(value: Mapping[str, Any]) -> str:
     number = value["value"]
     return (
         f"{value['name']} {number:.4g}"

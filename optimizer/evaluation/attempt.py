@@ -129,13 +129,13 @@ class Attempt:
 
     def _parse(self) -> None:
         try:
-            found = [f for f in source_flags(self.bundle) if self._settings.on(f.defence)]
+            flags = [f for f in source_flags(self.bundle) if self._settings.on(f.defence)]
         except SourceUnreadable as problem:
             self._end("not_compiled", str(problem), log=str(problem))
             return
-        self.flags += found
-        if found:
-            self._end("rejected", found[0].message)
+        self.flags += flags
+        if flags:
+            self._end("rejected", flags[0].message)
 
     def _compile(self) -> Compiled:
         available = self.toolchain.available(self.context.target)
@@ -160,15 +160,15 @@ class Attempt:
         opened = self.context.problem.case(case).open
         scalars = {}
         if any(opened.scalars):  # drawing values takes long where they are large
-            given = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
-            scalars = {name: value.item() for name, scalar, value in given if scalar}
+            inputs = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
+            scalars = {name: value.item() for name, scalar, value in inputs if scalar}
         return CaseSetup(opened.init_args, {}, case.dtype, scalars)
 
     def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
         """Correctness and time of a program that its own commands run."""
         with self._stage("correctness"):
             for case in self.cases:
-                found = run_simulated(
+                outcome = run_simulated(
                     self.context.problem.case(case),
                     toolchain,
                     compiled,
@@ -176,13 +176,13 @@ class Attempt:
                     self.workdir,
                     self._settings.call_seconds,
                 )
-                self.checks += found.checks
-                if found.validity != "correct":
-                    self._end(found.validity, found.message, found.log)
+                self.checks += outcome.checks
+                if outcome.validity != "correct":
+                    self._end(outcome.validity, outcome.message, outcome.log)
                     return
-                self.metrics |= found.metrics or {}
-                if found.timing is not None and case.timed:
-                    self.timings.append(found.timing)
+                self.metrics |= outcome.metrics or {}
+                if outcome.timing is not None and case.timed:
+                    self.timings.append(outcome.timing)
             self.validity = "correct"
 
     # -- in the runner
@@ -249,9 +249,9 @@ class Attempt:
         return any(case.timed for case in self.cases)
 
     def _forged(self, forged: RunnerForged, log: str) -> None:
-        if not self._settings.on(12) and isinstance(forged.told, dict):
+        if not self._settings.on(12) and isinstance(forged.content, dict):
             # Without it the verdict is taken from whoever writes one.
-            self._end(forged.told.get("validity", "crashed"), "as told in the channel", log)
+            self._end(forged.content.get("validity", "crashed"), "as written into the channel", log)
             return
         self.flags.append(Flag(12, "reject", f"it wrote into the result channel: {forged}"))
         self._end("rejected", "it wrote into the result channel", log)
@@ -268,15 +268,15 @@ class Attempt:
         for case in sorted(cases, key=lambda case: case.timed):
             kernel = self.processes.load(runner, loader, case)
             try:
-                found = check_case(
+                result = check_case(
                     self.context.problem.case(case), kernel, self.seeds, self._settings
                 )
             finally:
                 self.processes.leave(case, kernel)
-            self.checks += found.checks
-            self.flags += found.flags
-            if found.message:
-                self._end("rejected" if found.flags else "incorrect", found.message)
+            self.checks += result.checks
+            self.flags += result.flags
+            if result.message:
+                self._end("rejected" if result.flags else "incorrect", result.message)
                 return
         self.validity = "correct"
         left = {"checks": [asdict(check) for check in self.checks]}
@@ -302,8 +302,8 @@ class Attempt:
                 measured = self._measured(loader, case, runner)
                 if measured.doubtful:
                     # A delay of the machine is not there twice; work that is hidden is.
-                    told = "; ".join(flag.message for flag in measured.flags)
-                    self.notes.append(f"timed twice: at first {told}")
+                    reasons = "; ".join(flag.message for flag in measured.flags)
+                    self.notes.append(f"timed twice: at first {reasons}")
                     measured = self._measured(loader, case, runner)
                 self._take(case, measured)
 
@@ -330,9 +330,9 @@ class Attempt:
             return Measured(CaseTiming(case.name, "repeat", reason=reason))
 
     def _take(self, case: Case, measured: Measured) -> None:
-        found = [*measured.flags, *self._impossible(case, measured.timing)]
-        rejected = [flag for flag in found if flag.severity == "reject"]
-        self.flags += found
+        flags = [*measured.flags, *self._impossible(case, measured.timing)]
+        rejected = [flag for flag in flags if flag.severity == "reject"]
+        self.flags += flags
         self.timings.append(measured.timing)
         if measured.mismatch:
             self._end("incorrect", measured.mismatch)
@@ -386,5 +386,5 @@ def _first_error(log: str) -> str:
     telling = [line for line in lines if "error" in line.lower()]
     first = (telling or lines or ["the compiler failed and said nothing"])[0]
     # Some compilers name the place first and the matter last.
-    said = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
-    return said[:300]
+    message = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
+    return message[:300]

@@ -59,8 +59,8 @@ class Bundle:
     def sha256(self) -> str:
         """Of what decides its behaviour."""
         parameters = sorted(self.parameters.items())
-        told = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        identity = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     @property
     def source(self) -> str:
@@ -103,8 +103,8 @@ def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
             hint='Write {"main": ..., "language": ..., "entry": ...}, or give a single file.',
         )
     try:
-        told = json.loads(_text(manifest))
-        main = str(told["main"])
+        described = json.loads(_text(manifest))
+        main = str(described["main"])
     except (json.JSONDecodeError, KeyError, TypeError) as problem:
         raise InvalidRequest(
             f"{manifest} is not a bundle manifest: {problem!r}", hint="It needs at least `main`."
@@ -114,10 +114,10 @@ def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
     return Bundle(
         files,
         main,
-        language or told.get("language") or _language(path / main, files.get(main, "")),
-        entry or told.get("entry") or default_entry(main),
-        dict(told.get("parameters") or {}),
-        told.get("origin", "external"),
+        language or described.get("language") or _language(path / main, files.get(main, "")),
+        entry or described.get("entry") or default_entry(main),
+        dict(described.get("parameters") or {}),
+        described.get("origin", "external"),
     )
 
 

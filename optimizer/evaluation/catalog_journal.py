@@ -45,13 +45,13 @@ class CatalogJournal:
         self._blobs = blobs
 
     def finished(self, key: str) -> Evaluation | None:
-        found = self._rows.find(key)
-        record = found.record if found else None
+        row = self._rows.find(key)
+        record = row.record if row else None
         return evaluation_from_json(record) if record else None
 
     def left(self, key: str) -> Mapping[str, Any]:
-        found = self._rows.find(key)
-        return found.stages if found and found.state == "running" else {}
+        row = self._rows.find(key)
+        return row.stages if row and row.state == "running" else {}
 
     def begin(
         self,
@@ -147,8 +147,8 @@ def store_device(
         **(_measured(ceilings) if ceilings is not None else {}),
     }
     with catalog.write() as connection:
-        found = connection.execute(sa.select(devices.c.id).where(devices.c.id == row_id)).first()
-        if found is not None:
+        stored = connection.execute(sa.select(devices.c.id).where(devices.c.id == row_id)).first()
+        if stored is not None:
             connection.execute(sa.update(devices).where(devices.c.id == row_id).values(**values))
             return row_id
         fresh = {"id": row_id, "uuid": identity.uuid, "driver": identity.driver}

@@ -73,11 +73,11 @@ def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> Verdict
     reader = FAILURES.get(evaluation.validity)
     timing, work = leading_case(evaluation, around.works or {})
     metrics = {} if reader else gathered(evaluation, around, timing, work)
-    found = reader(evaluation, around) if reader else _correct(evaluation, around, metrics)
-    first = found.signals[0].id if found.signals else "unknown"
+    diagnosis = reader(evaluation, around) if reader else _correct(evaluation, around, metrics)
+    first = diagnosis.signals[0].id if diagnosis.signals else "unknown"
     refused = {c.collector: c.not_measured for c in around.collected if c.not_measured}
     return Verdict(
-        **vars(found),
+        **vars(diagnosis),
         metrics=metrics,
         problem=quantities(work) if work else {},
         case=timing.case if timing is not None else "",
@@ -95,8 +95,10 @@ def _from_log(evaluation: Evaluation, around: Surroundings, log: str) -> Diagnos
         log=log or " ", hardware=evaluation.hardware, language=evaluation.language
     )
     own = around.signatures
-    told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), tuple(own))
-    return told.diagnosis
+    conclusion = _diagnoser().conclude(
+        request, around.facts or {}, tuple(around.lineage), tuple(own)
+    )
+    return conclusion.diagnosis
 
 
 def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, Any]:
@@ -110,47 +112,49 @@ def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, A
     }
 
 
-def _with(found: Diagnosis, first: Iterable[SignalFinding]) -> Diagnosis:
+def _with(diagnosis: Diagnosis, first: Iterable[SignalFinding]) -> Diagnosis:
     """Findings of the harness before those of the log, each signal once."""
     signals: dict[str, SignalFinding] = {}
-    for finding in (*first, *found.signals):
+    for finding in (*first, *diagnosis.signals):
         signals.setdefault(finding.id, finding)
-    return replace(found, signals=tuple(signals.values()))
+    return replace(diagnosis, signals=tuple(signals.values()))
 
 
-def _otherwise(found: Diagnosis, signal: str, confidence: str, evidence: Mapping[str, Any]) -> Any:
+def _otherwise(
+    diagnosis: Diagnosis, signal: str, confidence: str, evidence: Mapping[str, Any]
+) -> Any:
     """What the log says, or this signal where it says nothing."""
-    if found.signals:
-        return found
-    return replace(found, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
+    if diagnosis.signals:
+        return diagnosis
+    return replace(diagnosis, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
 
 
 def _not_compiled(evaluation: Evaluation, around: Surroundings) -> Any:
-    found = _from_log(evaluation, around, evaluation.log or evaluation.message)
+    diagnosis = _from_log(evaluation, around, evaluation.log or evaluation.message)
     evidence = _evidence("compiler-failed", "message", evaluation.message[:300])
-    return _otherwise(found, "compile_error", "A", evidence)
+    return _otherwise(diagnosis, "compile_error", "A", evidence)
 
 
 def _timed_out(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
-    found = _from_log(evaluation, around, evaluation.log)
-    told = _evidence("no-answer", "stage", evaluation.reached)
-    return _with(found, [SignalFinding("timeout", "A", (told,))])
+    diagnosis = _from_log(evaluation, around, evaluation.log)
+    evidence = _evidence("no-answer", "stage", evaluation.reached)
+    return _with(diagnosis, [SignalFinding("timeout", "A", (evidence,))])
 
 
 def _crashed(evaluation: Evaluation, around: Surroundings) -> Any:
     """The log names the cause more often than the way in which the process ended."""
-    found = _from_log(evaluation, around, f"{evaluation.log}\n{evaluation.message}")
+    diagnosis = _from_log(evaluation, around, f"{evaluation.log}\n{evaluation.message}")
     ending = next((name for name in ENDINGS if name in evaluation.message), "")
     evidence = _evidence("process-ended", "message", evaluation.message[:300])
     confidence = "B" if ending in ("SIGSEGV", "SIGBUS", "SIGXCPU") else "C"
-    return _otherwise(found, ENDINGS.get(ending, "launch_error"), confidence, evidence)
+    return _otherwise(diagnosis, ENDINGS.get(ending, "launch_error"), confidence, evidence)
 
 
 def _incorrect(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
-    found = Diagnosis(measure_next=("run_to_run_mismatches",))
+    diagnosis = Diagnosis(measure_next=("run_to_run_mismatches",))
     if evaluation.log:
-        found = _from_log(evaluation, around, evaluation.log)
-    return _with(found, _wrong_results(evaluation, around))
+        diagnosis = _from_log(evaluation, around, evaluation.log)
+    return _with(diagnosis, _wrong_results(evaluation, around))
 
 
 def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[SignalFinding]:
@@ -178,8 +182,8 @@ def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[Sig
             "numerical_instability", "B", tuple(_of_error(case, error, "lost-precision", length))
         )
     details = [e for case, error in wrong[:3] for e in _of_error(case, error, "outside-bound")]
-    told = details or [_evidence("refused", "message", evaluation.message[:300])]
-    yield SignalFinding("correctness_mismatch", "A", tuple(told))
+    evidence = details or [_evidence("refused", "message", evaluation.message[:300])]
+    yield SignalFinding("correctness_mismatch", "A", tuple(evidence))
 
 
 def _precision(error: OutputError) -> bool:
@@ -214,8 +218,8 @@ def _rejected(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
         )
         for flag in impossible[:1]
     )
-    told = "; ".join(flag.message for flag in reasons) or evaluation.message
-    return Diagnosis(signals=signals, hint=f"The candidate was rejected: {told}.")
+    message = "; ".join(flag.message for flag in reasons) or evaluation.message
+    return Diagnosis(signals=signals, hint=f"The candidate was rejected: {message}.")
 
 
 Reader = Callable[[Evaluation, Surroundings], Diagnosis]
@@ -243,8 +247,8 @@ def _correct(
         dtype=work.dtype if work else None,
         problem=quantities(work) if work else None,
     )
-    told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), ())
-    return replace(told.diagnosis, hint=_hint(told.diagnosis, around, timing))
+    conclusion = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), ())
+    return replace(conclusion.diagnosis, hint=_hint(conclusion.diagnosis, around, timing))
 
 
 def leading_case(
@@ -260,17 +264,17 @@ def leading_case(
 
 def quantities(work: Work) -> dict[str, float | str]:
     """`problem.<name>` of the predicates."""
-    told: dict[str, float | str] = {
+    known: dict[str, float | str] = {
         "compulsory_bytes": work.compulsory_bytes,
         "compulsory_read_bytes": work.read_bytes,
         "element_bytes": work.element_bytes,
         "precision_policy": "relaxed" if work.relaxed else "strict",
     }
     if work.flops:
-        told["flops"] = work.needed_flops
+        known["flops"] = work.needed_flops
     if work.reduction_length is not None:
-        told["reduction_length"] = work.reduction_length
-    return told
+        known["reduction_length"] = work.reduction_length
+    return known
 
 
 def gathered(
@@ -313,7 +317,7 @@ def _launches(metrics: Mapping[str, Metric]) -> float | None:
     return None
 
 
-def _hint(found: Diagnosis, around: Surroundings, timing: CaseTiming | None) -> str:
+def _hint(diagnosis: Diagnosis, around: Surroundings, timing: CaseTiming | None) -> str:
     if timing is not None and around.ceilings is None:
         return "The ceilings of this device were not measured; shares of them are not known."
     if timing is not None and around.ceilings is not None and not around.ceilings.trusted:
@@ -321,7 +325,7 @@ def _hint(found: Diagnosis, around: Surroundings, timing: CaseTiming | None) -> 
             "The ceilings were measured while the machine was busy, so no share of them is told;"
             " measure them again on a quiet machine."
         )
-    return found.hint
+    return diagnosis.hint
 
 
 def _kernels(collected: Sequence[Collected]) -> list[dict[str, Any]]:

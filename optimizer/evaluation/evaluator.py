@@ -212,7 +212,7 @@ class Evaluator:
 
     def key(self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case]) -> str:
         """What decides a result: the same key never has to be evaluated twice."""
-        told = (
+        parts = (
             self.problem.sha256,
             *(case.name for case in cases),
             bundle.sha256,
@@ -223,7 +223,7 @@ class Evaluator:
             self.settings.fingerprint,
             *([processor()] if self.device == "cpu" else []),  # x86-64 says little of its speed
         )
-        return hashlib.sha256("\0".join(told).encode()).hexdigest()
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _evaluation(self, attempt: Attempt) -> Evaluation:
         weights = {case.name: case.weight for case in attempt.cases}

@@ -48,8 +48,8 @@ class OutputError:
     def ok(self) -> bool:
         return self.worst <= self.allowed and self.quantile <= self.quantile_allowed
 
-    def told(self) -> str:
-        """What is wrong with it, in words."""
+    def in_words(self) -> str:
+        """What is wrong with the output, as a sentence for the author of the kernel."""
         if self.worst <= self.allowed:
             return (
                 f"{self.output} is off by {self.quantile:.3g} at the 99.9 % quantile where"
@@ -188,17 +188,17 @@ class Evaluation:
 
 def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
     """The evaluation that `as_json` made; fields of a newer harness are ignored."""
-    told = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
+    fields = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
     return Evaluation(
         **{
-            **told,
-            "checks": tuple(_check(row) for row in told.get("checks", ())),
-            "timings": tuple(_timing(row) for row in told.get("timings", ())),
-            "speedup": _interval(told.get("speedup")),
-            "flags": tuple(Flag(**row) for row in told.get("flags", ())),
-            "verdict": verdict_from_json(told.get("verdict") or {}),
-            "isolation": Isolation(**told["isolation"]) if told.get("isolation") else None,
-            "notes": tuple(told.get("notes", ())),
+            **fields,
+            "checks": tuple(_check(row) for row in fields.get("checks", ())),
+            "timings": tuple(_timing(row) for row in fields.get("timings", ())),
+            "speedup": _interval(fields.get("speedup")),
+            "flags": tuple(Flag(**row) for row in fields.get("flags", ())),
+            "verdict": verdict_from_json(fields.get("verdict") or {}),
+            "isolation": Isolation(**fields["isolation"]) if fields.get("isolation") else None,
+            "notes": tuple(fields.get("notes", ())),
         }
     )
 

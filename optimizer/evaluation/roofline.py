@@ -93,7 +93,7 @@ def _causal(case: OpenCase) -> bool:
     )
 
     return any(
-        name.endswith(".is_causal") and told is True for name, told in traits_of(case).items()
+        name.endswith(".is_causal") and value is True for name, value in traits_of(case).items()
     )
 
 
@@ -165,20 +165,20 @@ def metrics_of(
     """What the harness itself knows of a timed case, by its raw metric names. Shares are only told
     of ceilings that a quiet machine gave.
     """
-    found = {"call_us": seconds * 1e6}
+    metrics = {"call_us": seconds * 1e6}
     if ceilings is None or not ceilings.trusted:
-        return found
-    told = achieved(work, seconds, ceilings)
+        return metrics
+    rates = achieved(work, seconds, ceilings)
     named = {
-        "copy_bandwidth_pct": told.bandwidth_pct,
-        "matmul_peak_pct": told.flops_pct,
-        "roofline_pct": told.roofline_pct,
+        "copy_bandwidth_pct": rates.bandwidth_pct,
+        "matmul_peak_pct": rates.flops_pct,
+        "roofline_pct": rates.roofline_pct,
     }
-    found |= {name: round(value, 3) for name, value in named.items() if value is not None}
+    metrics |= {name: round(value, 3) for name, value in named.items() if value is not None}
     if launches is not None and ceilings.dispatch is not None:
         share = 100 * launches * ceilings.dispatch.value / seconds
-        found["dispatch_pct"] = round(min(100.0, share), 3)
-    return found
+        metrics["dispatch_pct"] = round(min(100.0, share), 3)
+    return metrics
 
 
 # -- faster than physics
@@ -198,8 +198,8 @@ def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) 
     least = replace(work, flops=limits.flops, causal=False)
     soft = achieved(least, took * 1e-6, ceilings).floor_seconds
     if soft is not None and took < soft * 1e6 / CACHED_SLACK:
-        told = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
-        flags.append(Flag(ROW, "review", told))
+        message = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
+        flags.append(Flag(ROW, "review", message))
     return flags
 
 

@@ -44,17 +44,19 @@ class EvaluationSettings:
     def limits(self, device: str) -> Mapping[str, int]:
         """What a runner gives up. CUDA reserves address space far beyond its use: no memory limit
         there."""
-        told = {
+        limits = {
             "file_bytes": self.file_bytes,
             "cpu_seconds": int((self.load_seconds + self.timing.seconds) * self.threads) + 1,
         }
         if device == "cpu":
-            told["memory_bytes"] = self.memory_bytes
-        return told
+            limits["memory_bytes"] = self.memory_bytes
+        return limits
 
     @property
     def fingerprint(self) -> str:
         """Of what decides a verdict."""
-        told = asdict(self)
-        told["without"] = sorted(self.without)
-        return hashlib.sha256(json.dumps([HARNESS, told], sort_keys=True).encode()).hexdigest()[:16]
+        values = asdict(self)
+        values["without"] = sorted(self.without)
+        return hashlib.sha256(json.dumps([HARNESS, values], sort_keys=True).encode()).hexdigest()[
+            :16
+        ]

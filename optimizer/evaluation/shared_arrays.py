@@ -46,12 +46,12 @@ class SharedStore:
     def take(self, specs: Specs, pinned: bool = False) -> Shared:
         """Zeros, or whatever it held where it was used before. pinned: if that can be."""
         places, size = lay_out(specs)
-        shared = self._found(places) or _made(places, size)
+        shared = self._reusable(places) or _created(places, size)
         if pinned and not shared.pinned:
             shared = replace(shared, pinned=pin(shared.arrays))
         return shared
 
-    def _found(self, places: Sequence[Place]) -> Shared | None:
+    def _reusable(self, places: Sequence[Place]) -> Shared | None:
         with self._lock:
             for number, shared in enumerate(self._free):
                 if shared.places == places:
@@ -61,7 +61,7 @@ class SharedStore:
     def give(self, shared: Shared, reusable: bool) -> None:
         """reusable: no process maps it any more."""
         with self._lock:
-            held = sum(one.size for one in self._free)
+            held = sum(kept.size for kept in self._free)
             if self._keeps and reusable and held + shared.size <= KEPT_BYTES:
                 self._free.append(replace(shared, used=True))
                 return
@@ -76,6 +76,6 @@ class SharedStore:
             shared.close()
 
 
-def _made(places: list[Place], size: int) -> Shared:
+def _created(places: list[Place], size: int) -> Shared:
     fd = create(size)
     return Shared(fd, places, size, Arrays(fd, places, size))

@@ -25,7 +25,7 @@ _VALIDITY: dict[str, Validity] = {
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedCase:
     """What the runs of one case came to; `message` is empty when it is right."""
 
     checks: tuple[CaseCheck, ...]
@@ -43,32 +43,36 @@ def run_simulated(
     seeds: Sequence[int],
     workdir: Path,
     seconds: float,
-) -> Simulated:
+) -> SimulatedCase:
     """Every seed of one case; the figures are of the last run."""
     checks: list[CaseCheck] = []
-    told = CommandRun()
+    outcome = CommandRun()
     for seed in seeds:
         sample = prepared.sample(seed)
-        told = toolchain.run(
+        outcome = toolchain.run(
             compiled, list(sample.tensors), prepared.open.signature, workdir, seconds
         )
-        if not told.ok:
-            return Simulated(
-                tuple(checks), _VALIDITY[told.failure], message=told.message, log=told.log
+        if not outcome.ok:
+            return SimulatedCase(
+                tuple(checks), _VALIDITY[outcome.failure], message=outcome.message, log=outcome.log
             )
-        errors = tuple(prepared.errors(told.outputs, seed))
+        errors = tuple(prepared.errors(outcome.outputs, seed))
         wrong = [error for error in errors if not error.ok]
-        message = wrong[0].told() if wrong else ""
+        message = wrong[0].in_words() if wrong else ""
         checks.append(CaseCheck(prepared.name, seed, not wrong, errors, message))
         if wrong:
-            return Simulated(
+            return SimulatedCase(
                 tuple(checks),
                 "incorrect",
                 message=f"case {prepared.name}: {message}",
-                log=told.log,
+                log=outcome.log,
             )
-    return Simulated(
-        tuple(checks), "correct", _timing(prepared.name, told), dict(told.metrics), log=told.log
+    return SimulatedCase(
+        tuple(checks),
+        "correct",
+        _timing(prepared.name, outcome),
+        dict(outcome.metrics),
+        log=outcome.log,
     )
 
 
@@ -77,6 +81,6 @@ def cost_of(timing: CaseTiming) -> float | None:
     return timing.cycles or timing.candidate_us
 
 
-def _timing(case: str, told: CommandRun) -> CaseTiming:
-    state: TimingState = told.timing
-    return CaseTiming(case, state, candidate_us=told.time_us, cycles=told.cycles, calls=1)
+def _timing(case: str, outcome: CommandRun) -> CaseTiming:
+    state: TimingState = outcome.timing
+    return CaseTiming(case, state, candidate_us=outcome.time_us, cycles=outcome.cycles, calls=1)

@@ -71,13 +71,13 @@ def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
     if identity.kind != "cpu":
         return {}
     known = identity.caches
-    found: dict[str, float | str] = {
+    facts: dict[str, float | str] = {
         fact: float(known[level]) for level, fact in CACHES.items() if level in known
     }
     bits = next((bits for flag, bits in VECTORS if flag in identity.flags), None)
     if bits is not None:
-        found |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
-    return found
+        facts |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
+    return facts
 
 
 def _toolchain(
@@ -94,15 +94,15 @@ def _toolchain(
 def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
     if toolchain is None or toolchain.builtin:
         return {}
-    told = vars(toolchain)
-    return {name: told[name] for name in ("compile", "run", "profile", "timing", "suffix", "env")}
+    fields = vars(toolchain)
+    return {name: fields[name] for name in ("compile", "run", "profile", "timing", "suffix", "env")}
 
 
 def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:
     """ "90" for compute capability 9.0, "gfx942" as it is; a CPU is compiled for as "native"."""
-    told = facts.get("compute_capability")
-    if isinstance(told, str):
-        return told.replace(".", "") if told[0].isdigit() else told
+    capability = facts.get("compute_capability")
+    if isinstance(capability, str):
+        return capability.replace(".", "") if capability[0].isdigit() else capability
     return "native" if {"x86-64", "arm"} & set(lineage) else None
 
 

@@ -134,8 +134,8 @@ class Ceilings:
         is allowed."""
         if relaxed and self.matmul:
             return self.fastest_peak
-        found = self.matmul.get(dtype)
-        return found.value if found else None
+        figure = self.matmul.get(dtype)
+        return figure.value if figure else None
 
     @property
     def fastest_peak(self) -> float | None:
@@ -145,24 +145,24 @@ class Ceilings:
         return {"form": FORM, **asdict(self)}
 
 
-def from_json(told: Mapping[str, Any]) -> Ceilings:
+def from_json(record: Mapping[str, Any]) -> Ceilings:
     """The inverse of `Ceilings.as_json`. Raises KeyError or TypeError on another form."""
-    if told["form"] != FORM:
+    if record["form"] != FORM:
         raise KeyError("form")
-    fields = {name: told[name] for name in Ceilings.__dataclass_fields__}
+    fields = {name: record[name] for name in Ceilings.__dataclass_fields__}
     for name in ("copy", "read", "write", "clone"):
-        fields[name] = tuple(Point(**row) for row in told[name])
-    fields["matmul"] = {dtype: Figure(**row) for dtype, row in told["matmul"].items()}
+        fields[name] = tuple(Point(**row) for row in record[name])
+    fields["matmul"] = {dtype: Figure(**row) for dtype, row in record["matmul"].items()}
     for name in ("launch", "dispatch"):
-        fields[name] = Figure(**told[name]) if told[name] else None
+        fields[name] = Figure(**record[name]) if record[name] else None
     return Ceilings(**fields)
 
 
 def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
     """Takes about ten seconds, twice that on a busy machine, and the device for itself; the caller
     must not hold its lock."""
-    found = _measured(kind, threads)
-    return found if found.trusted else joined(found, _measured(kind, threads))
+    first = _measured(kind, threads)
+    return first if first.trusted else joined(first, _measured(kind, threads))
 
 
 def _measured(kind: DeviceKind, threads: int) -> Ceilings:
@@ -179,11 +179,11 @@ def _measured(kind: DeviceKind, threads: int) -> Ceilings:
             f"the ceilings of {identity.name} could not be measured: {done.log[-300:]}",
             hint="Free its memory, check that torch works on it, and try again.",
         )
-    told = json.loads(done.stdout.splitlines()[-1])
-    return _ceilings(identity, threads, told)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return _ceilings(identity, threads, figures)
 
 
-def _ceilings(identity: DeviceIdentity, threads: int, told: Mapping[str, Any]) -> Ceilings:
+def _ceilings(identity: DeviceIdentity, threads: int, figures: Mapping[str, Any]) -> Ceilings:
     own = {
         "form": FORM,
         "device": identity.id,
@@ -192,7 +192,7 @@ def _ceilings(identity: DeviceIdentity, threads: int, told: Mapping[str, Any]) -
         "cache_bytes": identity.cache_bytes,
         "measured_at": time.time(),
     }
-    return from_json({**told, **own})
+    return from_json({**figures, **own})
 
 
 def _largest(identity: DeviceIdentity) -> int:
@@ -231,8 +231,8 @@ def joined(before: Ceilings, after: Ceilings) -> Ceilings:
     """The better figure of each; as trusted as the quieter measurement."""
     quiet = min(before.waited, after.waited)
     matmul = {
-        dtype: max((f for f in (before.matmul.get(dtype), found) if f), key=lambda f: f.value)
-        for dtype, found in after.matmul.items()
+        dtype: max((f for f in (before.matmul.get(dtype), figure) if f), key=lambda f: f.value)
+        for dtype, figure in after.matmul.items()
     }
     return replace(
         after,
@@ -253,8 +253,8 @@ def _better(before: Sequence[Point], after: Sequence[Point]) -> tuple[Point, ...
 
 
 def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
-    found = [figure for figure in (before, after) if figure is not None]
-    return min(found, key=lambda figure: figure.value) if found else None
+    known = [figure for figure in (before, after) if figure is not None]
+    return min(known, key=lambda figure: figure.value) if known else None
 
 
 class DeviceStore:
@@ -265,9 +265,9 @@ class DeviceStore:
 
     def load(self, identity: DeviceIdentity, threads: int) -> Ceilings | None:
         """What was stored; None when nothing was, or in another form."""
-        told = self._read(identity)
+        stored = self._read(identity)
         try:
-            return from_json(told["ceilings"][str(threads)])
+            return from_json(stored["ceilings"][str(threads)])
         except (KeyError, TypeError):
             return None
 
@@ -281,8 +281,8 @@ class DeviceStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(identity)
         draft = path.with_suffix(".part")
-        told = {"identity": identity.as_json(), "ceilings": kept}
-        draft.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        record = {"identity": identity.as_json(), "ceilings": kept}
+        draft.write_text(json.dumps(record, indent=1), encoding="utf-8")
         draft.replace(path)
         return path
 
@@ -290,19 +290,19 @@ class DeviceStore:
         """Those of this machine's device; measured if none are stored, or if only ones are that a
         busy machine gave."""
         identity = identify(kind)
-        found = self.load(identity, threads)
-        if found is None or not found.trusted:
+        stored = self.load(identity, threads)
+        if stored is None or not stored.trusted:
             self.save(identity, measure_ceilings(kind, threads))
-            found = self.load(identity, threads)
-            assert found is not None
-        return found
+            stored = self.load(identity, threads)
+            assert stored is not None
+        return stored
 
     def _path(self, identity: DeviceIdentity) -> Path:
         return self._folder / f"{identity.id}.json"
 
     def _read(self, identity: DeviceIdentity) -> dict[str, Any]:
         try:
-            told = json.loads(self._path(identity).read_text(encoding="utf-8"))
+            record = json.loads(self._path(identity).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return record if isinstance(record, dict) else {}

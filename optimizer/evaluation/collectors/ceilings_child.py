@@ -96,7 +96,7 @@ def device_time(call: Callable[[], Any]) -> float:
 
 def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, list[Figure]]:
     """Bandwidth by footprint. Pages are touched before the clock runs, but not those of `clone`."""
-    found: dict[str, list[Figure]] = {"copy": [], "clone": [], "read": [], "write": []}
+    rows: dict[str, list[Figure]] = {"copy": [], "clone": [], "read": [], "write": []}
     for footprint in sizes:
         half = torch.ones(footprint // 8, device=device)
         other = torch.zeros_like(half)
@@ -109,9 +109,9 @@ def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, li
         }
         for name, call in calls.items():
             row = rate(footprint, repeated(call, seconds_of))
-            found[name].append({"bytes": footprint, **row})
+            rows[name].append({"bytes": footprint, **row})
         del half, other, whole, calls
-    return found
+    return rows
 
 
 def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
@@ -199,7 +199,7 @@ def on_cpu(largest: int, threads: int) -> dict[str, Any]:
 def on_gpu(largest: int) -> dict[str, Any]:
     sizes = [16 * MIB, 128 * MIB, 512 * MIB]
     sizes = [size for size in sizes if size < largest] + [largest]
-    one = torch.zeros(1, device="cuda")
+    scalar = torch.zeros(1, device="cuda")
     empty: Any = torch.cuda._sleep  # a kernel that spins for as many cycles as it is told
     return {
         **bandwidths("cuda", sizes, device_time),
@@ -214,7 +214,7 @@ def on_gpu(largest: int) -> dict[str, Any]:
             )
         },
         "launch": cost(repeated(lambda: [empty(0) for _ in range(100)], device_time), 100),
-        "dispatch": cost(repeated(lambda: [one.add_(1) for _ in range(100)], wall), 100),
+        "dispatch": cost(repeated(lambda: [scalar.add_(1) for _ in range(100)], wall), 100),
     }
 
 
@@ -223,10 +223,10 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(threads)
     began, waited = time.perf_counter(), waited_seconds()
     with torch.no_grad():
-        found = on_cpu(largest, threads) if device == "cpu" else on_gpu(largest)
+        figures = on_cpu(largest, threads) if device == "cpu" else on_gpu(largest)
     seconds = time.perf_counter() - began
     waited = (waited_seconds() - waited) / (seconds * threads)
-    print(json.dumps({**found, "seconds": seconds, "waited": waited}))
+    print(json.dumps({**figures, "seconds": seconds, "waited": waited}))
 
 
 if __name__ == "__main__":

@@ -27,28 +27,28 @@ def kernel_call(job: dict[str, Any]) -> Call:
     device = job["device"]
     tensors = [t.to(device) for t in torch.load(job["tensors"], weights_only=True)]
     count = len(job["scalars"])
-    given = [
+    inputs = [
         t.item() if scalar else t for t, scalar in zip(tensors[:count], job["scalars"], strict=True)
     ]
     state = dict(zip(job["state"], tensors[count:], strict=True))
     path, entry = Path(job["path"]), job["entry"]
     if job["kind"] == "c_abi":
         outputs = [(dtype, shape) for dtype, shape in job["expected"]]
-        found = library_kernel(
-            path, entry, inputs=given, state=state, outputs=outputs, device=device
+        kernel = library_kernel(
+            path, entry, inputs=inputs, state=state, outputs=outputs, device=device
         )
     else:
-        found = module_kernel(
+        kernel = module_kernel(
             path,
             entry,
             init_args=job["init_args"],
-            inputs=given,
+            inputs=inputs,
             state=state,
             seed=0,
             dtype=job["dtype"],
             device=device,
         )
-    return found.call
+    return kernel.call
 
 
 def synchronize(job: dict[str, Any]) -> None:
@@ -119,8 +119,8 @@ def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:
     profiler.start(str(path), hook="triton")
     repeat(job, call)
     profiler.finalize()
-    told = json.loads(path.with_suffix(".hatchet").read_text(encoding="utf-8"))
-    return {"calls": job["calls"], "tree": told}
+    tree = json.loads(path.with_suffix(".hatchet").read_text(encoding="utf-8"))
+    return {"calls": job["calls"], "tree": tree}
 
 
 def main(arguments: list[str]) -> None:
@@ -140,8 +140,8 @@ def main(arguments: list[str]) -> None:
         "torch_profiler": torch_profiler,
         "proton": proton,
     }
-    told = modes[job["mode"]](job, call)
-    Path(job["result"]).write_text(json.dumps(told), encoding="utf-8")
+    result = modes[job["mode"]](job, call)
+    Path(job["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ class Job:
     def command(self, mode: Mode) -> list[str]:
         """The driver's command line; writes its job file."""
         path = self.folder / f"job-{mode}.json"
-        told = {**self.spec, "mode": mode, "result": str(self.result(mode))}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        spec = {**self.spec, "mode": mode, "result": str(self.result(mode))}
+        path.write_text(json.dumps(spec), encoding="utf-8")
         return [sys.executable, "-I", str(DRIVER), str(path)]
 
     def result(self, mode: Mode) -> Path:

@@ -43,16 +43,16 @@ def collect_torch_profile(job: Job) -> Collected:
     done = job.run(job.command(TORCH), SECONDS)
     if not done.ok:
         return failed(TORCH, done)
-    told = json.loads(job.result(TORCH).read_text(encoding="utf-8"))
-    return parse_torch_profile(told, job.device, done.seconds)
+    profile = json.loads(job.result(TORCH).read_text(encoding="utf-8"))
+    return parse_torch_profile(profile, job.device, done.seconds)
 
 
 def parse_torch_profile(
-    told: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0
+    profile: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0
 ) -> Collected:
     """From what the driver saw: {calls, wall_us, events: [{name, device, ...}], operators}."""
-    calls = told["calls"]
-    rows = _busy_rows(told["events"], device)
+    calls = profile["calls"]
+    rows = _busy_rows(profile["events"], device)
     total = sum(row["us"] for row in rows)
     if not rows or total <= 0:
         return refused(TORCH, "the profiler saw no operator of the candidate", seconds)
@@ -66,7 +66,7 @@ def parse_torch_profile(
         for row in sorted(rows, key=lambda row: -row["us"])
     ]
     metrics: dict[str, Metric] = {
-        "kernel_launches": _launches(told, rows, device),
+        "kernel_launches": _launches(profile, rows, device),
         "copies_pct": round(sum(k["pct"] for k in kernels if MOVES.search(k["name"])), 2),
     }
     return Collected(TORCH, metrics, kernels, seconds=seconds)
@@ -83,12 +83,12 @@ def _busy_rows(events: Sequence[Mapping[str, Any]], device: DeviceKind) -> list[
 
 
 def _launches(
-    told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], device: DeviceKind
+    profile: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], device: DeviceKind
 ) -> float:
     """Of one call."""
     if device == "cuda":
-        return sum(float(row["calls"]) for row in rows) / float(told["calls"])
-    names = {name.replace(".", "::"): count for name, count in told["operators"].items()}
+        return sum(float(row["calls"]) for row in rows) / float(profile["calls"])
+    names = {name.replace(".", "::"): count for name, count in profile["operators"].items()}
     return float(sum(count for name, count in names.items() if not IDLE.search(name)))
 
 
@@ -103,18 +103,18 @@ def collect_proton(job: Job) -> Collected:
     done = job.run(job.command(PROTON), SECONDS)
     if not done.ok:
         return failed(PROTON, done)
-    told = json.loads(job.result(PROTON).read_text(encoding="utf-8"))
-    return parse_proton(told["tree"], told["calls"], done.seconds)
+    profile = json.loads(job.result(PROTON).read_text(encoding="utf-8"))
+    return parse_proton(profile["tree"], profile["calls"], done.seconds)
 
 
 def parse_proton(tree: Sequence[Mapping[str, Any]], calls: int, seconds: float = 0.0) -> Collected:
     """tree: Hatchet's literal form, [{frame: {name}, metrics, children}, ...]."""
-    found: dict[str, list[float]] = {}
+    totals: dict[str, list[float]] = {}
     for name, count, time_ns in _leaves(tree):
-        row = found.setdefault(name, [0.0, 0.0])
+        row = totals.setdefault(name, [0.0, 0.0])
         row[0] += count
         row[1] += time_ns
-    total = sum(time_ns for _, time_ns in found.values())
+    total = sum(time_ns for _, time_ns in totals.values())
     if not total:
         return refused(PROTON, "Proton saw no kernel", seconds)
     kernels = [
@@ -124,9 +124,9 @@ def parse_proton(tree: Sequence[Mapping[str, Any]], calls: int, seconds: float =
             "us": time_ns / 1e3 / calls,
             "pct": round(100 * time_ns / total, 2),
         }
-        for name, (count, time_ns) in sorted(found.items(), key=lambda item: -item[1][1])
+        for name, (count, time_ns) in sorted(totals.items(), key=lambda item: -item[1][1])
     ]
-    launches = sum(count for count, _ in found.values()) / calls
+    launches = sum(count for count, _ in totals.values()) / calls
     return Collected(PROTON, {"num_launches": launches}, kernels, seconds=seconds)
 
 
@@ -145,12 +145,12 @@ def collect_all(job: Job) -> list[Collected]:
     """Counters, then times by kernel; Proton only where ncu told no times."""
     if job.device == "cpu":
         return [perf.collect(job), collect_torch_profile(job)]
-    found = [ncu.collect(job), collect_torch_profile(job)]
-    if not any(collected.kernels for collected in found):
-        found.append(collect_proton(job))
-    return found
+    reports = [ncu.collect(job), collect_torch_profile(job)]
+    if not any(collected.kernels for collected in reports):
+        reports.append(collect_proton(job))
+    return reports
 
 
-def refusals(found: Sequence[Collected]) -> dict[str, str]:
+def refusals(reports: Sequence[Collected]) -> dict[str, str]:
     """Collector -> why it told nothing."""
-    return {c.collector: c.not_measured for c in found if c.not_measured}
+    return {c.collector: c.not_measured for c in reports if c.not_measured}

@@ -146,7 +146,7 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     """How far an output is from the golden, beside what is allowed."""
     output = output.detach().to(golden64.device)
     if output.shape != bound.reference.shape or output.dtype != bound.reference.dtype:
-        return _told(bound, math.inf, math.inf, ())
+        return _output_error(bound, math.inf, math.inf, ())
     if bound.kind == "index":
         return _compare_index(output, bound)
     if bound.kind == "exact":
@@ -154,14 +154,18 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     if not (bound.finite and _all_finite(output)):
         wrong = _not_finite_where_it_should_be(output, golden64, bound.reference)
         if bool(wrong.any()):
-            return _told(bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape))
+            return _output_error(
+                bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape)
+            )
     assert bound.scale is not None
     unit = _unit(golden64, bound.scale, bound.rows) if bound.unit is None else bound.unit
-    found = _errors(output, golden64, unit)
-    worst = found.worst
+    errors = _errors(output, golden64, unit)
+    worst = errors.worst
     # Sorting is the costliest part, and no quantile is above the maximum.
-    quantile = worst if worst <= bound.quantile_allowed else found.quantile
-    return _told(bound, worst, quantile, _place(found.values, output.shape) if worst else ())
+    quantile = worst if worst <= bound.quantile_allowed else errors.quantile
+    return _output_error(
+        bound, worst, quantile, _place(errors.values, output.shape) if worst else ()
+    )
 
 
 def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
@@ -183,7 +187,9 @@ def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:
     extent = bound.pointed.source.shape[bound.pointed.dim]
     outside = (output < 0) | (output >= extent)
     if bool(outside.any()):
-        return _told(bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape))
+        return _output_error(
+            bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape)
+        )
     ours = _pointed_values(output, bound.pointed)
     return _shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
 
@@ -269,10 +275,12 @@ def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def _shares(bound: Bound, differ: torch.Tensor) -> OutputError:
     share = float(differ.double().mean()) if differ.numel() else 0.0
     where = _place(differ.flatten().float(), differ.shape) if share else ()
-    return _told(bound, share, share, where)
+    return _output_error(bound, share, share, where)
 
 
-def _told(bound: Bound, worst: float, quantile: float, where: tuple[int, ...]) -> OutputError:
+def _output_error(
+    bound: Bound, worst: float, quantile: float, where: tuple[int, ...]
+) -> OutputError:
     return OutputError(
         bound.name, bound.kind, worst, bound.allowed, quantile, bound.quantile_allowed, where
     )

@@ -49,7 +49,7 @@ MOVEMENT = (
 
 
 @dataclass(frozen=True)
-class CaseFound:
+class CaseResult:
     """`message` is empty when the case is right."""
 
     checks: tuple[CaseCheck, ...]
@@ -62,7 +62,7 @@ def check_case(
     kernel: LoadedKernel,
     seeds: Sequence[int],
     settings: EvaluationSettings,
-) -> CaseFound:
+) -> CaseResult:
     """seeds: the subject holds the values of the first. Raises what the subject raises."""
     checks: list[CaseCheck] = []
     for number, seed in enumerate(seeds):
@@ -71,10 +71,10 @@ def check_case(
         check = _check_seed(prepared, kernel, seed, settings)
         checks.append(check)
         if not check.ok:
-            return CaseFound(tuple(checks), (), f"case {prepared.name}: {check.message}")
+            return CaseResult(tuple(checks), (), f"case {prepared.name}: {check.message}")
     flags = _library_flags(prepared, kernel, settings)
-    told = flags[0].message if flags else ""
-    return CaseFound(tuple(checks), tuple(flags), told)
+    message = flags[0].message if flags else ""
+    return CaseResult(tuple(checks), tuple(flags), message)
 
 
 def _check_seed(
@@ -87,19 +87,19 @@ def _check_seed(
     if changed and settings.on(6):
         return CaseCheck(prepared.name, seed, False, (), f"it changed {', '.join(changed)}")
     # Without defence 6 the reference gets what the candidate made of the inputs.
-    given = [value.clone() for value in kernel.current] if changed else None
-    errors = tuple(prepared.errors(first, seed, given))
+    changed_inputs = [value.clone() for value in kernel.current] if changed else None
+    errors = tuple(prepared.errors(first, seed, changed_inputs))
     wrong = [error for error in errors if not error.ok]
     if wrong:
-        return CaseCheck(prepared.name, seed, False, errors, wrong[0].told())
+        return CaseCheck(prepared.name, seed, False, errors, wrong[0].in_words())
     if settings.on(30):
         again = kernel.call(settings.call_seconds)
         apart = []
         if not all(map(same_bits, first, again)):
-            apart = [e for e in prepared.errors(again, seed, given) if not e.ok]
+            apart = [e for e in prepared.errors(again, seed, changed_inputs) if not e.ok]
         if apart:
             return CaseCheck(
-                prepared.name, seed, False, errors, f"a second call differs: {apart[0].told()}"
+                prepared.name, seed, False, errors, f"a second call differs: {apart[0].in_words()}"
             )
     return CaseCheck(prepared.name, seed, True, errors)
 

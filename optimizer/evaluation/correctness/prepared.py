@@ -68,14 +68,14 @@ class PreparedCase:
 
     def sample(self, seed: int) -> Sample:
         """The values of a seed."""
-        found = self._samples.get(seed)
-        if found is None:
+        sample = self._samples.get(seed)
+        if sample is None:
             drawn = Banks(self.open.inputs(seed), self.open.state(seed))
             if self._banks is None:  # for all seeds: drawing takes long where arrays are large
                 self._banks = self._drawn_banks(seed, drawn)
-            found = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
-            _keep(self._samples, seed, found)
-        return found
+            sample = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
+            _keep(self._samples, seed, sample)
+        return sample
 
     def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
         other = self.open.banks(seed)
@@ -85,15 +85,15 @@ class PreparedCase:
 
     def expected(self, seed: int) -> Expected:
         """Goldens and bounds of a seed."""
-        found = self._expected.get(seed)
-        if found is None:
-            found = self._compute(self.sample(seed).tensors)
-            _keep(self._expected, seed, found)
+        expected = self._expected.get(seed)
+        if expected is None:
+            expected = self._compute(self.sample(seed).tensors)
+            _keep(self._expected, seed, expected)
             if self._device == "cuda":
                 # What computing them took, in float64, is many times what they take: it is for the
                 # candidate to use.
                 torch.cuda.empty_cache()
-        return found
+        return expected
 
     def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
         case = self.open
@@ -183,7 +183,7 @@ class PreparedCase:
             if _plainly_equal(output, reference, bound):
                 continue
             golden = reference.double() if bound.kind == "float" else reference
-            found = compare(
+            error = compare(
                 output,
                 golden,
                 replace(
@@ -196,10 +196,10 @@ class PreparedCase:
                     pointed=self._pointed(tensors) if bound.pointed else None,
                 ),
             )
-            if not found.ok:
+            if not error.ok:
                 return (
-                    f"{found.output} of a timed call is off by {found.worst:.3g}"
-                    f" where {found.allowed:.3g} is allowed"
+                    f"{error.output} of a timed call is off by {error.worst:.3g}"
+                    f" where {error.allowed:.3g} is allowed"
                 )
         return None
 

@@ -82,7 +82,7 @@ MIN_SECONDS = 0.2  # the account is kept in hundredths of a second
 def _used(pid: int) -> int:
     """Ticks of all threads of a process; 0 when it is gone."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return 0
-    return int(told[11]) + int(told[12])
+    return int(fields[11]) + int(fields[12])

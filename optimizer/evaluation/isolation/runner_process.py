@@ -66,11 +66,11 @@ class RunnerHung(Exception):
 
 
 class RunnerForged(Exception):
-    """Something that is not the runner wrote into its channel; `told` is what it wrote."""
+    """Something that is not the runner wrote into its channel; `content` is what was written."""
 
-    def __init__(self, message: str, told: Any = None, log: str = "") -> None:
+    def __init__(self, message: str, content: Any = None, log: str = "") -> None:
         super().__init__(message)
-        self.told = told
+        self.content = content
         self.log = log
 
 
@@ -169,7 +169,7 @@ class RunnerProcess:
             raise self._died() from None
         except (WireForged, ValueError) as forged:
             self.end()
-            raise RunnerForged(str(forged), getattr(forged, "told", None), self.log) from forged
+            raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
     def feed(self, calls: int) -> None:
         """Let a block run so many calls: one token each, then the end.
@@ -292,19 +292,19 @@ def marked(mark: str, session: int) -> list[int]:
     """Processes of the session, and those whose environment holds the mark: what a runner starts
     inherits it, in any session."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            told = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            state, its_session = told[0], int(told[3])
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            state, its_session = fields[0], int(fields[3])
             marked = wanted in (entry / "environ").read_bytes().split(b"\0")
         except (OSError, IndexError):
             continue  # gone, or another user's
         if state != b"Z" and (marked or its_session == session):
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def _kill(pid: int) -> None:

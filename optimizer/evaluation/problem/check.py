@@ -63,13 +63,13 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
     run = _run(case, device)
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]
-    found = list(_repeatable(run))
-    if found:  # a golden of other random numbers says nothing
-        return found
-    found = [*_controls(run), *_constant(run)]
-    if not found:  # on an invalid bound nothing would be seen to change
-        found = list(_sensitivity(run))
-    return [*found, *_size(run)]
+    findings = list(_repeatable(run))
+    if findings:  # a golden of other random numbers says nothing
+        return findings
+    findings = [*_controls(run), *_constant(run)]
+    if not findings:  # on an invalid bound nothing would be seen to change
+        findings = list(_sensitivity(run))
+    return [*findings, *_size(run)]
 
 
 def _run(case: OpenCase, device: str) -> _Run:

@@ -24,7 +24,7 @@ _NO_GPU = ("NVIDIA driver", "CUDA", "cuda", "HIP", "hip")
 
 
 @contextmanager
-def running(problem: Problem, what: str) -> Iterator[None]:
+def running(problem: Problem, step: str) -> Iterator[None]:
     """Run a piece of the problem file; whatever it raises becomes an InvalidRequest."""
     try:
         yield
@@ -34,7 +34,7 @@ def running(problem: Problem, what: str) -> Iterator[None]:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         raise InvalidRequest(
-            f"{problem.path.name}: {what} failed: {text[:500]}", hint=_advice(problem, text)
+            f"{problem.path.name}: {step} failed: {text[:500]}", hint=_advice(problem, text)
         ) from error
 
 

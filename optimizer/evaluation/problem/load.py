@@ -39,18 +39,18 @@ def load_problem(path: Path) -> Problem:
     constants = _checked(file, source)
     toml = _toml_beside(file)
     text = toml.read_text(encoding="utf-8") if toml else ""
-    told = read_declaration(toml, text, constants) if toml else Declaration()
+    declaration = read_declaration(toml, text, constants) if toml else Declaration()
     default = file.parent.name if file.name == SOURCE_NAME else file.stem
     return Problem(
-        name=told.name or default,
+        name=declaration.name or default,
         path=file,
         source=source,
         sha256=hashlib.sha256(f"{source}\0{text}".encode()).hexdigest(),
-        op=told.op or guess_op(source),
-        cases=told.cases or (Case("declared"),),
-        policy=told.policy or Policy(),
+        op=declaration.op or guess_op(source),
+        cases=declaration.cases or (Case("declared"),),
+        policy=declaration.policy or Policy(),
         declared=toml is not None,
-        summary=told.summary or _summary(source),
+        summary=declaration.summary or _summary(source),
     )
 
 
@@ -93,9 +93,9 @@ def _checked(file: Path, source: str) -> frozenset[str]:
     defined = _defined(tree)
     missing = [name for name in ("Model", "get_inputs") if name not in defined]
     if missing:
-        found = ", ".join(sorted(defined)) or "nothing"
+        names = ", ".join(sorted(defined)) or "nothing"
         raise InvalidRequest(
-            f"{file.name} does not define {' and '.join(missing)} (it defines {found})",
+            f"{file.name} does not define {' and '.join(missing)} (it defines {names})",
             hint=_CONVENTION,
         )
     return assigned(tree)

@@ -48,13 +48,13 @@ def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
         for name, value in names.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    found = compile_expression(text).compute(Bindings(parameters=constants))
-    if not isinstance(found.value, int | float):
+    result = compile_expression(text).compute(Bindings(parameters=constants))
+    if not isinstance(result.value, int | float):
         raise InvalidRequest(
             f"{problem.name}: policy.reduction_length {text!r} has no value",
             hint=f"Use the file's constants: {', '.join(sorted(constants)) or 'it has none'}.",
         )
-    return max(1, int(found.value))
+    return max(1, int(result.value))
 
 
 def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
@@ -67,7 +67,7 @@ def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
     own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
     with _Arguments() as seen:
         case.reference(inputs, state, device=device)
-    return {**own, **seen.found}
+    return {**own, **seen.traits}
 
 
 class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[str, Trait] = {}
+        self.traits: dict[str, Trait] = {}
         self._counts: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -85,21 +85,21 @@ class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        arguments = dict(kwargs or {})
         name = func._schema.name.split("::")[-1]
         self._counts[name] += 1
         count = self._counts[name]
         label = name if count == 1 else f"{name}#{count}"
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            given[argument.name] = value
-        for key, value in given.items():
+            arguments[argument.name] = value
+        for key, value in arguments.items():
             self._keep(f"{label}.{key}", value)
         return func(*args, **(kwargs or {}))
 
     def _keep(self, name: str, value: Any) -> None:
         if isinstance(value, bool | int | float | str):
-            self.found[name] = value
+            self.traits[name] = value
         elif isinstance(value, list | tuple):
             for place, item in enumerate(value):
                 if isinstance(item, bool | int | float):
-                    self.found[f"{name}[{place}]"] = item
+                    self.traits[f"{name}[{place}]"] = item

@@ -152,8 +152,8 @@ def write_problem(name: str, folder: Path, op: str = "elementwise") -> Path:
     where = folder / name
     if where.exists():
         raise Conflict(f"{where} exists", hint="Choose another name, or another --dir.")
-    found = canonical_op(op)
-    source, toml = _texts(name, found)
+    canonical = canonical_op(op)
+    source, toml = _texts(name, canonical)
     where.mkdir(parents=True)
     (where / SOURCE_NAME).write_text(source, encoding="utf-8")
     (where / TOML_NAME).write_text(toml, encoding="utf-8")

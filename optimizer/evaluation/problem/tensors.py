@@ -66,9 +66,9 @@ class OpenCase:
     # -- the model
 
     def _class(self) -> type[torch.nn.Module]:
-        found = self._module.__dict__.get("Model")
-        if isinstance(found, type) and issubclass(found, torch.nn.Module):
-            return found
+        model_class = self._module.__dict__.get("Model")
+        if isinstance(model_class, type) and issubclass(model_class, torch.nn.Module):
+            return model_class
         raise InvalidRequest(
             f"{self.problem.path.name}: Model is not a class derived from torch.nn.Module",
             hint="Write `class Model(nn.Module)` with a `forward`.",
@@ -78,9 +78,9 @@ class OpenCase:
         """Positional arguments for Model, whatever form get_init_inputs has."""
         make = self._module.__dict__.get("get_init_inputs")
         with running(self.problem, "get_init_inputs()"), seeded(0):
-            given = make() if make is not None else []
+            returned = make() if make is not None else []
         with running(self.problem, "matching get_init_inputs() with Model.__init__"):
-            return positional(self._class().__init__, given, "get_init_inputs()", skip=1)
+            return positional(self._class().__init__, returned, "get_init_inputs()", skip=1)
 
     def _build(self, seed: int) -> torch.nn.Module:
         with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
@@ -93,8 +93,8 @@ class OpenCase:
         """The model that every reference run copies."""
         model = self._build(0)
         # Random values that are in no state_dict would differ from one process to the next.
-        one, other = hidden_tensors(model), hidden_tensors(self._build(1))
-        random = sorted(n for n in one if n not in other or not torch.equal(one[n], other[n]))
+        first, other = hidden_tensors(model), hidden_tensors(self._build(1))
+        random = sorted(n for n in first if n not in other or not torch.equal(first[n], other[n]))
         if random:
             raise InvalidRequest(
                 f"{self.problem.path.name}: Model keeps random values in {', '.join(random)}, "
@@ -140,10 +140,10 @@ class OpenCase:
     def _values(self, seed: int) -> list[Any]:
         """What get_inputs() makes, in the order of forward's arguments."""
         with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad():
-            given = self._module.__dict__["get_inputs"]()
+            returned = self._module.__dict__["get_inputs"]()
             forward = self._class().forward
         with running(self.problem, "matching get_inputs() with Model.forward"):
-            values = positional(forward, given, "get_inputs()", skip=1)
+            values = positional(forward, returned, "get_inputs()", skip=1)
         for number, value in enumerate(values):
             check_value(self.problem, f"input {number}", value)
         return values
@@ -202,21 +202,21 @@ class OpenCase:
         """Which of inputs and weights may be partly replaced between calls."""
         return self.fresh_of(Banks(self.inputs(0), self.state(0)), self.banks(0))
 
-    def fresh_of(self, one: Banks, other: Banks) -> tuple[bool, ...]:
+    def fresh_of(self, first: Banks, other: Banks) -> tuple[bool, ...]:
         """The same, as two draws tell."""
         policy = self.problem.policy
-        known = zip(self.input_names, self.scalars, one.inputs, other.inputs, strict=True)
-        found = [
+        known = zip(self.input_names, self.scalars, first.inputs, other.inputs, strict=True)
+        fresh = [
             not scalar
             and name not in policy.fixed
             and (name in policy.perturb or replaceable(a, b))
             for name, scalar, a, b in known
         ]
-        found += [
+        fresh += [
             self._varying and name not in policy.fixed and replaceable(value, other.state[name])
-            for name, value in one.state.items()
+            for name, value in first.state.items()
         ]
-        return tuple(found)
+        return tuple(fresh)
 
     # -- what the reference makes of them
 
@@ -237,7 +237,7 @@ class OpenCase:
             model = model.to(for_model)
         model = model.to(device)
         model.load_state_dict(dict(state))
-        given = [
+        arguments = [
             # To the device first: large arrays are cast there in no time.
             tensor.item() if scalar else _cast(tensor.to(device), dtype).clone()
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
@@ -248,7 +248,7 @@ class OpenCase:
             try:
                 if dtype is not None:
                     torch.set_default_dtype(dtype)  # what forward itself makes is as precise
-                result = model(*given)
+                result = model(*arguments)
             finally:
                 torch.set_default_dtype(before)
         return self._outputs(result)
@@ -283,8 +283,8 @@ class OpenCase:
     def _imagined(self) -> Signature:
         """The signature from shapes and dtypes alone."""
         with FakeTensorMode(allow_non_fake_inputs=True):
-            given, state, result = self._imagined_run()
-            inputs = [torch.as_tensor(value) for value in given]
+            values, state, result = self._imagined_run()
+            inputs = [torch.as_tensor(value) for value in values]
             return self._signature_of(inputs, state, self._outputs(result))
 
     def _imagined_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
@@ -314,16 +314,16 @@ class OpenCase:
     @property
     def kinds(self) -> tuple[OutputKind, ...]:
         """How each output is compared."""
-        told, count = self.problem.policy.outputs, len(self.outputs)
-        if not told:
+        named, count = self.problem.policy.outputs, len(self.outputs)
+        if not named:
             return tuple("float" if "float" in output.dtype else "exact" for output in self.outputs)
-        if len(told) not in (1, count):
+        if len(named) not in (1, count):
             raise InvalidRequest(
-                f"{self.problem.name}: policy.outputs names {len(told)} kinds, Model has {count} "
+                f"{self.problem.name}: policy.outputs names {len(named)} kinds, Model has {count} "
                 "outputs",
                 hint="Give one kind, or one for each output.",
             )
-        return told * count if len(told) == 1 else told
+        return named * count if len(named) == 1 else named
 
     def bounds(
         self,
@@ -379,8 +379,8 @@ class OpenCase:
 
     def _pointed(self, inputs: Sequence[torch.Tensor]) -> Pointed:
         """What an index output points into; by default the last dimension of the first input."""
-        told = self.problem.policy.index_into
-        name, dim = next(iter(told.items()), (self.input_names[0], -1))
+        into = self.problem.policy.index_into
+        name, dim = next(iter(into.items()), (self.input_names[0], -1))
         if name not in self.input_names:
             raise InvalidRequest(
                 f"{self.problem.name}: policy.index_into names {name!r}",
@@ -411,11 +411,11 @@ class OpenCase:
 
     def reduction_length(self) -> int:
         """Terms in one output element: of the policy, else from counted flops, else from sizes."""
-        told = self.problem.policy.reduction_length
-        if isinstance(told, int):
-            return max(1, told)
-        if isinstance(told, str):
-            return formula_value(told, vars(self._module), self.problem)
+        stated = self.problem.policy.reduction_length
+        if isinstance(stated, int):
+            return max(1, stated)
+        if isinstance(stated, str):
+            return formula_value(stated, vars(self._module), self.problem)
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
         return max(1, self.flops() // (2 * outputs), largest // outputs)

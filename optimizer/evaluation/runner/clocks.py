@@ -76,10 +76,10 @@ class CudaClock:
 def _persisting_reset() -> Callable[[], Any] | None:
     """The driver's call that makes persisting lines of L2 ordinary ones; None before CUDA 11."""
     try:
-        found: Callable[[], Any] = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
+        reset: Callable[[], Any] = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
     except (OSError, AttributeError):
         return None
-    return found
+    return reset
 
 
 def now_ns() -> int:
@@ -93,8 +93,8 @@ def replaced() -> bool:
 
 def _identities() -> tuple[int, ...]:
     return tuple(
-        id(thing)
-        for thing in (
+        id(function)
+        for function in (
             time.perf_counter_ns,
             time.perf_counter,
             time.time,

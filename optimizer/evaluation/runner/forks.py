@@ -82,29 +82,29 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
     """Fork the process into a namespace of its own, tell its number, wait, tell how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    *given, status = fds
+    *passed, status = fds
     own_proc = own.namespaces and own.own_proc
     flags = _CLONE_NEWPID | (_CLONE_NEWNS if own_proc else 0)
     if own.namespaces and _libc.unshare(flags) != 0:
         os.write(status, struct.pack("=ii", -1, ctypes.get_errno()))
         os._exit(1)
-    made = os.fork()
-    if made == 0:
+    pid = os.fork()
+    if pid == 0:
         os.close(status)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.setsid()
         if own_proc:
             _mount_proc()
         try:
-            become(message, given)
+            become(message, passed)
         finally:
             os._exit(1)
-    for fd in given:
+    for fd in passed:
         os.close(fd)
-    os.write(status, struct.pack("=ii", made, 0))
-    _, code = os.waitpid(made, 0)
+    os.write(status, struct.pack("=ii", pid, 0))
+    _, code = os.waitpid(pid, 0)
     with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
-        os.write(status, struct.pack("=ii", made, os.waitstatus_to_exitcode(code)))
+        os.write(status, struct.pack("=ii", pid, os.waitstatus_to_exitcode(code)))
     os._exit(0)
 
 

@@ -150,20 +150,20 @@ def library_kernel(
         raise KernelError(f"{entry} is not in the library: {problem}") from problem
     function.restype = ctypes.c_int
     function.argtypes = (ctypes.POINTER(_Tensor), ctypes.POINTER(_Counts))
-    given = [_as_tensor(value, device) for value in inputs]
+    arguments = [_as_tensor(value, device) for value in inputs]
     weights = [tensor.to(device).contiguous().clone() for tensor in state.values()]
-    made = [(dtype_of(dtype), tuple(shape)) for dtype, shape in outputs]
-    fixed = [*given, *weights]
-    packed = (_Tensor * (len(fixed) + len(made)))()
+    specs = [(dtype_of(dtype), tuple(shape)) for dtype, shape in outputs]
+    fixed = [*arguments, *weights]
+    packed = (_Tensor * (len(fixed) + len(specs)))()
     kept = [_describe(packed[n], tensor) for n, tensor in enumerate(fixed)]
-    blanks = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in made]
+    blanks = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in specs]
     kept += [_describe(packed[len(fixed) + n], blank) for n, blank in enumerate(blanks)]
     stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
-    counts = _Counts(len(given), len(weights), len(made), stream)
+    counts = _Counts(len(arguments), len(weights), len(specs), stream)
 
     def call() -> list[torch.Tensor]:
         results = []
-        for n, (dtype, shape) in enumerate(made, len(fixed)):
+        for n, (dtype, shape) in enumerate(specs, len(fixed)):
             result = torch.empty(shape, dtype=dtype, device=device)
             packed[n].data = result.data_ptr()
             results.append(result)

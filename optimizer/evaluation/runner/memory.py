@@ -78,10 +78,10 @@ class Arrays:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name} is no dtype")
-    return found
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:

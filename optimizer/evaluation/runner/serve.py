@@ -108,8 +108,8 @@ class Runner:
             raise
         # The candidate's code may raise anything at all, SystemExit included: it is its verdict.
         except BaseException as error:
-            told = "".join(traceback.format_exception(error))[-MAX_TRACE:]
-            return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": told}
+            log = "".join(traceback.format_exception(error))[-MAX_TRACE:]
+            return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": log}
 
     # -- load
 
@@ -132,9 +132,11 @@ class Runner:
         self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
         tensors = [self._here(t) for t in self._mapped["inputs"].tensors]
         count = message["inputs"]
-        given = [self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)]
+        inputs = [
+            self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)
+        ]
         state = dict(zip(message["state"], tensors[count:], strict=True))
-        self._kernel = self._set_up(message, given[:count], state)
+        self._kernel = self._set_up(message, inputs[:count], state)
         weights: Sequence[torch.Tensor | None] = self._kernel.weights
         self._targets = [*tensors[:count], *(weights or [None] * len(state))]
         banks = [self._here(t) for t in self._mapped["banks"].tensors]
@@ -179,7 +181,7 @@ class Runner:
         return tensor.item() if scalar else tensor
 
     def _set_up(
-        self, message: dict[str, Any], given: list[Any], state: dict[str, torch.Tensor]
+        self, message: dict[str, Any], inputs: list[Any], state: dict[str, torch.Tensor]
     ) -> CallableKernel:
         path, entry = Path(message["path"]), message["entry"]
         if message["kind"] == "interpreter":
@@ -188,7 +190,7 @@ class Runner:
             return library_kernel(
                 path,
                 entry,
-                inputs=given,
+                inputs=inputs,
                 state=state,
                 outputs=self._expected,
                 device=self._device,
@@ -197,7 +199,7 @@ class Runner:
             path,
             entry,
             init_args=message["init_args"],
-            inputs=given,
+            inputs=inputs,
             state=state,
             seed=message["seed"],
             dtype=message["dtype"],

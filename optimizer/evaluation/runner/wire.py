@@ -23,11 +23,11 @@ class WireClosed(Exception):
 
 
 class WireForged(Exception):
-    """A message without the nonce; `told` is what it says."""
+    """A message without the nonce; `content` is what it holds."""
 
-    def __init__(self, message: str, told: Any = None) -> None:
+    def __init__(self, message: str, content: Any = None) -> None:
         super().__init__(message)
-        self.told = told
+        self.content = content
 
 
 class Wire:

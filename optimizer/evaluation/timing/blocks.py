@@ -127,8 +127,8 @@ class Measured:
     @property
     def doubtful(self) -> bool:
         """Whether it is the comparison of clocks alone that speaks against the candidate."""
-        told = {flag.defence for flag in self.flags}
-        return self.mismatch is None and bool(told) and told <= set(CLOCKS)
+        rows = {flag.defence for flag in self.flags}
+        return self.mismatch is None and bool(rows) and rows <= set(CLOCKS)
 
 
 def measure(
@@ -266,13 +266,13 @@ def _conclude(
             reason=f"timing must be repeated: the processors were busy in {noisy} of "
             f"{noisy + len(pairs)} pairs of blocks; stop other work and evaluate again",
         )
-    found = _ratio(pairs, policy)
+    speedup = _ratio(pairs, policy)
     return CaseTiming(
         case,
         "measured",
         baseline_us=_typical([_quiet(b, policy) for b, _ in pairs]),
         candidate_us=_typical([_quiet(c, policy) for _, c in pairs]),
-        speedup=found,
+        speedup=speedup,
         calls=calls,
     )
 
@@ -320,8 +320,8 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
 
 
 def _outside_flag(row: int, ns: float) -> Flag:
-    told = f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
-    return Flag(row, "reject", told)
+    message = f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
+    return Flag(row, "reject", message)
 
 
 def _late_ns(blocks: Sequence[Block]) -> float:

@@ -78,8 +78,8 @@ def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
     return Interval(value, low, high, min(upper.n, lower.n))
 
 
-def _bounded(found: Interval) -> bool:
-    return 0 < found.low <= found.value <= found.high < math.inf
+def _bounded(interval: Interval) -> bool:
+    return 0 < interval.low <= interval.value <= interval.high < math.inf
 
 
 def combined(intervals: Sequence[tuple[Interval, float]]) -> Interval:

@@ -214,7 +214,7 @@ def _version(compiler: str) -> str:
     """The compiler's first line without its name, what -march=native means to it, and on what."""
     if shutil.which(compiler) is None:
         return f"{compiler} is not installed"
-    told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     native = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target"],
         capture_output=True,
@@ -222,5 +222,5 @@ def _version(compiler: str) -> str:
         check=False,
     )
     arch = re.search(r"^\s*-march=\s+(\S+)", native.stdout, re.MULTILINE)
-    said = told.stdout.splitlines()[0].removeprefix(f"{Path(compiler).name} ")
-    return f"{said}; native={arch[1] if arch else platform.machine()} on {processor()}"
+    first = version.stdout.splitlines()[0].removeprefix(f"{Path(compiler).name} ")
+    return f"{first}; native={arch[1] if arch else platform.machine()} on {processor()}"

@@ -37,10 +37,10 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+(?P<name>\w+)", re.MULT
 def find_nvcc(env: Mapping[str, str] | None = None) -> str | None:
     """On the PATH, or under CUDA_HOME or CUDA_PATH."""
     known = os.environ if env is None else env
-    found = shutil.which("nvcc", path=known.get("PATH", ""))
+    on_path = shutil.which("nvcc", path=known.get("PATH", ""))
     homes = (known.get("CUDA_HOME"), known.get("CUDA_PATH"))
     places = [shutil.which("nvcc", path=str(Path(home) / "bin")) for home in homes if home]
-    return next((place for place in [found, *places] if place), None)
+    return next((place for place in [on_path, *places] if place), None)
 
 
 class Nvcc:
@@ -127,20 +127,20 @@ def _kernels(log: str, workdir: Path) -> dict[str, dict[str, Metric]]:
     for path in sorted(workdir.glob("*.ptx")):
         text = path.read_text(encoding="utf-8", errors="replace")
         starts = [*_PTX_ENTRY.finditer(text)]
-        ends = [*(found.start() for found in starts[1:]), len(text)]
-        for found, end in zip(starts, ends, strict=True):
-            kernels.setdefault(found["name"], {}).update(parse_ptx(text[found.start() : end]))
+        ends = [*(entry.start() for entry in starts[1:]), len(text)]
+        for entry, end in zip(starts, ends, strict=True):
+            kernels.setdefault(entry["name"], {}).update(parse_ptx(text[entry.start() : end]))
     return kernels
 
 
 @lru_cache(maxsize=4)
 def _version(nvcc: str) -> str:
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"V[\d.]+", told.stdout)
-    return f"nvcc {found[0] if found else 'of unknown version'}"
+    printed = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"V[\d.]+", printed.stdout)
+    return f"nvcc {version[0] if version else 'of unknown version'}"
 
 
 @lru_cache(maxsize=4)
 def _architectures(nvcc: str) -> tuple[int, ...]:
-    told = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
-    return tuple(sorted({int(digits) for digits in re.findall(r"sm_(\d+)", told.stdout)}))
+    printed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    return tuple(sorted({int(digits) for digits in re.findall(r"sm_(\d+)", printed.stdout)}))

@@ -60,14 +60,14 @@ class Limits:
     @property
     def resources(self) -> dict[str, int]:
         """By the names of the module `resource`."""
-        told = {
+        limits = {
             "RLIMIT_CPU": self.cpu_seconds or int(2 * self.seconds) + 1,
             "RLIMIT_AS": self.memory_bytes,
             "RLIMIT_FSIZE": self.file_bytes,
             "RLIMIT_NPROC": self.processes,
             "RLIMIT_CORE": 0,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in limits.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ def run(
     A program that is not there is a result with a code, like any other failure.
     """
     began = time.monotonic()
-    told = json.dumps({"resources": limits.resources, "parent": os.getpid()})
+    settings = json.dumps({"resources": limits.resources, "parent": os.getpid()})
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(LAUNCHER), told, *command],
+        [sys.executable, "-I", "-S", str(LAUNCHER), settings, *command],
         cwd=cwd,
         env=dict(env) if env is not None else None,
         stdin=subprocess.DEVNULL,
@@ -243,15 +243,15 @@ def members(group: int) -> tuple[int, ...]:
 
     Without /proc (a Mac) nothing can be listed.
     """
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            told = entry.read_text().rpartition(")")[2].split()
+            fields = entry.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(told[2]) == group and told[0] not in "ZX":
-            found.append(int(entry.parent.name))
-    return tuple(found)
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            pids.append(int(entry.parent.name))
+    return tuple(pids)
 
 
 ATTEMPTS = 2  # one that ended because nobody asked for long is started again

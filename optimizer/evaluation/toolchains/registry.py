@@ -67,12 +67,12 @@ def usable_toolchain(language: str, target: Target, builtin_name: str | None = N
 
 def installed(target: Target) -> dict[str, str]:
     """Every built-in toolchain: its version, or why it cannot compile for the target."""
-    told = {}
+    states = {}
     for name, make in BUILTIN.items():
         chain = make()
         answer = chain.available(target)
-        told[name] = chain.version() if answer.ok else f"unavailable: {answer.reason}"
-    return told
+        states[name] = chain.version() if answer.ok else f"unavailable: {answer.reason}"
+    return states
 
 
 def _builtin(name: str, language: str, target: Target) -> Toolchain:

@@ -99,9 +99,9 @@ def _instructions(listing: str) -> Iterator[tuple[str, str, str]]:
         if function is not None:
             name = function["name"]
             continue
-        found = _INSTRUCTION.match(line)
-        if found is not None and name and not _STARTUP.match(name):
-            yield name, found["op"], found["args"].strip()
+        instruction = _INSTRUCTION.match(line)
+        if instruction is not None and name and not _STARTUP.match(name):
+            yield name, instruction["op"], instruction["args"].strip()
 
 
 def packed_bits(op: str, args: str) -> int:
@@ -177,15 +177,15 @@ def parse_ptxas(log: str) -> dict[str, dict[str, Metric]]:
     entry = ""
     inside = ""
     for line in log.splitlines():
-        if (found := _ENTRY.search(line)) is not None:
-            entry = inside = found["name"]
+        if (match := _ENTRY.search(line)) is not None:
+            entry = inside = match["name"]
             kernels.setdefault(entry, {})
-        elif (found := _PROPERTIES.search(line)) is not None:
-            inside = found["name"]
-        elif entry and (found := _SPILLS.search(line)) is not None and inside == entry:
-            kernels[entry] |= {name: int(value) for name, value in found.groupdict().items()}
-        elif entry and (found := _USED.search(line)) is not None:
-            kernels[entry]["n_regs"] = int(found["n_regs"])
+        elif (match := _PROPERTIES.search(line)) is not None:
+            inside = match["name"]
+        elif entry and (match := _SPILLS.search(line)) is not None and inside == entry:
+            kernels[entry] |= {name: int(value) for name, value in match.groupdict().items()}
+        elif entry and (match := _USED.search(line)) is not None:
+            kernels[entry]["n_regs"] = int(match["n_regs"])
             smem = _SMEM.search(line)
             kernels[entry]["shared"] = int(smem["shared"]) if smem else 0
             inside = entry
@@ -204,15 +204,15 @@ def _spilled_registers(row: Mapping[str, Metric]) -> int:
 def parse_ptx(ptx: str) -> dict[str, Metric]:
     """Matrix instructions by kind, and global loads by width in bytes for one thread."""
     kinds: dict[str, int] = {}
-    for found in _PTX_MATRIX.finditer(ptx):
-        kinds[found[1]] = kinds.get(found[1], 0) + 1
-    widths = [_ptx_bytes(found["rest"]) for found in _PTX_LOAD.finditer(ptx)]
-    widths += [int(found[1], 0) for found in _PTX_ASYNC.finditer(ptx)]
+    for match in _PTX_MATRIX.finditer(ptx):
+        kinds[match[1]] = kinds.get(match[1], 0) + 1
+    widths = [_ptx_bytes(match["rest"]) for match in _PTX_LOAD.finditer(ptx)]
+    widths += [int(match[1], 0) for match in _PTX_ASYNC.finditer(ptx)]
     bulk = len(_PTX_BULK.findall(ptx))
-    told: dict[str, Metric] = {"mma_instructions": sum(kinds.values()), **_loads(widths, bulk)}
+    metrics: dict[str, Metric] = {"mma_instructions": sum(kinds.values()), **_loads(widths, bulk)}
     if kinds:
-        told["matrix_kind"] = max(kinds, key=lambda kind: kinds[kind])
-    return told
+        metrics["matrix_kind"] = max(kinds, key=lambda kind: kinds[kind])
+    return metrics
 
 
 def _ptx_bytes(rest: str) -> int:
@@ -235,15 +235,15 @@ def _loads(widths: Iterable[int], bulk: int = 0) -> dict[str, Metric]:
 
 def parse_amdgcn(assembly: str) -> dict[str, Metric]:
     """Registers, spills, LDS and scratch from the code-object metadata; widths from the code."""
-    told: dict[str, Metric] = {
-        found[1]: int(found[2]) for found in _AMD_METADATA.finditer(assembly)
+    metrics: dict[str, Metric] = {
+        match[1]: int(match[2]) for match in _AMD_METADATA.finditer(assembly)
     }
     waves = [int(count) for count in _AMD_OCCUPANCY.findall(assembly)]
     if waves:
-        told["waves_per_simd"] = min(waves)
-        told["occupancy"] = min(1.0, min(waves) / AMD_WAVES)
-    widths = [_AMD_BYTES.get(found["width"], 4) for found in _AMD_LOAD.finditer(assembly)]
-    return {**told, "mfma_instructions": len(_AMD_MATRIX.findall(assembly)), **_loads(widths)}
+        metrics["waves_per_simd"] = min(waves)
+        metrics["occupancy"] = min(1.0, min(waves) / AMD_WAVES)
+    widths = [_AMD_BYTES.get(match["width"], 4) for match in _AMD_LOAD.finditer(assembly)]
+    return {**metrics, "mfma_instructions": len(_AMD_MATRIX.findall(assembly)), **_loads(widths)}
 
 
 def whole(kernels: Mapping[str, Mapping[str, Metric]]) -> dict[str, Metric]:

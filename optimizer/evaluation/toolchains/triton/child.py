@@ -47,7 +47,7 @@ class Events:
         self._folder = self._folder / f"{number:03d}"
         self._folder.mkdir()
 
-    def say(self, **event: Any) -> None:
+    def write(self, **event: Any) -> None:
         with (self._folder / "events").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, default=str) + "\n")
 
@@ -58,7 +58,7 @@ class Events:
         name = f"{number:02d}.{kind}"
         (self._folder / name).write_text(compiled.asm[kind], encoding="utf-8")
         names = source.fn.arg_names
-        self.say(
+        self.write(
             kernel=compiled.name,
             hash=compiled.hash,
             assembly=name,
@@ -85,10 +85,10 @@ def install(request: Request, events: Events) -> None:
         properties_of,
     )
 
-    told = request["target"]
-    arch = int(told["arch"]) if told["backend"] == "cuda" else told["arch"]
+    chip = request["target"]
+    arch = int(chip["arch"]) if chip["backend"] == "cuda" else chip["arch"]
     make_target = import_module("triton.backends.compiler").GPUTarget
-    target = make_target(told["backend"], arch, told["warp_size"])
+    target = make_target(chip["backend"], arch, chip["warp_size"])
     facts = properties_of(request["facts"])
     import_module("triton").runtime.driver.set_active(CompileOnly(target, facts))
     compiler: Any = import_module("triton.compiler")
@@ -113,8 +113,8 @@ def host_launcher() -> Callable[[Any, Any], object] | None:
         driver.CudaUtils()
     except Exception:  # a missing header, compiler or libcuda
         return None
-    made: Callable[[Any, Any], object] = driver.CudaLauncher
-    return made
+    launcher: Callable[[Any, Any], object] = driver.CudaLauncher
+    return launcher
 
 
 def recording(
@@ -129,7 +129,7 @@ def recording(
 
     def recorded(source: Any, target: Any = None, options: Any = None, **rest: Any) -> Any:
         printed = io.StringIO()
-        events.say(compiling=source.name)
+        events.write(compiling=source.name)
         with contextlib.redirect_stdout(printed):
             compiled = compile_kernel(source, target=target, options=options, **rest)
         if shared_limit is not None and compiled.metadata.shared > shared_limit:
@@ -163,7 +163,9 @@ def first_that_fits(events: Events) -> Callable[..., list[float]]:
         except skipped:
             return [math.inf]
         done[id(tuner.nargs)] = tuner.nargs
-        events.say(autotuned=tuner.base_fn.__name__, configs=len(tuner.configs), chosen=str(config))
+        events.write(
+            autotuned=tuner.base_fn.__name__, configs=len(tuner.configs), chosen=str(config)
+        )
         return [0.0]
 
     return bench
@@ -181,16 +183,16 @@ def load(path: Path) -> ModuleType:
 
 def trace(error: BaseException, folder: Path) -> str:
     """The error and its causes, with the candidate's own frames only."""
-    told = traceback.TracebackException.from_exception(error)
+    report = traceback.TracebackException.from_exception(error)
     if type(error).__name__ == "CompilationError":
         # It repeats what caused it, which else would pass for an error of its own.
-        told.__cause__ = told.__context__ = None
-    part: traceback.TracebackException | None = told
+        report.__cause__ = report.__context__ = None
+    part: traceback.TracebackException | None = report
     while part is not None:
         own = [frame for frame in part.stack if Path(frame.filename).is_relative_to(folder)]
         part.stack = traceback.StackSummary.from_list(own)
         part = part.__cause__ or part.__context__
-    text = "".join(told.format())
+    text = "".join(report.format())
     for place in (folder, Path.cwd()):
         text = text.replace(f"{place}{os.sep}", "")
     return text[-MAX_TRACE:]
@@ -228,18 +230,18 @@ def arguments_of(case: Request, home: str) -> list[Any]:
     import torch
 
     values = case.get("scalars") or {}
-    made: list[Any] = []
+    arguments: list[Any] = []
     for tensor in case["tensors"]:
         if tensor["role"] != "input":
             continue
         dtype = getattr(torch, tensor["dtype"])
         if tensor["name"] in values:
-            made.append(values[tensor["name"]])
+            arguments.append(values[tensor["name"]])
         elif not tensor["shape"] and tensor["dtype"] in ("int64", "float64", "bool"):
-            made.append(torch.ones((), dtype=dtype).mul(UNKNOWN_NUMBER).tolist())
+            arguments.append(torch.ones((), dtype=dtype).mul(UNKNOWN_NUMBER).tolist())
         else:
-            made.append(torch.ones(tensor["shape"], dtype=dtype, device=home))
-    return made
+            arguments.append(torch.ones(tensor["shape"], dtype=dtype, device=home))
+    return arguments
 
 
 def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
@@ -280,19 +282,19 @@ def attempt(request: Request, module: ModuleType, case: Request, events: Events)
     inputs = [tensor for tensor in case["tensors"] if tensor["role"] == "input"]
     small = sum(math.prod(tensor["shape"]) * 8 for tensor in inputs) <= REAL_BYTES
     for real in (False, True) if small else (False,):
-        events.say(calling=request["entry"], real=real)
+        events.write(calling=request["entry"], real=real)
         try:
             call(module, request["entry"], case, real)
             return
         # The candidate's code may raise anything at all, SystemExit included.
         except BaseException as error:
             last = real or not small or isinstance(error, NotCalled)
-            told = trace(error, Path(request["path"]).parent)
+            trace_text = trace(error, Path(request["path"]).parent)
             if is_compile_error(error) or (last and raised_in_triton(error)):
-                events.say(failed=repr(error)[:500], trace=told)
+                events.write(failed=repr(error)[:500], trace=trace_text)
                 return
             if last:
-                events.say(not_called=f"{type(error).__name__}: {error}"[:500], trace=told)
+                events.write(not_called=f"{type(error).__name__}: {error}"[:500], trace=trace_text)
                 return
 
 
@@ -322,12 +324,12 @@ def await_fork(events: Events) -> None:
     """The next that ends; one that a signal ended has not told so itself."""
     _, status = os.wait()
     if status != 0:
-        events.say(ended=os.waitstatus_to_exitcode(status))
+        events.write(ended=os.waitstatus_to_exitcode(status))
 
 
 def finish(events: Events) -> None:
     """Without exit handlers: a candidate may have registered some."""
-    events.say(done=True)
+    events.write(done=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -349,7 +351,7 @@ def main(arguments: list[str]) -> None:
         module = load(path)
     # A file that cannot be imported is the candidate's failure, whatever it raises.
     except BaseException as error:
-        events.say(failed=repr(error)[:500], trace=trace(error, path.parent))
+        events.write(failed=repr(error)[:500], trace=trace(error, path.parent))
     else:
         attempt_all(request, module, events)
     finish(events)

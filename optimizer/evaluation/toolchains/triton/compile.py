@@ -109,13 +109,13 @@ def missing_packages() -> Availability | None:
 
 def versions() -> str:
     """Of the packages that decide what comes out."""
-    told = []
+    named = []
     for name in ("triton", "torch"):
         try:
-            told.append(f"{name} {importlib.metadata.version(name)}")
+            named.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            told.append(f"{name} is not installed")
-    return ", ".join(told)
+            named.append(f"{name} is not installed")
+    return ", ".join(named)
 
 
 def triton_folder() -> Path | None:
@@ -202,8 +202,8 @@ class Events:
     @classmethod
     def read(cls, folder: Path) -> Events:
         """Of the whole, then of its cases in their order."""
-        parts = [_told(folder), *map(_told, sorted(folder.glob("[0-9][0-9][0-9]")))]
-        told = [event for _, events in parts for event in events]
+        parts = [_events_in(folder), *map(_events_in, sorted(folder.glob("[0-9][0-9][0-9]")))]
+        every = [event for _, events in parts for event in events]
         last = [events[-1] if events else {} for _, events in parts]
         kernels: dict[str, tuple[Path, Mapping[str, Any]]] = {}
         for place, event in ((p, e) for p, events in parts for e in events if "kernel" in e):
@@ -212,12 +212,12 @@ class Events:
                 kernels[str(event["hash"])] = (place, event)
         return cls(
             tuple(kernels.values()),
-            tuple(str(event["trace"]) for event in told if "failed" in event),
-            tuple(str(event["not_called"]) for event in told if "not_called" in event),
-            tuple(_autotuned(event) for event in told if "autotuned" in event),
-            any("calling" in event for event in told),
+            tuple(str(event["trace"]) for event in every if "failed" in event),
+            tuple(str(event["not_called"]) for event in every if "not_called" in event),
+            tuple(_autotuned(event) for event in every if "autotuned" in event),
+            any("calling" in event for event in every),
             next((str(event["compiling"]) for event in last if "compiling" in event), None),
-            next((int(event["ended"]) for event in told if "ended" in event), None),
+            next((int(event["ended"]) for event in every if "ended" in event), None),
             all("done" in event for event in last),
         )
 
@@ -243,7 +243,7 @@ def _autotuned(event: Mapping[str, Any]) -> str:
     )
 
 
-def _told(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+def _events_in(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     path = folder / "events"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return folder, [event for line in lines if (event := _event(line))]
@@ -252,10 +252,10 @@ def _told(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
 def _event(line: str) -> dict[str, Any] | None:
     """A line; None for one that the deadline cut."""
     try:
-        told = json.loads(line)
+        event = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return told if isinstance(told, dict) else None
+    return event if isinstance(event, dict) else None
 
 
 def _answer(

@@ -31,11 +31,11 @@ OLDEST = 75  # Triton 3.6 and 3.7 compile for nothing older
 
 def capability(target: Target) -> int | None:
     """90 for "90", "sm_90a", or the fact compute_capability "9.0"; None when nothing says."""
-    told = str(target.arch or target.facts.get("compute_capability", ""))
-    dotted = re.fullmatch(r"(\d+)\.(\d)", told)
+    arch = str(target.arch or target.facts.get("compute_capability", ""))
+    dotted = re.fullmatch(r"(\d+)\.(\d)", arch)
     if dotted is not None:
         return int(dotted[1]) * 10 + int(dotted[2])
-    plain = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?", told)
+    plain = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?", arch)
     return int(plain[1]) if plain is not None else None
 
 
@@ -81,10 +81,10 @@ class TritonNvidia:
 
 def read_nvidia_kernel(ptx: str, log: str) -> dict[str, Metric]:
     """One kernel's PTX and what ptxas said of it."""
-    told: dict[str, Metric] = parse_ptx(ptx)
+    metrics: dict[str, Metric] = parse_ptx(ptx)
     for row in parse_ptxas(log).values():
-        told |= row
-    return told
+        metrics |= row
+    return metrics
 
 
 @lru_cache(maxsize=1)
@@ -93,15 +93,15 @@ def _ptxas_version() -> str:
     tool = folder / "backends" / "nvidia" / "bin" / "ptxas" if folder else None
     if tool is None or not tool.is_file():
         return "ptxas is not installed"
-    told = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"V[\d.]+", told.stdout)
-    return f"ptxas {found[0] if found else 'of unknown version'}"
+    printed = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"V[\d.]+", printed.stdout)
+    return f"ptxas {version[0] if version else 'of unknown version'}"
 
 
 def gfx(target: Target) -> str | None:
     """ "gfx942" from the architecture or the fact compute_capability; None when nothing says."""
-    told = str(target.arch or target.facts.get("compute_capability", ""))
-    return told if re.fullmatch(r"gfx\d+[a-z]?", told) else None
+    arch = str(target.arch or target.facts.get("compute_capability", ""))
+    return arch if re.fullmatch(r"gfx\d+[a-z]?", arch) else None
 
 
 class TritonAmd:
