@@ -59,8 +59,11 @@ CHANCE = random.SystemRandom()  # nobody can know its numbers before
 
 @dataclass
 class Attempt:
-    """`key` is that of the evaluation, `seeds` those of the values that the candidate is checked
-    with. The fields after `workdir` are the result so far."""
+    """One candidate's evaluation in progress.
+
+    `key` is that of the evaluation, `seeds` those of the values that the candidate is checked with.
+    The fields after `workdir` are the result so far.
+    """
 
     context: EvaluationContext
     key: str
@@ -86,7 +89,8 @@ class Attempt:
         self.processes = CandidateProcesses(self.context, seed=self.seeds[0], workdir=self.workdir)
 
     def run(self) -> None:
-        """Through all stages, or to the first that ends it."""
+        """Run all stages, or up to the first that ends the evaluation. Raises Unavailable where the
+        toolchain cannot compile here or the device has no room."""
         with self._stage("parse"):
             self._parse()
         if self.ended:
@@ -106,6 +110,7 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
+        """Whether a stage has decided the outcome."""
         return self.validity != "not_run"
 
     def _end(self, validity: Validity, message: str, log: str = "") -> None:

@@ -1,8 +1,8 @@
 """The reference as the other side of a timing.
 
-On the CPU in a process that has done nothing else: what a process has allocated and freed before
-decides up to a tenth of the time there. On a GPU in one that stays from candidate to candidate: its
-arrays are large and take longer to get to the device than to be used.
+On the CPU it runs in a process that has done nothing else: what a process has allocated and freed
+before decides up to a tenth of the time there. On a GPU it runs in a process that stays from
+candidate to candidate: its arrays are large and take longer to copy to the device than to use.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ KEPT_USES = 50  # candidates: a process that stays for ever meets its limit of p
 
 @dataclass
 class Kept:
-    """A side that waits, stopped, for the next candidate."""
+    """A side that waits, stopped, for the next candidate. `uses` counts the candidates that it was
+    timed against."""
 
     side: Side
     uses: int = 1
 
 
 class Baselines:
-    """keeps: whether processes stay. folder: for the reference's source."""
+    """References in processes of their own. `keeps` says whether such a process stays for the next
+    candidate; `folder` holds the reference's source; `flush_bytes` is the size of the buffer that
+    is overwritten before each timed call."""
 
     def __init__(
         self,
@@ -55,8 +58,8 @@ class Baselines:
         self._kept: dict[str, Kept] = {}
 
     def begin(self, prepared: PreparedCase, seed: int) -> Callable[[], Side]:
-        """What brings the side into being, with the values of the seed; it may be called beside
-        other work. It raises BaselineFailed."""
+        """A function that makes the reference's side ready with the values of the seed. It may be
+        called beside other work, and raises BaselineFailed."""
         kept = self._kept.get(prepared.name)
         if kept is not None:
             kept.uses += 1
@@ -101,7 +104,8 @@ class Baselines:
         return side
 
     def leave(self, case: str, side: Side, failed: bool = False) -> Future[bool] | None:
-        """Done with it for this candidate. The future of its process, where that is being ended."""
+        """Give the side back after one candidate. Returns the future of its process where that is
+        being ended, else None."""
         kept = self._kept.get(case)
         if kept is None or failed or kept.uses >= KEPT_USES:
             return self._end(case, side)
@@ -114,5 +118,6 @@ class Baselines:
         return ending
 
     def close(self) -> None:
+        """End the processes that stayed."""
         for case, kept in list(self._kept.items()):
             self._end(case, kept.side).result()

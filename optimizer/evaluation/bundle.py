@@ -1,5 +1,5 @@
 """A candidate: files in one language with an entry point and parameters. What it computes and how
-good it is are for others to find out.
+good it is are for others to decide.
 
 Standard library only: the portable search core uses it too.
 """
@@ -26,10 +26,12 @@ Parameter = int | float | str | bool
 
 @dataclass(frozen=True)
 class Bundle:
-    """files: relative POSIX path to text; `main` is the one that a toolchain compiles or imports.
+    """The files of a candidate.
 
-    entry: the class (`ModelNew`) or C function that is called. parameters: chosen values, as they
-    were substituted; a toolchain may read compiler flags from them.
+    `files` maps relative POSIX paths to text; `main` is the file that a toolchain compiles or
+    imports. `entry` is the class (`ModelNew`) or C function that is called. `parameters` are chosen
+    values, as they were substituted; a toolchain may read compiler flags from them. Raises
+    InvalidRequest for a path that leaves the bundle, a missing main file, or more than MAX_BYTES.
     """
 
     files: Mapping[str, str]
@@ -57,17 +59,18 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """Of what decides its behaviour."""
+        """A digest of everything that decides the candidate's behaviour."""
         parameters = sorted(self.parameters.items())
         identity = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     @property
     def source(self) -> str:
+        """The text of the main file."""
         return self.files[self.main]
 
     def write(self, folder: Path) -> Path:
-        """Lay the files out under `folder`; the path of `main`."""
+        """Write the files under `folder`, and return the path of the main file."""
         for name, text in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,11 +79,12 @@ class Bundle:
 
 
 def read_bundle(path: Path, language: str | None = None, entry: str | None = None) -> Bundle:
-    """A candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
+    """Read a candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
     parameters}.
 
-    The language of a lone file follows from its suffix; of a Python file from whether it uses
-    Triton. Python files are entered at `ModelNew`, others at `kernlore_run`.
+    The language of a single file follows from its suffix; that of a Python file from whether it
+    uses Triton. Python files are entered at `ModelNew`, others at `kernlore_run`. Raises
+    InvalidRequest for what is no candidate.
     """
     if path.is_dir():
         return _folder(path, language, entry)
@@ -92,6 +96,8 @@ def read_bundle(path: Path, language: str | None = None, entry: str | None = Non
 
 
 def default_entry(name: str) -> str:
+    """The entry of a main file that names none: `ModelNew` of a Python file, else
+    `kernlore_run`."""
     return "ModelNew" if name.endswith(".py") else "kernlore_run"
 
 

@@ -45,11 +45,14 @@ class CatalogJournal:
         self._blobs = blobs
 
     def finished(self, key: str) -> Evaluation | None:
+        """The stored evaluation of this key, None where there is none."""
         row = self._rows.find(key)
         record = row.record if row else None
         return evaluation_from_json(record) if record else None
 
     def left(self, key: str) -> Mapping[str, Any]:
+        """The stages that an interrupted evaluation of this key had finished, with the result of
+        each."""
         row = self._rows.find(key)
         return row.stages if row and row.state == "running" else {}
 
@@ -61,6 +64,8 @@ class CatalogJournal:
         bundle: Bundle,
         device: str,
     ) -> None:
+        """Store that an evaluation of this key is running, with its problem, cases and
+        candidate."""
         self._rows.begin(
             key,
             ProblemRow(
@@ -85,9 +90,11 @@ class CatalogJournal:
         )
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        """Store the result of a stage that an interrupted evaluation need not repeat."""
         self._rows.stage(key, stage, left)
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        """Store the evaluation and the figures of its cases."""
         timings = {timing.case: timing for timing in evaluation.timings}
         checked: dict[str, bool] = {}
         for check in evaluation.checks:
@@ -137,7 +144,10 @@ def store_device(
     identity: DeviceIdentity,
     ceilings: Ceilings | None = None,
 ) -> str:
-    """The id of the device's row, made or brought up to date."""
+    """Create or update the row of a measured device, and return its id.
+
+    There is one row for each device and driver; its ceilings are those that were stored last.
+    """
     row_id = derived_id("dev", identity.uuid, identity.driver or "")
     values: dict[str, Any] = {
         "hardware_id": hardware_id,

@@ -1,9 +1,9 @@
 """Why an evaluation came out as it did: signals with their evidence, in the form that /retrieve
 gives its diagnosis in.
 
-A failure is read from its log and from what was wrong; a correct kernel from everything that was
-measured of it, by the rule table. Measures nothing, and thresholds of speed are data of
-`retrieval`; the ones here tell a lost digit from a wrong answer.
+A failure is diagnosed from its log and from what was wrong; a correct kernel from everything that
+was measured of it, by the rule table. Measures nothing. Thresholds of speed are data of
+`retrieval`; the ones here separate a lost digit from a wrong answer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ PHYSICS = 29  # row of the exploit table: faster than the device can be
 class Surroundings:
     """What a diagnosis needs beside the evaluation.
 
-    works: of the timed cases by name. signatures: error texts of the hardware's own tools.
-    collected: what profilers told of the candidate. not_measured: tool -> why it told nothing.
+    `works` holds the least work of the timed cases by name. `signatures` are error texts of the
+    hardware's own tools. `collected` is what profilers reported of the candidate; `not_measured`
+    maps a tool to the reason why it reported nothing.
     """
 
     lineage: Sequence[str] = ()
@@ -254,7 +255,8 @@ def _correct(
 def leading_case(
     evaluation: Evaluation, works: Mapping[str, Work]
 ) -> tuple[CaseTiming | None, Work | None]:
-    """The timed case that moves or computes most: ceilings say most about it."""
+    """The timed case that moves or computes most: ceilings say most about it. None for both where
+    no case is known."""
     known = [t for t in evaluation.timings if t.state == "measured" and t.case in works]
     if not known:
         return None, next(iter(works.values()), None)
@@ -263,7 +265,8 @@ def leading_case(
 
 
 def quantities(work: Work) -> dict[str, float | str]:
-    """`problem.<name>` of the predicates."""
+    """What the predicates know as `problem.<name>`: sizes in bytes, flops, and the precision
+    policy."""
     known: dict[str, float | str] = {
         "compulsory_bytes": work.compulsory_bytes,
         "compulsory_read_bytes": work.read_bytes,
@@ -280,7 +283,8 @@ def quantities(work: Work) -> dict[str, float | str]:
 def gathered(
     evaluation: Evaluation, around: Surroundings, timing: CaseTiming | None, work: Work | None
 ) -> dict[str, Metric]:
-    """Static, collected and derived metrics by raw names; a profiler's word before a compiler's."""
+    """Static, collected and derived metrics by raw names. A profiler's metric replaces a
+    compiler's."""
     metrics: dict[str, Metric] = dict(evaluation.metrics)
     if evaluation.language in ONE_CALL:
         metrics["num_launches"] = 1

@@ -1,5 +1,5 @@
-"""Evaluates candidates of one problem on one device. Long-lived: keeps goldens and what runners are
-made from between candidates, so that each costs little beyond its own work."""
+"""Evaluates candidates of one problem on one device. An evaluator lives long: it keeps goldens and
+prepared runners between candidates, so that each costs little beyond its own work."""
 
 from __future__ import annotations
 
@@ -43,21 +43,23 @@ CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
 def flush_bytes_of(facts: Mapping[str, float | str]) -> int:
-    """Twice the last-level cache of the target, or what is above that of any chip of today. The
-    last level is the largest that the facts name: a CPU's second level is one core's."""
+    """The bytes to overwrite before a timed call: twice the last-level cache of the target, or more
+    than that of any chip of today. The last level is the largest that the facts name: a CPU's
+    second level is one core's."""
     sizes = [size for key in CACHES if isinstance(size := facts.get(key), int | float)]
     return int(2 * max(sizes)) if sizes else 256 * MIB
 
 
 def stays_on(device: str) -> bool:
-    """Whether processes and memory serve for more than one thing. Not on the CPU, where what a
+    """Whether processes and memory serve for more than one candidate. Not on the CPU, where what a
     process has allocated and freed before, and in which pages arrays lie, decides up to a tenth of
     the time."""
     return device != "cpu"
 
 
 class Evaluator:
-    """A context: leaving it ends every process."""
+    """Evaluates candidates. It is a context manager: leaving it ends every process that it
+    started."""
 
     def __init__(
         self,
@@ -144,8 +146,12 @@ class Evaluator:
     def evaluate(
         self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case] | None = None
     ) -> Evaluation:
-        """cases: the searched ones by default. What the journal has finished is not done again,
-        unless its timing has to be repeated."""
+        """Evaluate a candidate on `cases`, by default those that a search may see.
+
+        What the journal has finished is not done again, unless its timing has to be repeated.
+        Whatever the candidate does wrong is a result; Unavailable is raised where the toolchain or
+        the device cannot be used.
+        """
         chosen = tuple(cases if cases is not None else self.problem.searched)
         chosen = tuple(case for case in chosen if case.fits(self.device))
         key = self.key(bundle, toolchain, chosen)
@@ -211,7 +217,8 @@ class Evaluator:
         return replace(evaluation, verdict=verdict, seconds=took)
 
     def key(self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case]) -> str:
-        """What decides a result: the same key never has to be evaluated twice."""
+        """A digest of everything that decides a result: the same key never has to be evaluated
+        twice."""
         parts = (
             self.problem.sha256,
             *(case.name for case in cases),

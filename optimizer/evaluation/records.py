@@ -31,9 +31,11 @@ TimingState = Literal["measured", "simulator", "repeat", "none"]
 
 @dataclass(frozen=True)
 class OutputError:
-    """The largest error of one output beside what was allowed; `where` is the worst index.
+    """The largest error of one output beside what was allowed, in units of the output's own size;
+    `where` is the worst index.
 
-    quantile: the 99.9 % one, or the largest error where that is within the quantile's bound.
+    `quantile` is the 99.9 % quantile of the errors, or the largest error where that is within the
+    quantile's bound.
     """
 
     output: str
@@ -46,6 +48,7 @@ class OutputError:
 
     @property
     def ok(self) -> bool:
+        """Whether both errors are within their bounds."""
         return self.worst <= self.allowed and self.quantile <= self.quantile_allowed
 
     def in_words(self) -> str:
@@ -61,7 +64,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class CaseCheck:
-    """Correctness on one case and seed. `message` says what is wrong, in words."""
+    """Correctness on one case and seed. `message` says what is wrong, as a sentence."""
 
     case: str
     seed: int
@@ -85,10 +88,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class CaseTiming:
-    """Times of one case in microseconds a call; `speedup` is baseline over candidate. cycles: as a
-    simulator counts them.
+    """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
+    those of one call, as a simulator counts them.
 
-    state `repeat`: the machine was too busy to say, `reason` tells; then there is no speed-up.
+    In the state `repeat` the machine was too busy to measure, as `reason` says; then there is no
+    speed-up.
     """
 
     case: str
@@ -103,8 +107,8 @@ class CaseTiming:
 
 @dataclass(frozen=True)
 class Flag:
-    """An integrity finding. defence: number of the row in the exploit table. severity `reject` ends
-    the evaluation, `review` is shown to a person."""
+    """A finding about the candidate's integrity. `defence` is the number of the row in the exploit
+    table. Severity `reject` ends the evaluation, `review` is shown to a person."""
 
     defence: int
     severity: Literal["reject", "review"]
@@ -151,8 +155,8 @@ class Verdict(Diagnosis):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One candidate on one problem and device. seconds: by stage, and `calls`: what of them the two
-    sides spent in calls that were clocked."""
+    """One candidate on one problem and device. `seconds` maps a stage to its duration, and `calls`
+    to the time that candidate and reference spent in timed calls."""
 
     key: str
     problem: str
@@ -179,15 +183,17 @@ class Evaluation:
 
     @property
     def correct(self) -> bool:
+        """Whether every check passed and nothing was rejected."""
         return self.validity == "correct"
 
     def as_json(self) -> dict[str, Any]:
+        """The stored and printed form."""
         verdict = self.verdict.as_json()
         return {**asdict(self), "verdict": verdict, "correct": self.correct}
 
 
 def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
-    """The evaluation that `as_json` made; fields of a newer harness are ignored."""
+    """The inverse of `Evaluation.as_json`. Fields of a newer harness are ignored."""
     fields = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
     return Evaluation(
         **{
@@ -218,7 +224,7 @@ def _signal(row: Mapping[str, Any]) -> SignalFinding:
 
 
 def checks_from_json(rows: Sequence[Mapping[str, Any]]) -> list[CaseCheck]:
-    """What `asdict` made of checks."""
+    """The inverse of `asdict` on each check."""
     return [_check(row) for row in rows]
 
 

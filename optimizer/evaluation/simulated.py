@@ -1,9 +1,8 @@
-"""A candidate of a command toolchain: its program is run once for each case and seed through files;
-its time is what the chip or simulator reports.
+"""Candidates of a command toolchain: the program is run once for each case and seed through files,
+and its time is what the chip or simulator reports.
 
 There is no reference on such a chip, so there is no speed-up either: a search compares candidates
-with one another (`optimizer.search.bench.simulated`). Time from a simulator is marked so and never
-mixed with wall time.
+with one another. Time from a simulator is marked so and never mixed with wall time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _VALIDITY: dict[str, Validity] = {
 
 @dataclass(frozen=True)
 class SimulatedCase:
-    """What the runs of one case came to; `message` is empty when it is right."""
+    """The result of one case's runs; `message` is empty when all outputs are right."""
 
     checks: tuple[CaseCheck, ...]
     validity: Validity
@@ -44,7 +43,8 @@ def run_simulated(
     workdir: Path,
     seconds: float,
 ) -> SimulatedCase:
-    """Every seed of one case; the figures are of the last run."""
+    """Run the program on every seed of one case. The figures are those of the last run. `seconds`
+    is the deadline of one run."""
     checks: list[CaseCheck] = []
     outcome = CommandRun()
     for seed in seeds:
@@ -77,7 +77,8 @@ def run_simulated(
 
 
 def cost_of(timing: CaseTiming) -> float | None:
-    """What candidates are compared by: cycles, or time where a simulator gives no cycles."""
+    """The cost by which candidates are compared: cycles, or microseconds where a simulator gives no
+    cycles."""
     return timing.cycles or timing.candidate_us
 
 

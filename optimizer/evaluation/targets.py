@@ -22,14 +22,15 @@ VECTORS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
 
 @dataclass(frozen=True)
 class Chosen:
-    """A target and the built-in toolchain that its hardware.toml names for the language."""
+    """A target, and the built-in toolchain that its hardware.toml names for the language."""
 
     target: Target
     builtin: str | None
 
 
 def here(devices: tuple[DetectedDevice, ...]) -> str:
-    """The id of the first device of this machine that is registered, accelerators first."""
+    """The id of the first registered device of this machine, accelerators first. Raises Unavailable
+    where none is registered."""
     for device in devices:
         if device.hardware_id_hint is not None:
             return device.hardware_id_hint
@@ -49,7 +50,8 @@ def target_for(
     devices: tuple[DetectedDevice, ...],
     cuda: Callable[[], bool],
 ) -> Chosen:
-    """cuda: whether torch can use a GPU here; asked only where it matters."""
+    """The target of a hardware id for one language. `cuda` says whether torch can use a GPU here;
+    it is only called where that matters."""
     toolchain = _toolchain(lineage, specs, language)
     return Chosen(
         Target(
@@ -65,9 +67,9 @@ def target_for(
 
 
 def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
-    """Facts that a CPU of this machine tells about itself, by key: caches in bytes, as one core
-    sees them, and the width of its vectors, where an instruction set has several. A GPU's are
-    those of its data sheet."""
+    """Facts that a CPU of this machine reports about itself, by key: caches in bytes, as one core
+    sees them, and the width of its vectors, where an instruction set has several. Empty for a GPU,
+    whose facts are those of its data sheet."""
     if identity.kind != "cpu":
         return {}
     known = identity.caches
