@@ -23,7 +23,7 @@ KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "CPU 
 
 
 def signature(cpuinfo: str) -> str:
-    """Of the first processor; empty where nothing of it is told."""
+    """The identification of the first processor; empty where the text has none of it."""
     first: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
@@ -33,7 +33,8 @@ def signature(cpuinfo: str) -> str:
 
 @cache
 def processor() -> str:
-    """Such as "AuthenticAMD 25 17" (family, model) or "0x41 0xd4f 0x0"; else the architecture."""
+    """This machine's processor, such as "AuthenticAMD 25 17" (family, model) or "0x41 0xd4f 0x0";
+    else the architecture."""
     text = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.is_file() else ""
     return signature(text) or platform.machine()
 
@@ -45,7 +46,8 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 @dataclass(frozen=True)
 class Account:
-    """Seconds since boot that our processors were busy, that our own processes used, and now."""
+    """Seconds since boot that our processors were busy, seconds that our own processes used, the
+    time of the account, and the number of processors."""
 
     busy: float
     own: float
@@ -54,7 +56,8 @@ class Account:
 
 
 def account(processes: Sequence[int]) -> Account | None:
-    """processes: of ours, beside this one. None where the kernel keeps no such account."""
+    """The kernel's account now. `processes` are ours, beside this one. None where the kernel keeps
+    no such account."""
     if not _STAT.is_file() or not hasattr(os, "sched_getaffinity"):
         return None
     mine = os.sched_getaffinity(0)
@@ -69,7 +72,7 @@ def account(processes: Sequence[int]) -> Account | None:
 
 
 def left_between(before: Account | None, after: Account | None) -> float | None:
-    """Processors that others left to us on average; None where that is not known."""
+    """Processors that other work left to us on average; None where that is not known."""
     if before is None or after is None or after.at - before.at < MIN_SECONDS:
         return None
     foreign = (after.busy - before.busy) - (after.own - before.own)

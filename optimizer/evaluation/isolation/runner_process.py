@@ -1,8 +1,8 @@
 """One runner as the supervisor sees it: start, ask with a deadline, stop, wake, end for certain.
 
 Everything it started ends with it: at level `namespaces` because the process namespace dies with
-its first process, at level `process` by its process group and by looking through /proc for what
-carries the runner's mark in its environment.
+its first process, at level `process` by its process group and by looking through /proc for
+processes that carry the runner's mark in their environment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class RunnerDied(Exception):
-    """The process ended while it was asked; `log` is what it had printed."""
+    """The process ended while a request was pending; `log` is what it had printed."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class RunnerForged(Exception):
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """threads: of torch and OpenMP."""
+    """What all runners of a pool have in common. `threads` is for torch and OpenMP."""
 
     device: Device = "cpu"
     threads: int = 1
@@ -84,10 +84,10 @@ class RunnerSettings:
 
 
 class RunnerProcess:
-    """A process that evaluates one subject."""
+    """A process that evaluates one kernel."""
 
     def __init__(self, settings: RunnerSettings, zygote: Zygote | None = None) -> None:
-        """zygote: what to fork it from; without one a fresh interpreter starts."""
+        """`zygote` is what to fork it from; without it a fresh interpreter starts."""
         self.settings = settings
         self.scratch = Path(tempfile.mkdtemp(prefix="kernlore-run-"))
         self._mark = secrets.token_hex(8)
@@ -135,7 +135,7 @@ class RunnerProcess:
     # -- conversation
 
     def wait_ready(self) -> None:
-        """Until it has imported what it needs. Raises RunnerDied or RunnerHung."""
+        """Wait until it has imported what it needs. Raises RunnerDied or RunnerHung."""
         if self._ready:
             return
         self.await_answer(START_SECONDS)
@@ -152,13 +152,15 @@ class RunnerProcess:
         return self.await_answer(seconds)
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a request; `await_answer` gets the answer. Raises RunnerDied."""
         try:
             self.wire.send(message, fds)
         except WireClosed:
             raise self._died() from None
 
     def await_answer(self, seconds: float) -> dict[str, Any]:
-        """The answer to what was sent. Raises RunnerDied, RunnerHung or RunnerForged."""
+        """The answer to the request that was sent. Raises RunnerDied, RunnerHung or
+        RunnerForged."""
         self._socket.settimeout(seconds)
         try:
             return self.wire.receive()[0]
@@ -174,8 +176,8 @@ class RunnerProcess:
     def feed(self, calls: int) -> None:
         """Let a block run so many calls: one token each, then the end.
 
-        What waits in a pipe can be counted, and a candidate that knows the last call works in that
-        one only: so a random number of blanks lies behind the end.
+        What waits in a pipe can be counted, and a candidate that knows the last call would work in
+        that call only: so a random number of blanks lies behind the end.
         """
         blanks = secrets.randbelow(MAX_BLANKS)
         os.write(self._tokens, b"c" * calls + b"e" + b" " * blanks + b"z")
@@ -206,7 +208,7 @@ class RunnerProcess:
             self._stopped = True
 
     def wake(self) -> None:
-        """Raises RunnerDied."""
+        """Let a stopped runner go on. Raises RunnerDied."""
         if self._stopped:
             self._signal(signal.SIGCONT)
             self._stopped = False
@@ -219,11 +221,11 @@ class RunnerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the runner itself, as this process sees it."""
+        """The process number of the runner itself, as this process sees it."""
         return self._launched.pid
 
     def waited_ns(self) -> int:
-        """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
+        """How long its threads were ready without getting a processor, so far, in nanoseconds."""
         tasks = f"/proc/{self._launched.pid}/task"
         try:
             with os.scandir(tasks) as threads:  # four times a pair of blocks; pathlib takes 5 x
@@ -272,7 +274,7 @@ class RunnerProcess:
 
 
 def own_wait_ns() -> int:
-    """How long the calling thread stood ready without getting a processor, in nanoseconds."""
+    """How long the calling thread was ready without getting a processor, in nanoseconds."""
     return _schedstat("/proc/thread-self/schedstat", 1)
 
 

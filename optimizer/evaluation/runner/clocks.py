@@ -32,10 +32,11 @@ class CpuClock:
 
 
 class TrustingCpuClock(CpuClock):
-    """Looks the timer up at each call, as harnesses do whose timer a candidate replaces. Only to
-    show that the exploit works (`kernlore doctor --exploits --without 4`)."""
+    """Looks the timer up at each call, as harnesses do whose timer a candidate replaces. Only used
+    to show that the exploit works (`kernlore doctor --exploits --without 4`)."""
 
     def time(self, call: Callable[[], Any]) -> tuple[Any, int, int]:
+        """As `CpuClock.time`."""
         started = time.perf_counter_ns()
         result = call()
         took = time.perf_counter_ns() - started
@@ -51,7 +52,8 @@ class CudaClock:
     """
 
     def __init__(self, flush_bytes: int, forget: bool = True) -> None:
-        """forget: make persisting lines ordinary ones (`--without 21` leaves them)."""
+        """`flush_bytes` is the size of the buffer that is overwritten. `forget` makes persisting
+        lines ordinary ones (`--without 21` leaves them)."""
         self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
         self._forget = _persisting_reset() if forget else None
         self._event: Callable[..., torch.cuda.Event] = torch.cuda.Event
@@ -59,6 +61,7 @@ class CudaClock:
         self._sync = torch.cuda.synchronize
 
     def time(self, call: Callable[[], Any]) -> tuple[Any, int, int]:
+        """The call's result, the time between events, and the wall time, both in nanoseconds."""
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self._sync()
         if self._forget is not None:
@@ -83,11 +86,12 @@ def _persisting_reset() -> Callable[[], Any] | None:
 
 
 def now_ns() -> int:
+    """The original performance counter, in nanoseconds."""
     return _now()
 
 
 def replaced() -> bool:
-    """Whether something that a candidate must not replace is another thing than at the start."""
+    """Whether a function that a candidate must not replace is no longer the one of the start."""
     return _identities() != _ORIGINAL
 
 
@@ -120,7 +124,9 @@ _TASKS = Path("/proc/self/task")
 
 
 class Spans:
-    """`rows`: calls, their time and the wait, in nanoseconds, of each span.
+    """Calls in spans of a millisecond or more, each with how long this process was ready without a
+    processor meanwhile: so a disturbed stretch of a block can be separated from the quiet rest of
+    it. `rows` holds calls, their time and the wait, in nanoseconds, of each span.
 
     The kernel's files are opened once: reading them costs microseconds, and what is spent between
     calls is held against a candidate. Threads that start later are not seen.
@@ -133,13 +139,14 @@ class Spans:
         self._waited = self._wait_ns()
 
     def add(self, took: int) -> None:
+        """Count one call that took so many nanoseconds."""
         self._calls += 1
         self._ns += took
         if self._ns >= SPAN_NS:
             self._next()
 
     def close(self) -> None:
-        """The last span; nothing can be added afterwards."""
+        """End the last span; nothing can be added afterwards."""
         if self._calls:
             self._next()
         for file in self._files:

@@ -35,18 +35,20 @@ Become = Callable[[dict[str, Any], list[int]], None]
 
 @dataclass(frozen=True)
 class Separate:
-    """namespaces: whether each fork gets a process namespace. own_proc: and a /proc that shows it
-    alone."""
+    """How forks are kept apart. `namespaces` says whether each fork gets a process namespace,
+    `own_proc` whether it also gets a /proc that shows this namespace alone."""
 
     namespaces: bool
     own_proc: bool = False
 
 
 def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | None = None) -> None:
-    """Until the other side closes, or asks nothing for so long; ends the process.
+    """Serve requests until the other side closes, or sends none for `idle_seconds`; then end the
+    process.
 
-    Says that it is ready. The last descriptor of a request is where its status is told: first the
-    process's number (-1 and an error number where there is none), then its exit code.
+    The first message reports that it is ready. The last descriptor of a request is where its status
+    is written: first the process's number (-1 and an error number where there is none), then its
+    exit code.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
     wire = Wire(socket.socket(fileno=sock), "")
@@ -115,8 +117,9 @@ def _mount_proc() -> None:
 
 
 def work_out() -> None:
-    """The hash over Triton's own files, half a gigabyte that every first compilation asks for.
-    Nothing where another Triton keeps it elsewhere: forks then work it out themselves."""
+    """Make Triton compute the hash over its own files once, half a gigabyte that every first
+    compilation asks for: done before forks, it is done for all of them. Nothing happens where
+    another Triton keeps it elsewhere: forks then compute it themselves."""
     key = getattr(import_module("triton.runtime.cache"), "triton_key", None)
     if key is not None:
         key()

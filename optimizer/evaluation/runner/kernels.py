@@ -36,11 +36,12 @@ DTYPE_CODES = {
 
 
 class KernelError(Exception):
-    """The candidate cannot be set up or called as it stands; the message is for its author."""
+    """The kernel cannot be set up or called as it is; the message is for its author."""
 
 
 class CallableKernel:
-    """call: the work. weights: tensors in state_dict order that the harness may write to."""
+    """`call` does the work. `weights` are tensors in state_dict order that the harness may write
+    to."""
 
     def __init__(
         self, call: Callable[[], Any], weights: Sequence[torch.Tensor], notes: Sequence[str] = ()
@@ -51,7 +52,8 @@ class CallableKernel:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """Run a Python file as a module; its folder is importable while it lives."""
+    """Run a Python file as a module; its folder stays importable. Raises KernelError, or what the
+    file raises."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise KernelError(f"{path.name} cannot be imported")
@@ -73,7 +75,9 @@ def module_kernel(
     dtype: str | None,
     device: str,
 ) -> CallableKernel:
-    """A `ModelNew` (or the reference `Model`) with the reference's weights where its keys agree."""
+    """A `ModelNew` (or the reference `Model`), constructed with `init_args` after seeding torch,
+    with the reference's weights where its keys agree. Raises KernelError where the file has no such
+    class."""
     module = import_file(path, f"subject_{entry.lower()}")
     cls = getattr(module, entry, None)
     if cls is None:
@@ -143,7 +147,8 @@ def library_kernel(
     outputs: Sequence[tuple[str, Sequence[int]]],
     device: str,
 ) -> CallableKernel:
-    """A C function of the kernlore ABI. Outputs are allocated inside the call, as torch's are."""
+    """A C function of the kernlore ABI. Outputs are (dtype, shape) pairs; they are allocated inside
+    the call, as torch's are. Raises KernelError where the library has no such function."""
     try:
         function = getattr(ctypes.CDLL(str(path)), entry)
     except (OSError, AttributeError) as problem:
@@ -206,7 +211,8 @@ class _Log(TorchDispatchMode):
 
 
 def traced(call: Callable[[], Any]) -> dict[str, int]:
-    """Operator names (aten.mm ...) to how often one call dispatched them."""
+    """Operator names (aten.mm ...) to how often one call dispatched them, by the dispatcher itself,
+    not by reading the source."""
     with _Log() as log:
         call()
     return dict(sorted(log.seen.items()))

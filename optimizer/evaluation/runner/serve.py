@@ -1,7 +1,7 @@
-"""The runner's life: import, wait, set one subject up, call it as told, die.
+"""The runner's life: import, wait, set one kernel up, call it as requested, die.
 
-Requests: `load`, `call`, `block`, `trace`, `bye`. A failure of the candidate is an answer, with the
-kind of failure; what the supervisor makes of it is not known here.
+Requests: `load`, `renew`, `inputs`, `call`, `block`, `trace`, `bye`. A failure of the candidate is
+an answer, with the kind of failure; what the supervisor concludes from it is not known here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_TRACE = 4_000  # characters of a traceback
 
 
 def settle_torch(threads: int, device: str) -> None:
-    """What every runner sets before it knows its subject; on a GPU, the context too."""
+    """Settings that every runner makes before it knows its kernel; on a GPU, the context too."""
     torch.set_num_threads(threads)
     if device == "cuda":
         # As for the golden results: where a problem allows less precision, a candidate asks for it.
@@ -55,7 +55,7 @@ def settle_torch(threads: int, device: str) -> None:
 
 
 class Runner:
-    """One subject and its arrays."""
+    """One kernel and its arrays."""
 
     def __init__(self, wire: Wire, tokens: int, device: str) -> None:
         self._wire = wire
@@ -74,7 +74,7 @@ class Runner:
         self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
 
     def serve(self) -> None:
-        """Answer until the supervisor leaves."""
+        """Answer requests until the supervisor leaves."""
         answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
             "renew": self._renew,
@@ -114,8 +114,8 @@ class Runner:
     # -- load
 
     def _load(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Map the arrays, give up privileges, set the subject up. May be asked again, for another
-        case of the same candidate."""
+        """Map the arrays, give up privileges, set the kernel up. May be requested again, for
+        another case of the same candidate."""
         # Rows of the exploit table whose defence is off (`doctor --exploits --without`).
         self._without = frozenset(message["without"])
         if self._confined is None:
@@ -224,10 +224,10 @@ class Runner:
         return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
 
     def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """As many calls as there come tokens, each on fresh values.
+        """Time as many calls as there come tokens, each on fresh values.
 
-        The number of calls is never in this process, so that no call can be told from the last one,
-        whose outputs are compared.
+        The number of calls is never in this process, so that no call can be distinguished from the
+        last one, whose outputs are compared.
         """
         del fds
         call, clock, seed = self._call_kernel, self._clock, message["seed"]
@@ -306,8 +306,8 @@ def _own_folders(message: dict[str, Any]) -> list[Path]:
 
 
 def join_threads() -> None:
-    """Wait for what calls left running: what a harness does not see that compares later (without
-    defence 2)."""
+    """Wait for threads that calls left running: a harness that compares later does not see them
+    (without defence 2)."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)

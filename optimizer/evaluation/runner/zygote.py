@@ -1,6 +1,5 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES THREADS DEVICE`: has torch imported and never uses it;
-every request is a new runner, forked in milliseconds.
-"""
+"""`python -I THIS_FILE SOCKET NAMESPACES THREADS DEVICE`: an interpreter that has torch imported
+and never uses it. Every request is a new runner, forked in milliseconds."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
 
 
 def main(arguments: list[str]) -> None:
+    """Import what runners need, then serve forks until the supervisor closes the socket."""
     sock, namespaces, threads, device = arguments
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
