@@ -32,10 +32,11 @@ FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
 
 @dataclass(frozen=True)
 class Work:
-    """One case. dtype: of most of its bytes. flops: counted from the reference, 0 where none are.
+    """The work of one case. `dtype` is that of most of its bytes. `flops` are counted from the
+    reference, 0 where none are.
 
-    relaxed: lower precision inside is allowed. causal: attention in which a place sees itself and
-    those before it; the counter counts all pairs.
+    `relaxed` says that lower precision inside is allowed. `causal` marks attention in which a place
+    sees itself and those before it; the counter counts all pairs.
     """
 
     op: str
@@ -49,12 +50,13 @@ class Work:
 
     @property
     def needed_flops(self) -> int:
-        """Without products that the result does not depend on: half of the pairs in causal
+        """Flops without products that the result does not depend on: half of the pairs in causal
         attention, where both sides are of one length."""
         return self.flops // 2 if self.causal else self.flops
 
     @property
     def compulsory_bytes(self) -> int:
+        """Bytes read and written at least."""
         return self.read_bytes + self.written_bytes
 
     @property
@@ -64,12 +66,12 @@ class Work:
 
     @property
     def element_bytes(self) -> int:
-        """Of one element of the main dtype."""
+        """Bytes of one element of the main dtype."""
         return ITEM_BYTES[self.dtype]
 
 
 def work_of(case: OpenCase) -> Work:
-    """The work of a case, with the reference's operations counted."""
+    """The work of a case. Runs the reference once to count its operations."""
     signature = case.signature
     read = signature.compulsory_read_bytes
     return Work(
@@ -98,7 +100,7 @@ def _causal(case: OpenCase) -> bool:
 
 
 def main_dtype(signature: Signature) -> str:
-    """The floating type of most bytes; of all types where none floats."""
+    """The floating dtype of most bytes; of all dtypes where none is floating."""
     totals: dict[str, int] = {}
     for tensor in signature.tensors:
         totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.bytes
@@ -109,10 +111,10 @@ def main_dtype(signature: Signature) -> str:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Rates of one timed case and their shares of the ceilings, in percent; None: not known.
+    """Rates of one timed case and their shares of the ceilings, in percent; None where unknown.
 
-    floor_seconds: what it takes at least at the measured ceilings, by bytes or by flops;
-    limit says by which. roofline_pct: floor over time.
+    `floor_seconds` is the least time at the measured ceilings, by bytes or by flops; `limit` names
+    which.
     """
 
     seconds: float
@@ -126,13 +128,15 @@ class Achieved:
 
     @property
     def roofline_pct(self) -> float | None:
+        """The least time over the measured time, in percent."""
         return None if self.floor_seconds is None else 100 * self.floor_seconds / self.seconds
 
 
 def achieved(
     work: Work, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
 ) -> Achieved:
-    """counted_bytes: real traffic, where a counter gave it."""
+    """The rates of a case that took so many seconds. `counted_bytes` is real traffic, where a
+    counter gave it."""
     by_bytes = _byte_seconds(work, ceilings)
     peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
     # Nothing counted is no arithmetic to speak of: 0 % of the peak, not an unknown share.
@@ -162,9 +166,8 @@ def _byte_seconds(work: Work, ceilings: Ceilings) -> float | None:
 def metrics_of(
     work: Work, seconds: float, ceilings: Ceilings | None, launches: float | None = None
 ) -> dict[str, float]:
-    """What the harness itself knows of a timed case, by its raw metric names. Shares are only told
-    of ceilings that a quiet machine gave.
-    """
+    """What the harness itself knows of a timed case, by its raw metric names. Shares are only given
+    of ceilings that a quiet machine measured."""
     metrics = {"call_us": seconds * 1e6}
     if ceilings is None or not ceilings.trusted:
         return metrics
@@ -185,10 +188,10 @@ def metrics_of(
 
 
 def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
-    """Row 29 for one timed case: `reject` where no kernel can be so fast on this device, `review`
-    where a person should look.
+    """Flags of row 29 of the exploit table for one timed case: `reject` where no kernel can be so
+    fast on this device, `review` where a person should look.
 
-    ceilings: None where the device was not measured; then only the speed-up is looked at.
+    `ceilings` is None where the device was not measured; then only the speed-up is looked at.
     """
     limits = limits_of(work, timing, ceilings)
     flags = list(roofline_flags(timing, limits))
@@ -207,7 +210,7 @@ def limits_of(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> Devi
     """What binds every kernel, by the kindest reading: what fits the cache was there already, in
     any dtype, by the best algorithm, at the fastest rate.
 
-    Ceilings of a busy machine, or ones that the reference itself beats, bind nobody.
+    Ceilings of a busy machine, or ceilings that the reference itself beats, bind nobody.
     """
     total = work.compulsory_bytes if work.whole else work.written_bytes
     flops = int(work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0))
@@ -237,14 +240,14 @@ class DeviceLimits:
 
     @property
     def least_us(self) -> float:
-        """A time that no right kernel goes below."""
+        """A time in microseconds that no correct kernel goes below."""
         moving = self.bytes / self.bandwidth if self.bandwidth else 0.0
         computing = self.flops / self.peak if self.peak else 0.0
         return max(moving, computing) * 1e6 / MARGIN
 
 
 def roofline_flags(timing: CaseTiming, work: DeviceLimits) -> Iterator[Flag]:
-    """Row 29 of the exploit table, for one case."""
+    """Flags of row 29 of the exploit table, for one case and its limits."""
     took = timing.candidate_us
     if took is None:
         return

@@ -42,7 +42,8 @@ FORM = 4  # of the stored JSON; raised when a figure changes its meaning
 
 @dataclass(frozen=True)
 class Figure:
-    """value: bytes/s, flop/s or s. spread: median over best, less one. n: repeats."""
+    """A measured figure. `value` is in bytes/s, flop/s or s; `spread` is median over best, less
+    one; `n` counts repeats."""
 
     value: float
     spread: float
@@ -51,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Point:
-    """Bandwidth at one footprint (all bytes that are touched)."""
+    """Bandwidth in bytes/s at one footprint: all bytes that are touched."""
 
     bytes: int
     value: float
@@ -61,10 +62,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """All of one device with one number of threads. cache_bytes: of its last level.
+    """All ceilings of one device with one number of threads. `cache_bytes` is the size of its last
+    level.
 
-    waited: share of the time in which its threads had no processor; above `BUSY` the figures are of
-    a machine that did something else too, and no time is impossible by them.
+    `waited` is the share of the time in which its threads had no processor. Above `BUSY` the
+    figures are those of a machine that did other work too, and no time counts as impossible by
+    them.
     """
 
     device: str
@@ -84,6 +87,7 @@ class Ceilings:
 
     @property
     def trusted(self) -> bool:
+        """Whether the machine was quiet enough."""
         return self.waited <= BUSY
 
     @property
@@ -94,15 +98,17 @@ class Ceilings:
     @property
     def kept_bytes(self) -> float:
         """The most that can have stayed in a cache from one call to the next: below the footprint
-        from which on bandwidth no longer falls, and no more than the last level is said to hold."""
+        from which on bandwidth no longer falls, and no more than the last level is reported to
+        hold."""
         slowest = 1.25 * self.fastest_bandwidth(self.copy[-1].bytes)
         flat = [p.bytes for p in self.copy if self.fastest_bandwidth(p.bytes) <= slowest]
         beyond = min(flat, default=self.copy[-1].bytes)
         return min(beyond, self.cache_bytes) if self.cache_bytes else beyond
 
     def stream_seconds(self, read_bytes: float, written_bytes: float) -> float:
-        """What moving these bytes once takes at the measured rates: as much as can be paired is a
-        copy, the rest is plain reading or writing; and what new memory for the outputs costs."""
+        """The time that moving these bytes once takes at the measured rates: as much as can be
+        paired is a copy, the rest is plain reading or writing; and the cost of new memory for the
+        outputs."""
         footprint = read_bytes + written_bytes
         paired = min(read_bytes, written_bytes)
         copy = interpolated(self.copy, footprint)
@@ -124,14 +130,14 @@ class Ceilings:
         return max(0.0, 2 * size / point.value - 2 * size / known[point.bytes])
 
     def fastest_bandwidth(self, footprint: float) -> float:
-        """Nothing of this footprint was ever moved faster: over all kinds of access, at the largest
-        measured footprint that is no larger."""
+        """The bandwidth that nothing of this footprint exceeded: over all kinds of access, at the
+        largest measured footprint that is no larger."""
         rates = [_at_most(points, footprint) for points in (self.copy, self.read, self.write)]
         return max(rates)
 
     def peak(self, dtype: str, *, relaxed: bool = False) -> float | None:
-        """Flop/s of matrix products in this dtype; the fastest dtype where lower precision inside
-        is allowed."""
+        """Flop/s of matrix products in this dtype, None where it was not measured; with `relaxed`,
+        the fastest dtype, because lower precision inside is allowed."""
         if relaxed and self.matmul:
             return self.fastest_peak
         figure = self.matmul.get(dtype)
@@ -139,9 +145,11 @@ class Ceilings:
 
     @property
     def fastest_peak(self) -> float | None:
+        """Flop/s of the fastest dtype; None without any."""
         return max((figure.value for figure in self.matmul.values()), default=None)
 
     def as_json(self) -> dict[str, Any]:
+        """The stored form."""
         return {"form": FORM, **asdict(self)}
 
 
@@ -159,8 +167,9 @@ def from_json(record: Mapping[str, Any]) -> Ceilings:
 
 
 def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
-    """Takes about ten seconds, twice that on a busy machine, and the device for itself; the caller
-    must not hold its lock."""
+    """Measure the ceilings of this machine's device. Takes about ten seconds, twice that on a busy
+    machine, and the device for itself: the caller must not hold its lock. Raises Unavailable where
+    it fails."""
     first = _measured(kind, threads)
     return first if first.trusted else joined(first, _measured(kind, threads))
 
@@ -258,13 +267,13 @@ def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
 
 
 class DeviceStore:
-    """Ceilings kept as one JSON file a device: `DATA_DIR/devices/<id>.json`."""
+    """Ceilings kept as one JSON file for each device: `DATA_DIR/devices/<id>.json`."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "devices"
 
     def load(self, identity: DeviceIdentity, threads: int) -> Ceilings | None:
-        """What was stored; None when nothing was, or in another form."""
+        """The stored ceilings; None when there are none, or only in another form."""
         stored = self._read(identity)
         try:
             return from_json(stored["ceilings"][str(threads)])
@@ -272,8 +281,9 @@ class DeviceStore:
             return None
 
     def save(self, identity: DeviceIdentity, ceilings: Ceilings) -> Path:
-        """Joins them with stored ones of the same number of threads: a ceiling is the best that was
-        ever seen. The file is replaced as a whole."""
+        """Store the ceilings and return the file's path. They are joined with stored ones of the
+        same number of threads: a ceiling is the best that was ever seen. The file is replaced as a
+        whole."""
         kept = self._read(identity).get("ceilings", {})
         before = self.load(identity, ceilings.threads)
         best = ceilings if before is None else joined(before, ceilings)
@@ -287,8 +297,8 @@ class DeviceStore:
         return path
 
     def ensure(self, kind: DeviceKind, threads: int) -> Ceilings:
-        """Those of this machine's device; measured if none are stored, or if only ones are that a
-        busy machine gave."""
+        """The ceilings of this machine's device; measured if none are stored, or only those of a
+        busy machine."""
         identity = identify(kind)
         stored = self.load(identity, threads)
         if stored is None or not stored.trusted:

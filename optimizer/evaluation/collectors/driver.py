@@ -1,6 +1,6 @@
 """`python -I THIS_FILE JOB`: calls a candidate a few times under a profiler. See `job`.
 
-Modes: `plain` calls; `counted` tells `perf` over a pipe when the calls begin and end;
+Modes: `plain` calls; `counted` informs `perf` over a pipe when the calls begin and end;
 `torch_profiler` and `proton` write what those saw as JSON. On a GPU the calls stand between
 cudaProfilerStart and Stop, so that a profiler can leave everything else out.
 """
@@ -52,17 +52,20 @@ def kernel_call(job: dict[str, Any]) -> Call:
 
 
 def synchronize(job: dict[str, Any]) -> None:
+    """Wait until a GPU is idle."""
     if job["device"] == "cuda":
         torch.cuda.synchronize()
 
 
 def repeat(job: dict[str, Any], call: Call) -> None:
+    """Call as often as the job asks."""
     for _ in range(job["calls"]):
         call()
     synchronize(job)
 
 
 def plain(job: dict[str, Any], call: Call) -> None:
+    """Calls for a profiler that watches from outside."""
     if job["device"] != "cuda":
         repeat(job, call)
         return
@@ -74,7 +77,7 @@ def plain(job: dict[str, Any], call: Call) -> None:
 
 
 def counted(job: dict[str, Any], call: Call) -> None:
-    """perf starts with its counters off; see `perf stat --control`."""
+    """Calls for perf, which starts with its counters off; see `perf stat --control`."""
     with (
         Path(job["control"]).open("w", encoding="ascii") as control,
         Path(job["control"] + ".ack").open(encoding="ascii") as answers,
@@ -88,6 +91,7 @@ def counted(job: dict[str, Any], call: Call) -> None:
 
 
 def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
+    """Events of PyTorch's profiler by device and name, and the operators of one call."""
     import torch.profiler
 
     profiler: Any = torch.profiler
@@ -114,6 +118,7 @@ def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
 
 
 def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:
+    """The tree that Proton writes."""
     profiler: Any = importlib.import_module("triton.profiler")
     path = Path(job["scratch"], "proton")
     profiler.start(str(path), hook="triton")
@@ -124,6 +129,7 @@ def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
+    """Call the candidate in the job's mode, and write the result file."""
     job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)

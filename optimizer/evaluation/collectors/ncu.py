@@ -85,7 +85,7 @@ _TIMES |= {"s": 1e9, "second": 1e9}
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of one kernel: raw metric name -> value, with its unit where it has one."""
+    """One launch of one kernel: raw metric name to value, with its unit where it has one."""
 
     kernel: str
     metrics: Mapping[str, Metric]

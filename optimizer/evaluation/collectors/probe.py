@@ -32,7 +32,7 @@ _VERSION = re.compile(r"(?:\b(?:version|release)\b:?\s*v?|[)\s]|^)(\d+\.\d[\w.]*
 
 @dataclass(frozen=True)
 class Tool:
-    """One measuring tool. reason: why what it would tell is not measured here."""
+    """One measuring tool. `reason` is why what it would report is not measured here."""
 
     name: str
     available: bool
@@ -44,8 +44,9 @@ class Tool:
 class DeviceIdentity:
     """One physical device and the software in front of it.
 
-    id: the same for the same device and driver. caches: level ("L1d", "L2", ...) -> bytes; of a CPU
-    one core's, as the operating system tells, which in a virtual machine may be the host's.
+    `id` is the same for the same device and driver. `caches` maps a level ("L1d", "L2", ...) to
+    bytes; of a CPU they are one core's, as the operating system reports, which in a virtual machine
+    may be the host's.
     """
 
     id: str
@@ -61,31 +62,34 @@ class DeviceIdentity:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the last level, 0 where it is not known."""
+        """The size of the last level, 0 where it is not known."""
         return max(self.caches.values(), default=0)
 
     def as_json(self) -> dict[str, Any]:
+        """The stored form."""
         return {**asdict(self), "flags": list(self.flags)}
 
 
 @dataclass(frozen=True)
 class Probe:
-    """tools by name; a tool that is not named was not looked for."""
+    """A device and the tools that were tried, by name; a tool that is missing here was not looked
+    for."""
 
     device: DeviceIdentity
     tools: Mapping[str, Tool]
 
     def not_measured(self) -> dict[str, str]:
-        """Tool -> why it tells nothing here."""
+        """Tool to the reason why it reports nothing here."""
         return {t.name: t.reason for t in self.tools.values() if not t.available}
 
     def as_json(self) -> dict[str, Any]:
+        """The printed form."""
         tools = {name: asdict(tool) for name, tool in self.tools.items()}
         return {"device": self.device.as_json(), "tools": tools}
 
 
 def probe(kind: DeviceKind = "cpu") -> Probe:
-    """Try everything once."""
+    """Identify the device and try every tool once."""
     names = ("perf",) if kind == "cpu" else ("nvidia-smi", "ncu", "nvcc", "rocprofv3", "proton")
     tools = {name: tool(name) for name in (*names, "torch_profiler")}
     return Probe(identify(kind), tools)
@@ -156,7 +160,7 @@ def _tried(command: Sequence[str]) -> tuple[bool, str]:
 
 @lru_cache(maxsize=4)
 def identify(kind: DeviceKind = "cpu") -> DeviceIdentity:
-    """The first device of this kind. The CPU where there is no GPU to identify."""
+    """The first device of this kind; the CPU where there is no GPU to identify."""
     wanted = "gpu" if kind == "cuda" else "cpu"
     present = [device for device in detect_devices() if device.kind == wanted]
     if not present:
@@ -209,7 +213,7 @@ def _cpu(device: DetectedDevice | None) -> DeviceIdentity:
 
 
 def read_caches(folder: Path) -> dict[str, int]:
-    """Data caches of one core from sysfs: level -> bytes."""
+    """Data caches of one core from sysfs: level to bytes."""
     sizes: dict[str, int] = {}
     for index in sorted(folder.glob("index*")):
         try:

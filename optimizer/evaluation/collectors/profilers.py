@@ -35,7 +35,7 @@ IDLE = re.compile(
 
 
 def collect_torch_profile(job: Job) -> Collected:
-    """Run the candidate under the profiler."""
+    """Run the candidate under PyTorch's profiler."""
     known = tool(TORCH)
     if not known.available:
         return refused(TORCH, known.reason)
@@ -50,7 +50,7 @@ def collect_torch_profile(job: Job) -> Collected:
 def parse_torch_profile(
     profile: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0
 ) -> Collected:
-    """From what the driver saw: {calls, wall_us, events: [{name, device, ...}], operators}."""
+    """Summarise what the driver saw: {calls, wall_us, events: [{name, device, ...}], operators}."""
     calls = profile["calls"]
     rows = _busy_rows(profile["events"], device)
     total = sum(row["us"] for row in rows)
@@ -108,7 +108,8 @@ def collect_proton(job: Job) -> Collected:
 
 
 def parse_proton(tree: Sequence[Mapping[str, Any]], calls: int, seconds: float = 0.0) -> Collected:
-    """tree: Hatchet's literal form, [{frame: {name}, metrics, children}, ...]."""
+    """Summarise Hatchet's literal form, [{frame: {name}, metrics, children}, ...], of so many
+    calls."""
     totals: dict[str, list[float]] = {}
     for name, count, time_ns in _leaves(tree):
         row = totals.setdefault(name, [0.0, 0.0])
@@ -142,7 +143,8 @@ def _leaves(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, fl
 
 
 def collect_all(job: Job) -> list[Collected]:
-    """Counters, then times by kernel; Proton only where ncu told no times."""
+    """Reports of counters, then of times by kernel; of Proton only where ncu reported no times. A
+    collector that fails costs its figures, never the evaluation."""
     if job.device == "cpu":
         return [perf.collect(job), collect_torch_profile(job)]
     reports = [ncu.collect(job), collect_torch_profile(job)]
@@ -152,5 +154,5 @@ def collect_all(job: Job) -> list[Collected]:
 
 
 def refusals(reports: Sequence[Collected]) -> dict[str, str]:
-    """Collector -> why it told nothing."""
+    """Collector to the reason why it reported nothing."""
     return {c.collector: c.not_measured for c in reports if c.not_measured}

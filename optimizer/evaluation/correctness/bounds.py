@@ -3,8 +3,8 @@
 Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
 of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
 for K terms in a sum (eps of float32 at most, see `_rounding`), whichever is more; that must hold
-for the largest error and for the 99.9 % quantile. Everything else is exact, indices by the values
-they point to. The constants are the same for every problem. Knows tensors, not problems or
+for the largest error and for the 99.9 % quantile. All other outputs are exact, indices by the
+values they point to. The constants are the same for every problem. Knows tensors, not problems or
 candidates.
 """
 
@@ -33,7 +33,7 @@ RELAXED_EPS = 2.0**-7
 
 @dataclass(frozen=True)
 class Pointed:
-    """What an index output points into, and along which dimension."""
+    """The tensor that an index output points into, and along which dimension."""
 
     source: torch.Tensor
     dim: int
@@ -41,10 +41,13 @@ class Pointed:
 
 @dataclass(frozen=True)
 class Bound:
-    """What `compare` needs: `allowed` and `quantile_allowed` are in units of `scale`, which has one
-    value for each of `rows` slices. For exact kinds both are 0 and count the share of elements that
-    differ. unit: of every element's error, float64. finite: whether golden and reference are,
-    everywhere."""
+    """What `compare` needs of one output.
+
+    `allowed` and `quantile_allowed` are in units of `scale`, which has one value for each of `rows`
+    slices. For exact kinds both are 0 and limit the share of elements that differ. `unit` has the
+    unit of every element's error, float64. `finite` says that golden and reference are finite
+    everywhere.
+    """
 
     name: str
     kind: OutputKind
@@ -89,8 +92,8 @@ def allowed(
     name: str = "output0",
     sensitivity: float = 0.0,
 ) -> Bound:
-    """The bound for one output. dtype: of the output; pointed: for an index output; sensitivity: of
-    the golden to rounding its inputs (see there)."""
+    """The bound for one output of this dtype. `pointed` is needed for an index output;
+    `sensitivity` is that of the golden to rounding its inputs (see there)."""
     if kind == "exact":
         return Bound(name, kind, reference)
     if kind == "index":
@@ -133,7 +136,8 @@ def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
 
     Where terms cancel (a norm of values far from zero), summing in another order costs that much a
     term, whatever the reference's own order costs: its vector lanes keep partial sums short. The
-    median, because single elements that jump (over a border, to another bucket) say nothing.
+    median is taken, because single elements that jump (over a border, to another bucket) mean
+    nothing.
     """
     if not golden64.is_floating_point() or not golden64.numel():
         return 0.0
@@ -143,7 +147,7 @@ def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
 
 
 def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:
-    """How far an output is from the golden, beside what is allowed."""
+    """The error of an output against the golden, beside what is allowed."""
     output = output.detach().to(golden64.device)
     if output.shape != bound.reference.shape or output.dtype != bound.reference.dtype:
         return _output_error(bound, math.inf, math.inf, ())
@@ -169,7 +173,7 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
 
 
 def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
-    """Whether `compare` finds the output right; sooner where a few slices already say no."""
+    """Whether `compare` accepts the output; decided sooner where a few slices are already wrong."""
     step = bound.rows // SAMPLED_ROWS
     fitting = output.shape == golden64.shape and bound.kind == "float"
     if fitting and bound.scale is not None and step > 1:

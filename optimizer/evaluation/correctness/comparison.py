@@ -50,7 +50,7 @@ MOVEMENT = (
 
 @dataclass(frozen=True)
 class CaseResult:
-    """`message` is empty when the case is right."""
+    """The checks of one case. `message` is empty when the case is right."""
 
     checks: tuple[CaseCheck, ...]
     flags: tuple[Flag, ...] = ()
@@ -63,7 +63,7 @@ def check_case(
     seeds: Sequence[int],
     settings: EvaluationSettings,
 ) -> CaseResult:
-    """seeds: the subject holds the values of the first. Raises what the subject raises."""
+    """Check every seed; the kernel holds the values of the first. Raises what the kernel raises."""
     checks: list[CaseCheck] = []
     for number, seed in enumerate(seeds):
         if number:

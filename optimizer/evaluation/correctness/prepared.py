@@ -31,8 +31,11 @@ BANK = 1 << 20
 
 @dataclass(frozen=True)
 class Expected:
-    """golden: float64 (or exact) outputs; reference: the reference's own, in the case's dtype;
-    bounds: what is allowed to differ, per output."""
+    """What outputs are compared with.
+
+    `golden` are float64 (or exact) outputs, `reference` the reference's own in the case's dtype,
+    `bounds` what is allowed to differ, each for every output.
+    """
 
     golden: tuple[torch.Tensor, ...]
     reference: tuple[torch.Tensor, ...]
@@ -41,9 +44,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Leniency:
-    """What the comparison lets through beside the bounds: nothing, but where a defence is off.
+    """What the comparison accepts beside the bounds: nothing, unless a defence is off.
 
-    tolerance: of everything, relative to the output's size. nan_is_equal: to any value.
+    `tolerance` applies to all outputs, relative to their size. `nan_is_equal` makes NaN equal to
+    any value.
     """
 
     tolerance: float = 0.0
@@ -51,7 +55,7 @@ class Leniency:
 
 
 class PreparedCase:
-    """An open case and what was computed for the seeds that were asked for lately."""
+    """An open case, and what was computed for the seeds of late."""
 
     def __init__(self, case: OpenCase, device: str, leniency: Leniency | None = None) -> None:
         self.open = case
@@ -64,6 +68,7 @@ class PreparedCase:
 
     @property
     def name(self) -> str:
+        """The case's name."""
         return self.open.case.name
 
     def sample(self, seed: int) -> Sample:
@@ -150,8 +155,8 @@ class PreparedCase:
         seed: int,
         tensors: Sequence[torch.Tensor] | None = None,
     ) -> list[OutputError]:
-        """Each output's error beside its bound. tensors: values to expect the results of, where
-        they are not the seed's."""
+        """Each output's error beside its bound. `tensors` are the values to expect the results of,
+        where they are not the seed's."""
         expected = self.expected(seed) if tensors is None else self._compute(tensors)
         return [
             compare(self._seen(output, golden), golden, bound)
@@ -173,8 +178,8 @@ class PreparedCase:
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
-        tensors: what the inputs held in that call. Both may be off the golden by the bound of the
-        case, so they may differ by twice that.
+        `tensors` are what the inputs held in that call. Both may be off the golden by the bound of
+        the case, so they may differ by twice that.
         """
         for ours, theirs, bound in zip(
             candidate, baseline, self.expected(seed).bounds, strict=True
@@ -227,7 +232,8 @@ USUAL_TOLERANCE = 1e-2
 
 
 class PreparedProblem:
-    """Cases with their goldens, and the seeds of the values that candidates are checked with."""
+    """The prepared cases of a problem, and the seeds of the values that candidates are checked
+    with."""
 
     def __init__(self, problem: Problem, device: str, settings: EvaluationSettings) -> None:
         self._problem = problem
@@ -258,7 +264,7 @@ class PreparedProblem:
         return self._works[case.name]
 
     def drawn_seeds(self) -> list[int]:
-        """For one candidate."""
+        """Seeds for one candidate."""
         if not self._settings.on(24):  # the same values for every candidate can be looked up
             return list(range(self._settings.seeds))
         return self._chance.sample(self._seeds, self._settings.seeds)

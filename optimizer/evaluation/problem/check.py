@@ -1,4 +1,4 @@
-"""Whether a problem can tell a right kernel from a wrong one.
+"""Whether a problem can distinguish a right kernel from a wrong one.
 
 Three questions for every case: does each control (an output nobody would call a kernel's) fail the
 bound, does the output depend on everything that goes in, and is there enough work to time. Knows
@@ -28,7 +28,8 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Finding:
-    """severity `invalid`: results on this case mean nothing. `warning`: they may say little."""
+    """A fault of a case. Severity `invalid`: results on this case mean nothing. `warning`: they may
+    mean little."""
 
     case: str
     severity: Literal["invalid", "warning"]
@@ -52,14 +53,14 @@ class _Run:
 def check_problem(
     problem: Problem, *, cases: Sequence[Case] | None = None, device: str = "cpu"
 ) -> list[Finding]:
-    """Everything that is wrong with the problem's cases for this kind of device."""
+    """All faults of the problem's cases for this kind of device, or of the given cases."""
     chosen = cases if cases is not None else [c for c in problem.cases if c.fits(device)]
     opened = (open_case(problem, case) for case in chosen)
     return [finding for case in opened for finding in check_case(case, device)]
 
 
 def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
-    """What is wrong with one case. device: where the reference runs."""
+    """The faults of one case. `device` is where the reference runs."""
     run = _run(case, device)
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]

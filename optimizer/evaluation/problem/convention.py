@@ -1,7 +1,7 @@
 """The forms that the KernelBench convention takes in files as users have them.
 
-What a file's functions hand over becomes positional arguments; what a kernel could not be given is
-refused here. Knows no case.
+What a file's functions return becomes positional arguments; values that a kernel could not be
+handed are refused here. Knows no case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from optimizer.evaluation.problem.spec import Problem
 
 
 def positional(function: Any, returned: Any, source: str, skip: int) -> list[Any]:
-    """Arguments as a list, from a list, a dict, [args, kwargs] or a single value."""
+    """Arguments of `function` as a list, from a list, a dict, [args, kwargs] or a single value.
+    `source` names what returned them; the first `skip` parameters are left out. Raises
+    InvalidRequest for keyword-only arguments, TypeError for arguments that do not fit."""
     if isinstance(returned, dict):
         args, kwargs = [], returned
     elif isinstance(returned, tuple | list) and _is_args_kwargs(returned):
@@ -48,7 +50,7 @@ def _is_args_kwargs(returned: Sequence[Any]) -> bool:
 
 
 def argument_names(forward: Any, count: int) -> list[str]:
-    """Names of forward's first `count` arguments."""
+    """Names of forward's first `count` arguments; `inputN` where it has no name."""
     known = [
         p.name
         for p in inspect.signature(forward).parameters.values()
@@ -58,6 +60,7 @@ def argument_names(forward: Any, count: int) -> list[str]:
 
 
 def check_value(problem: Problem, label: str, value: Any) -> None:
+    """Raises InvalidRequest for what is neither a number nor a dense tensor of a known dtype."""
     if isinstance(value, bool | int | float):
         return
     if not isinstance(value, torch.Tensor):
@@ -75,7 +78,7 @@ def check_value(problem: Problem, label: str, value: Any) -> None:
 
 
 def hidden_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors that a model keeps outside its state_dict."""
+    """Tensors that a model keeps outside its state_dict, by their path."""
     hidden: dict[str, torch.Tensor] = {}
     kept = model.state_dict()
     for prefix, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""What a problem.toml says, checked as a whole: every mistake is reported at once.
+"""What a problem.toml declares, checked as a whole: every mistake is reported at once.
 
 Knows the keys and their types, not the problem file's meaning.
 """
@@ -32,7 +32,8 @@ class Declaration:
 
 
 def read_declaration(path: Path, text: str, constants: Collection[str]) -> Declaration:
-    """The toml as data. constants: what a case of this problem file may set."""
+    """Read the toml. `constants` are the names that a case of this problem file may set. Raises
+    InvalidRequest with every mistake."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -22,7 +22,8 @@ _SPREAD_SEED = 0x5EED
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Every generator that a problem file may draw from starts at `seed`, and is put back."""
+    """Every generator that a problem file may draw from starts at `seed`, and is restored
+    afterwards."""
     ours = random.getstate()
     with torch.random.fork_rng(devices=[]), _numpy_seeded(seed):
         torch.manual_seed(seed)
@@ -75,7 +76,7 @@ def _wide(shape: torch.Size, decades: float, seed: int) -> torch.Tensor:
 
 def lively(name: str, value: torch.Tensor, is_parameter: bool, seed: int) -> torch.Tensor:
     """Other values for a weight that starts as one constant (a norm's scale of ones, its bias of
-    zeros, running statistics): a kernel that leaves it out must be found out."""
+    zeros, running statistics), so that a kernel that leaves it out is wrong."""
     statistic = name.rpartition(".")[2] in ("running_mean", "running_var")
     if not (is_parameter or statistic) or not value.is_floating_point() or value.numel() < 2:
         return value

@@ -30,7 +30,8 @@ def shipped_problems() -> list[str]:
 
 
 def load_problem(path: Path) -> Problem:
-    """The problem at a `.py` file, in a folder with a `problem.py`, or built in under this name."""
+    """The problem at a `.py` file, in a folder with a `problem.py`, or built in under this name.
+    Raises NotFound where there is none, InvalidRequest where it is not a problem file."""
     file = _file_of(path)
     try:
         source = file.read_text(encoding="utf-8")
@@ -170,7 +171,8 @@ _OPERATORS = {ast.MatMult: "@", ast.Add: "+", ast.Mult: "*", ast.Sub: "-", ast.D
 
 
 def guess_op(source: str) -> str:
-    """An id of kb/problem_terms.toml, or "unknown". Model is read first, then the whole file."""
+    """The operator that a source most likely is: an id of kb/problem_terms.toml, or "unknown".
+    Model is read first, then the whole file."""
     tree = ast.parse(source)
     model = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"]
     for scope in (*model, tree):

@@ -27,7 +27,8 @@ Trait = int | float | bool | str
 
 
 def counted_flops(run: Callable[[], Any]) -> int:
-    """Of the operators that torch's counter knows; 0 where a run uses none of them."""
+    """Floating-point operations of the operators that torch's counter knows; 0 where a run uses
+    none of them."""
     # The CPU's fused attention, which the counter leaves out.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={fused: _attention})
@@ -42,7 +43,8 @@ def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> i
 
 
 def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
-    """A reduction length from a problem file's constants; at least 1."""
+    """A reduction length from a problem file's constants; at least 1. Raises InvalidRequest for a
+    formula without a value."""
     constants = {
         name: value
         for name, value in names.items()
@@ -58,10 +60,11 @@ def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
 
 
 def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
-    """By name: `convolution.stride[0]` is an argument of the first such operator, `add#2.other` of
-    the second; `model.limit` an attribute of the Model.
+    """Numbers and words by name: `convolution.stride[0]` is an argument of the first such operator,
+    `add#2.other` of the second; `model.limit` is an attribute of the Model.
 
-    Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`).
+    Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`). Runs the
+    reference once.
     """
     # Building the model runs operators too; it must be built before anything is watched.
     own, inputs, state = case.attributes(), case.inputs(0), case.state(0)

@@ -144,7 +144,8 @@ _ALONG_ROWS = ("norm", "softmax", "reduction", "scan", "loss")
 
 
 def write_problem(name: str, folder: Path, op: str = "elementwise") -> Path:
-    """`folder/name/` with problem.py and problem.toml; the folder made. Overwrites nothing."""
+    """Write `folder/name/` with problem.py and problem.toml, and return it. Raises Conflict where
+    it exists, InvalidRequest for a name that is not a lower-case identifier."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InvalidRequest(
             f"{name!r} is no name for a problem", hint="Use lower case, digits and underscores."

@@ -1,4 +1,5 @@
-"""A case as tensors: inputs, weights, what the reference makes of them, and what it costs at least.
+"""A case as tensors: inputs, weights, what the reference computes from them, and what it costs at
+least.
 
 Everything is drawn on the CPU from seeds, so that any process makes the same values. Knows nothing
 of candidates.
@@ -47,12 +48,14 @@ class Banks(NamedTuple):
 
 
 def open_case(problem: Problem, case: Case) -> OpenCase:
-    """Import the problem file with this case's constants. Runs the file's code."""
+    """Import the problem file with this case's constants. Runs the file's code. Raises
+    InvalidRequest for whatever is wrong with the file."""
     return OpenCase(problem, case)
 
 
 class OpenCase:
-    """One case of a problem, with its file imported."""
+    """One case of a problem, with its file imported. Every method that runs the file's code raises
+    InvalidRequest for whatever it raises."""
 
     def __init__(self, problem: Problem, case: Case) -> None:
         self.problem = problem
@@ -117,6 +120,7 @@ class OpenCase:
 
     @property
     def input_names(self) -> tuple[str, ...]:
+        """Names of forward's arguments, in order."""
         return self._form.names
 
     @property
@@ -149,7 +153,7 @@ class OpenCase:
         return values
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        """Contiguous CPU tensors; a Python number is a tensor of no dimensions."""
+        """Contiguous CPU tensors; a Python number is a tensor without dimensions."""
         values = self._values(seed)
         fixed = self.problem.policy.fixed
         return [
@@ -203,7 +207,7 @@ class OpenCase:
         return self.fresh_of(Banks(self.inputs(0), self.state(0)), self.banks(0))
 
     def fresh_of(self, first: Banks, other: Banks) -> tuple[bool, ...]:
-        """The same, as two draws tell."""
+        """As `fresh`, from two draws."""
         policy = self.problem.policy
         known = zip(self.input_names, self.scalars, first.inputs, other.inputs, strict=True)
         fresh = [
@@ -229,8 +233,9 @@ class OpenCase:
         device: str = "cpu",
         noise: int = 0,
     ) -> list[torch.Tensor]:
-        """The outputs of Model in eval mode, on copies. dtype: of all floating values, for a golden
-        result; None leaves them as they are. noise: seed of what forward itself may draw."""
+        """The outputs of Model in eval mode, on copies. `dtype` is that of all floating values, for
+        a golden result; None leaves them as they are. `noise` seeds what forward itself may
+        draw."""
         model = copy.deepcopy(self._model)
         for_model = dtype or self._dtype
         if for_model is not None:
@@ -270,8 +275,8 @@ class OpenCase:
 
     @cached_property
     def signature(self) -> Signature:
-        """Everything a candidate is handed for this case. Runs the reference once: on tensors
-        without memory where the case is too large for here and the file allows it."""
+        """The arrays that a candidate gets for this case. Runs the reference once: on tensors
+        without memory where the case is too large for this machine and the file allows it."""
         if not self.case.fits("cpu"):
             try:
                 return self._imagined()
@@ -309,11 +314,13 @@ class OpenCase:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the signature."""
         return self.signature.of("output")
 
     @property
     def kinds(self) -> tuple[OutputKind, ...]:
-        """How each output is compared."""
+        """How each output is compared. Raises InvalidRequest where the policy names another number
+        of outputs."""
         named, count = self.problem.policy.outputs, len(self.outputs)
         if not named:
             return tuple("float" if "float" in output.dtype else "exact" for output in self.outputs)
@@ -392,6 +399,7 @@ class OpenCase:
 
     @property
     def compulsory_bytes(self) -> int:
+        """Bytes of inputs, weights and outputs, each counted once."""
         return self.signature.compulsory_bytes
 
     def flops(self) -> int:

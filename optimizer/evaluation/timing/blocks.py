@@ -1,8 +1,8 @@
 """How long the candidate takes beside the reference: two processes, driven alternately in blocks of
 random length (A B B A), one at a time, the idle one stopped.
 
-Decides by the supervisor's clock: what a runner says of its own time counts only while it agrees
-with the wall around the block. Every block ends with a comparison of both sides' last outputs.
+The supervisor's clock decides: the time that a runner reports counts only while it agrees with the
+wall around the block. Every block ends with a comparison of both sides' last outputs.
 """
 
 from __future__ import annotations
@@ -58,19 +58,21 @@ On = Callable[..., bool]
 
 
 class BaselineFailed(Exception):
-    """The reference's own process did not do its part."""
+    """The reference's own process failed. That is no verdict about the candidate."""
 
 
 @dataclass(frozen=True)
 class TimingPolicy:
-    """block_ms: aimed length of one block, None for that of the device; pairs: at least and at
-    most, in steps of two.
+    """How a case is timed.
 
-    narrow: the half-width (log units) within the two processes at which measuring stops early.
-    between: see `ratio_interval`; where it is not given, that of the device. threads: processors
-    that both sides need for themselves, 0 where that does not matter.
-    quiet: the share of a span of calls that its threads may wait for a processor. calls: of every
-    block, 0 for a random number that follows from block_ms; a known number can be counted to.
+    `block_ms` is the aimed length of one block, None for that of the device. `min_pairs` and
+    `max_pairs` bound the pairs of blocks, in steps of two. `narrow` is the half-width (log units)
+    within the two processes at which measuring stops early. `between` is described at
+    `ratio_interval`; None stands for that of the device. `threads` counts processors that both
+    sides need for themselves, 0 where that does not matter. `quiet` is the share of a span of calls
+    that its threads may wait for a processor. `seconds` is the deadline of a block. `calls` is the
+    number of calls of every block, 0 for a random number that follows from block_ms; a known number
+    can be counted to.
     """
 
     block_ms: float | None = None
@@ -86,13 +88,15 @@ class TimingPolicy:
 
     @property
     def block_ns(self) -> float:
+        """The aimed length in nanoseconds; `block_ms` must be set."""
         assert self.block_ms is not None
         return self.block_ms * 1e6
 
 
 @dataclass
 class Side:
-    """One of the two: its runner, its subject, what was measured of it."""
+    """One of the two sides: its runner, its kernel, and the time of a call by calibration.
+    `trusted` marks the reference."""
 
     name: str
     runner: RunnerProcess
@@ -101,6 +105,8 @@ class Side:
     per_call_ns: float = 0.0
 
     def run(self, seed: int, calls: int, seconds: float) -> Block:
+        """Run one block and stop the runner. Raises BaselineFailed where the trusted side fails,
+        else what the kernel raises."""
         return self._awake(lambda: self.kernel.block(seed, calls, seconds))
 
     def _awake(self, act: Callable[[], T]) -> T:
@@ -118,7 +124,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """The timing of one case and what was noticed while measuring."""
+    """The timing of one case, the flags that measuring raised, and the mismatch of outputs that
+    ended it."""
 
     timing: CaseTiming
     flags: tuple[Flag, ...] = ()
@@ -126,7 +133,7 @@ class Measured:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is the comparison of clocks alone that speaks against the candidate."""
+        """Whether only the comparison of clocks speaks against the candidate."""
         rows = {flag.defence for flag in self.flags}
         return self.mismatch is None and bool(rows) and rows <= set(CLOCKS)
 
@@ -140,7 +147,7 @@ def measure(
     seed: int,
     on: On,
 ) -> Measured:
-    """Time both sides against each other. Raises what the subjects raise."""
+    """Time both sides against each other. Raises what the kernels raise."""
     chance = random.Random(seed)
     _calibrate(baseline, candidate, chance, policy)
     pairs: list[tuple[Block, Block]] = []

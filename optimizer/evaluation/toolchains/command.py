@@ -52,9 +52,10 @@ Failure = Literal["", "crashed", "timed_out", "output"]
 class CommandRun:
     """One call of the program on one case.
 
-    failure: why there are no outputs, "" when there are; message says it in words. cycles, time_us:
-    of one call, as the program reports it; timing says whose time that is, and is `none` without a
-    report. seconds: of the whole command, simulator and start-up included; never a kernel's time.
+    `failure` is why there are no outputs, "" when there are; `message` explains it. `cycles` and
+    `time_us` are those of one call, as the program reports them; `timing` states whose time that
+    is, and is `none` without a report. `seconds` is the time of the whole command, simulator and
+    start-up included; it is never a kernel's time.
     """
 
     failure: Failure = ""
@@ -70,6 +71,7 @@ class CommandRun:
 
     @property
     def ok(self) -> bool:
+        """Whether there are outputs."""
         return not self.failure
 
 
@@ -142,7 +144,7 @@ class CommandToolchain:
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
-        """By the compile template; without one the source is what is run."""
+        """Compile by the compile template. Without it the source is what is run."""
         workdir = workdir.resolve()  # commands run in it, so a relative path would be another
         workdir.mkdir(parents=True, exist_ok=True)
         source = _write_source(bundle, workdir / SOURCES, self.template.suffix)
@@ -193,11 +195,12 @@ class CommandToolchain:
         workdir: Path,
         seconds: float,
     ) -> CommandRun:
-        """Run what `compile` made on one case, for at most `seconds`.
+        """Run what `compile` made on one case, for at most `seconds`. A program that fails is an
+        answer.
 
-        tensors: inputs, then parameters and buffers. A simulator is run by its profile template
-        where there is one: what it counts does not change its time. Real hardware is timed by the
-        run template alone.
+        `tensors` are inputs, then parameters and buffers. A simulator is run by its profile
+        template where there is one: what it counts does not change its time. Real hardware is timed
+        by the run template alone.
         """
         if compiled.loader is None:
             return CommandRun("crashed", "there is nothing to run: it did not compile")

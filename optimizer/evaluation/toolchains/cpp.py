@@ -59,13 +59,13 @@ _TORCH = re.compile(r"^\s*#\s*include\s*[<\"](?:torch|ATen|c10|pybind11)/", re.M
 
 
 class RefusedFlag(Exception):
-    """A flag variant that is not on the list."""
+    """A flag variant that is not on the list; the message names those that are."""
 
 
 def flags_of(bundle: Bundle) -> list[str]:
     """Optimisation flags: the defaults, a `// kernlore-flags: name=value ...` line of the main
-    file, then the bundle's parameters. Names that are no variant are somebody else's.
-    """
+    file, then the bundle's parameters. Parameters that are no variant are ignored. Raises
+    RefusedFlag."""
     chosen = dict(DEFAULTS)
     for line in MARKED.findall(bundle.source):
         for word in line.split():
@@ -94,6 +94,7 @@ class CppToolchain:
         self._limits = limits
 
     def available(self, target: Target) -> Availability:
+        """Whether the compiler is installed and this machine is of the target's architecture."""
         if shutil.which(self._compiler) is None:
             return Availability(
                 False, f"{self._compiler} is not installed", "Install it, as with apt install g++."
@@ -115,11 +116,14 @@ class CppToolchain:
         )
 
     def version(self) -> str:
+        """The compiler's version, what `-march=native` means to it, and the processor."""
         return _version(self._compiler)
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Compile to a shared library. A candidate without its entry, or with a refused flag, does
+        not compile."""
         del target, signatures
         began = time.monotonic()
         refusal = self._refusal(bundle)

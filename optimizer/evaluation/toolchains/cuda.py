@@ -35,7 +35,7 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+(?P<name>\w+)", re.MULT
 
 
 def find_nvcc(env: Mapping[str, str] | None = None) -> str | None:
-    """On the PATH, or under CUDA_HOME or CUDA_PATH."""
+    """The path of nvcc on the PATH, or under CUDA_HOME or CUDA_PATH; None without it."""
     known = os.environ if env is None else env
     on_path = shutil.which("nvcc", path=known.get("PATH", ""))
     homes = (known.get("CUDA_HOME"), known.get("CUDA_PATH"))
@@ -54,6 +54,7 @@ class Nvcc:
         self._limits = limits
 
     def available(self, target: Target) -> Availability:
+        """Whether nvcc is here and compiles for the target's compute capability."""
         if self._nvcc is None:
             return Availability(
                 False,
@@ -78,11 +79,13 @@ class Nvcc:
         return Availability(True)
 
     def version(self) -> str:
+        """The version of nvcc."""
         return _version(self._nvcc) if self._nvcc else "nvcc is not installed"
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Compile to a shared library; it is only loaded where a CUDA device is."""
         del signatures
         began = time.monotonic()
         bundle.write(workdir / SOURCES)

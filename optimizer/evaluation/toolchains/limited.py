@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def set_limits(resources: dict[str, int]) -> None:
-    """Of this process and what it starts. resources: by the names of the module `resource`."""
+    """Limit this process and what it starts. Keys are names of the module `resource`."""
     for name, value in resources.items():
         kind = getattr(resource, name)
         # Of processor time the soft limit comes first: its signal says which limit it was.
@@ -29,6 +29,7 @@ def set_limits(resources: dict[str, int]) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Take the limits on, then become the command."""
     limits = json.loads(arguments[0])
     set_limits(limits["resources"])
     if sys.platform == "linux":

@@ -38,12 +38,13 @@ MAX_METRICS = 1000
 
 
 class BadOutput(Exception):
-    """What a program wrote is not what it was asked for; the message says how."""
+    """What a program wrote does not follow the manifest; the message explains how."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """cycles and time_us: of one call, None where the program does not say."""
+    """A program's report. `cycles` and `time_us` are those of one call, None where the report has
+    none."""
 
     cycles: int | None = None
     time_us: float | None = None
@@ -51,7 +52,8 @@ class Report:
 
 
 def file_of(number: int, tensor: TensorSpec) -> str:
-    """Names come from arguments and state_dict keys; only their letters and digits are kept."""
+    """The file name of a tensor. Names come from arguments and state_dict keys; only their letters
+    and digits are kept."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in tensor.name)[:60]
     return f"{number:03d}_{plain}.npy"
 
@@ -64,7 +66,9 @@ def write_manifest(
     entry: str,
     hardware: str,
 ) -> Path:
-    """Write what the program reads; `tensors` are inputs, parameters and buffers in ABI order."""
+    """Write what the program reads, and return the manifest's path. `tensors` are inputs,
+    parameters and buffers in ABI order. Raises InvalidRequest where they do not fit the
+    signature."""
     specs = signature.of("input", "parameter", "buffer")
     if len(tensors) != len(specs):
         raise InvalidRequest(
@@ -105,7 +109,8 @@ def _write_array(tensor: torch.Tensor, spec: TensorSpec, path: Path) -> None:
 
 
 def read_outputs(signature: Signature, folder: Path) -> list[torch.Tensor]:
-    """The outputs in ABI order; BadOutput when one is missing or not as the manifest asks."""
+    """The outputs in ABI order. Raises BadOutput when one is missing or not as the manifest
+    asks."""
     return [
         _read_array(spec, folder / file_of(number, spec))
         for number, spec in enumerate(signature.tensors)
@@ -171,7 +176,7 @@ def _plain_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
 
 
 def read_report(path: Path) -> Report:
-    """The report of a run; BadOutput when it is missing or garbled."""
+    """The report of a run. Raises BadOutput when it is missing or garbled."""
     with _plain_file(path, "the report", MAX_REPORT) as stream:
         data = stream.read(MAX_REPORT + 1)
     try:

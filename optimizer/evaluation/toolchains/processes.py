@@ -45,9 +45,11 @@ KEPT_ENV = (
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: of wall time. cpu_seconds, memory_bytes (of address space), file_bytes: of each
-    process. processes: of the user, the kernel counts no finer; None sets none. output_bytes: kept
-    of each stream, from its start.
+    """Limits of a command.
+
+    `seconds` is wall time. `cpu_seconds`, `memory_bytes` (of address space) and `file_bytes` apply
+    to each process. `processes` counts those of the user, the kernel counts no finer; None sets no
+    limit. `output_bytes` is what is kept of each stream, from its start.
     """
 
     seconds: float = 60.0
@@ -59,7 +61,7 @@ class Limits:
 
     @property
     def resources(self) -> dict[str, int]:
-        """By the names of the module `resource`."""
+        """The limits by the names of the module `resource`."""
         limits = {
             "RLIMIT_CPU": self.cpu_seconds or int(2 * self.seconds) + 1,
             "RLIMIT_AS": self.memory_bytes,
@@ -72,9 +74,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finished:
-    """code: exit status, negative for a signal. truncated: output went over the cap.
+    """An ended command. `code` is the exit status, negative for a signal. `truncated` says that
+    output went over the cap.
 
-    survivors: processes of the group that a SIGKILL did not end in time; empty is the proof.
+    `survivors` are processes of the group that a SIGKILL did not end in time; an empty tuple proves
+    that none is left.
     """
 
     code: int
@@ -87,6 +91,7 @@ class Finished:
 
     @property
     def ok(self) -> bool:
+        """Whether it ended with status 0 within its deadline."""
         return self.code == 0 and not self.timed_out
 
     @property
@@ -104,7 +109,7 @@ def run(
 ) -> Finished:
     """Run `command` with nothing on its standard input, and wait.
 
-    A program that is not there is a result with a code, like any other failure.
+    A program that does not exist is a result with a code, like any other failure.
     """
     began = time.monotonic()
     settings = json.dumps({"resources": limits.resources, "parent": os.getpid()})
@@ -125,19 +130,19 @@ def run(
 
 
 class Started(Protocol):
-    """A process that leads a group of its own. pid: as this process sees it."""
+    """A process that leads a group of its own. `pid` is its number as this process sees it."""
 
     @property
     def pid(self) -> int: ...
 
     def wait(self, seconds: float) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """The exit status, negative for a signal; None where it still runs after `seconds`."""
         ...
 
 
 def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: float) -> Finished:
-    """Wait for a process and leave nothing of its group. pipes: ends to read its output and its
-    errors from. began: `time.monotonic` at its start."""
+    """Wait for a process and leave nothing of its group. `pipes` are the ends to read its output
+    and its errors from; `began` is `time.monotonic` at its start."""
     try:
         captured, timed_out = _collect(process, pipes, began + limits.seconds, limits.output_bytes)
     finally:
@@ -189,7 +194,7 @@ class _Captured:
 
 
 def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
-    """What a compiler needs to know of the surroundings; no keys of the service's are among it."""
+    """The environment of a compiler; no keys of the service are in it."""
     kept = {name: os.environ[name] for name in KEPT_ENV if name in os.environ}
     places = {"HOME": str(workdir), "TMPDIR": str(workdir), "LC_ALL": "C.UTF-8"}
     return {**kept, **places, **extra}
@@ -223,7 +228,7 @@ def _collect(
 
 
 def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:
-    """Kill a process group and wait until none of it lives; those that still do."""
+    """Kill a process group and wait until none of it lives. Returns the processes that still do."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -258,6 +263,7 @@ ATTEMPTS = 2  # one that ended because nobody asked for long is started again
 
 
 def can_fork() -> bool:
+    """Whether forks can be served here."""
     return sys.platform.startswith("linux")
 
 
@@ -283,7 +289,8 @@ class ForkServer:
         limits: Limits,
         env: Mapping[str, str],
     ) -> Finished:
-        """`arguments` for the program, which sees nothing of this process's environment."""
+        """Run the program with these arguments in a fork, and wait. It sees nothing of this
+        process's environment."""
         message = {
             "arguments": list(arguments),
             "cwd": str(cwd),
@@ -321,7 +328,7 @@ class ForkServer:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End it and what it forked; the next request starts it again."""
+        """End the server and its forks; the next request starts it again."""
         with self._lock:
             self._end()
 

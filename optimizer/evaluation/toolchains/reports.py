@@ -41,7 +41,8 @@ _X86_STACK_VECTOR = re.compile(r"%[xyz]mm\d+,\s*-?(?:0x[0-9a-f]+)?\((?:%rsp|%rbp
 
 @dataclass(frozen=True)
 class Loops:
-    """Source lines of loops that were vectorised in some form, and of those never."""
+    """Source lines of loops that were vectorised in some form, and of those that never were.
+    `widest_bytes` is the widest vector."""
 
     vectorised: frozenset[str]
     missed: frozenset[str]
@@ -49,12 +50,13 @@ class Loops:
 
     @property
     def summary(self) -> str:
+        """Both counts in one line."""
         widest = f", widest {self.widest_bytes * 8} bits" if self.widest_bytes else ""
         return f"loops vectorised: {len(self.vectorised)}{widest}; missed: {len(self.missed)}"
 
 
 def parse_loops(report: str, sources: Path) -> Loops:
-    """From `-fopt-info-vec-optimized-missed`; loops of headers outside `sources` do not count.
+    """Read `-fopt-info-vec-optimized-missed`. Loops of headers outside `sources` do not count.
 
     A loop is reported once for each inlined or versioned copy; one vectorised copy is enough.
     """
@@ -75,9 +77,8 @@ def parse_loops(report: str, sources: Path) -> Loops:
 
 
 def count_instructions(listing: str) -> dict[str, dict[str, Metric]]:
-    """Per function of `objdump -d`: instructions, packed ones, the widest register that they use,
-    and vector stores to the stack, which are mostly spills.
-    """
+    """For each function of `objdump -d`: instructions, packed instructions, the widest register
+    that they use, and vector stores to the stack, which are mostly spills."""
     counts: dict[str, dict[str, Metric]] = {}
     for name, op, args in _instructions(listing):
         row = counts.setdefault(
@@ -105,7 +106,7 @@ def _instructions(listing: str) -> Iterator[tuple[str, str, str]]:
 
 
 def packed_bits(op: str, args: str) -> int:
-    """Width of a packed instruction, 0 for any other.
+    """The width of a packed instruction in bits, 0 for any other.
 
     Plain 128-bit moves do not count: compilers copy structures with them.
     """
@@ -172,7 +173,8 @@ AMD_WAVES = 8  # of a SIMD at most, for gfx90a to gfx950
 
 
 def parse_ptxas(log: str) -> dict[str, dict[str, Metric]]:
-    """Per entry function of `ptxas -v`, also as nvcc and Triton print it."""
+    """Resources of each entry function in the output of `ptxas -v`, also as nvcc and Triton print
+    it."""
     kernels: dict[str, dict[str, Metric]] = {}
     entry = ""
     inside = ""
@@ -234,7 +236,8 @@ def _loads(widths: Iterable[int], bulk: int = 0) -> dict[str, Metric]:
 
 
 def parse_amdgcn(assembly: str) -> dict[str, Metric]:
-    """Registers, spills, LDS and scratch from the code-object metadata; widths from the code."""
+    """Registers, spills, LDS and scratch from the code-object metadata; widths of loads from the
+    code."""
     metrics: dict[str, Metric] = {
         match[1]: int(match[2]) for match in _AMD_METADATA.finditer(assembly)
     }
@@ -247,7 +250,7 @@ def parse_amdgcn(assembly: str) -> dict[str, Metric]:
 
 
 def whole(kernels: Mapping[str, Mapping[str, Metric]]) -> dict[str, Metric]:
-    """One row for the candidate."""
+    """The metrics of all kernels as those of the candidate."""
     combined: dict[str, Metric] = {}
     for name, how in COMBINE.items():
         values = [float(row[name]) for row in kernels.values() if name in row]

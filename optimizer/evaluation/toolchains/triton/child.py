@@ -36,22 +36,24 @@ UNKNOWN_NUMBER = 2  # 1 and multiples of 16 would be compiled in
 
 
 class Events:
-    """What is told to the supervisor, one line at a time."""
+    """What is reported to the supervisor, one line at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kernels = 0
 
     def of_case(self, number: int) -> None:
-        """From here on told in a folder of its own."""
+        """Report in a folder of this case from here on."""
         self._folder = self._folder / f"{number:03d}"
         self._folder.mkdir()
 
     def write(self, **event: Any) -> None:
+        """Add one event."""
         with (self._folder / "events").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, default=str) + "\n")
 
     def kernel(self, compiled: Any, source: Any, log: str) -> None:
+        """Report a compiled kernel; its assembly goes to a file of its own."""
         number = self._kernels
         self._kernels += 1
         kind = "ptx" if "ptx" in compiled.asm else "amdgcn"
@@ -78,7 +80,7 @@ def _path(names: list[str], key: Any) -> str:
 
 
 def install(request: Request, events: Events) -> None:
-    """Make Triton compile for the target, tell `events`, and launch nothing."""
+    """Make Triton compile for the target, report to `events`, and launch nothing."""
     from optimizer.evaluation.toolchains.triton.pretend import (
         CompileOnly,
         pretend_cuda,
@@ -105,9 +107,9 @@ def install(request: Request, events: Events) -> None:
 
 
 def host_launcher() -> Callable[[Any, Any], object] | None:
-    """What makes the host's side of a launch, which Triton builds with a C compiler at the first
-    one: done here it does not occupy the device. None where it cannot be built; the runner says
-    why."""
+    """What builds the host's side of a launch, which Triton does with a C compiler at the first
+    launch: built here it does not occupy the device. None where it cannot be built; the runner
+    reports why."""
     try:
         driver = import_module("triton.backends.nvidia.driver")
         driver.CudaUtils()
@@ -123,7 +125,7 @@ def recording(
     shared_limit: float | None,
     launcher: Callable[[Any, Any], object] | None,
 ) -> Callable[..., Any]:
-    """Triton's `compile`, telling of each kernel once, and refusing what the device would."""
+    """Triton's `compile`, reporting each kernel once, and refusing what the device would refuse."""
     refused = import_module("triton.runtime.errors").OutOfResources
     seen: set[str] = set()
 
@@ -146,7 +148,7 @@ def recording(
 
 
 def first_that_fits(events: Events) -> Callable[..., list[float]]:
-    """Instead of timing configurations: the first that compiles and fits wins."""
+    """Instead of timing configurations: the first that compiles and fits is chosen."""
     errors = import_module("triton.runtime.errors")
     failed = import_module("triton.compiler.errors").CompileTimeAssertionFailure
     skipped = (errors.OutOfResources, errors.PTXASError, failed)
@@ -172,6 +174,7 @@ def first_that_fits(events: Events) -> Callable[..., list[float]]:
 
 
 def load(path: Path) -> ModuleType:
+    """Import the candidate's file. Raises what the file raises."""
     spec = importlib.util.spec_from_file_location("candidate", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -203,7 +206,8 @@ class NotCalled(Exception):
 
 
 def build(module: ModuleType, entry: str, case: Request) -> Any:
-    """The candidate's object, with what is known of its arguments."""
+    """The candidate's object, with what is known of its arguments. Raises NotCalled where they are
+    not known."""
     import torch
 
     cls = getattr(module, entry, None)
@@ -245,6 +249,7 @@ def arguments_of(case: Request, home: str) -> list[Any]:
 
 
 def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
+    """Call the candidate on one case, with real tensors on the CPU or with shapes alone."""
     import torch
 
     from optimizer.evaluation.toolchains.triton.pretend import pretending
@@ -258,7 +263,7 @@ def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether Triton, MLIR or ptxas said no, here or in what caused it."""
+    """Whether Triton, MLIR or ptxas refused the kernel, here or in what caused the error."""
     base = import_module("triton.errors").TritonError
     seen: BaseException | None = error
     while seen is not None:
@@ -299,7 +304,8 @@ def attempt(request: Request, module: ModuleType, case: Request, events: Events)
 
 
 def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
-    """Cases side by side; one after the other where a fork would be worth nothing, or not safe."""
+    """Compile cases side by side; one after the other where a fork would gain nothing, or is not
+    safe."""
     cases, most = request["cases"], min(len(request["cases"]), request["at_once"])
     if most < 2 or threading.active_count() > 1:
         for case in cases:
@@ -321,14 +327,14 @@ def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
 
 
 def await_fork(events: Events) -> None:
-    """The next that ends; one that a signal ended has not told so itself."""
+    """Wait for the next fork that ends. A fork that a signal ended could not report that itself."""
     _, status = os.wait()
     if status != 0:
         events.write(ended=os.waitstatus_to_exitcode(status))
 
 
 def finish(events: Events) -> None:
-    """Without exit handlers: a candidate may have registered some."""
+    """End the process without exit handlers: a candidate may have registered some."""
     events.write(done=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -336,6 +342,7 @@ def finish(events: Events) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Compile what the request names, then end the process."""
     sys.path.insert(0, ROOT)
     from optimizer.evaluation.runner.confine import only_writes_to
 

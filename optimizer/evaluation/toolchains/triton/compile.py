@@ -46,10 +46,10 @@ SETUPS = "setups.json"
 
 @dataclass(frozen=True)
 class CaseSetup:
-    """Of one case, beside its signature. Everything is JSON.
+    """What a candidate is constructed with for one case, beside its signature. Everything is JSON.
 
-    dtype: of the floating weights, None as the candidate makes them. scalars: values of inputs that
-    are plain numbers, by name.
+    `dtype` is that of the floating weights, None as the candidate makes them. `scalars` are values
+    of inputs that are plain numbers, by name.
     """
 
     init_args: Sequence[Any] = ()
@@ -59,7 +59,7 @@ class CaseSetup:
 
 
 def write_setups(workdir: Path, setups: Sequence[CaseSetup]) -> None:
-    """One for each signature, in the same order."""
+    """Write one setup for each signature, in the same order."""
     text = json.dumps([asdict(setup) for setup in setups])
     (workdir / SETUPS).write_text(text, encoding="utf-8")
 
@@ -90,7 +90,7 @@ Reader = Callable[[str, str], Kernel]  # assembly and log -> raw metrics
 
 @dataclass(frozen=True)
 class Chip:
-    """As Triton's GPUTarget."""
+    """The fields of Triton's GPUTarget."""
 
     backend: str
     arch: str
@@ -98,7 +98,7 @@ class Chip:
 
 
 def missing_packages() -> Availability | None:
-    """What of torch and triton is not installed."""
+    """Which of torch and triton is not installed; None when both are."""
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             return Availability(
@@ -108,7 +108,7 @@ def missing_packages() -> Availability | None:
 
 
 def versions() -> str:
-    """Of the packages that decide what comes out."""
+    """Versions of the packages that decide what is compiled."""
     named = []
     for name in ("triton", "torch"):
         try:
@@ -119,7 +119,7 @@ def versions() -> str:
 
 
 def triton_folder() -> Path | None:
-    """Where the wheel is, without importing it."""
+    """The folder of Triton's wheel, found without importing it."""
     spec = importlib.util.find_spec("triton")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
@@ -133,7 +133,8 @@ def compile_triton(
     reader: Reader,
     limits: Limits = LIMITS,
 ) -> Compiled:
-    """Compile for `chip` all that the candidate launches on its cases."""
+    """Compile for `chip` all that the candidate launches on its cases. `reader` makes metrics of a
+    kernel's assembly and log."""
     path = bundle.write(workdir / SOURCES)
     output = workdir / OUTPUT
     output.mkdir(exist_ok=True)
@@ -185,10 +186,13 @@ def _env(workdir: Path) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Events:
-    """What the child told. kernels: each once, with the folder that holds its assembly. failed:
-    traces of compile errors; not_called: why no kernel could be learnt from a case; called: whether
-    the file was imported; compiling: the kernel it was at when it ended; ended: how a case's
-    process did that could not say so itself."""
+    """What the child reported.
+
+    `kernels` has each kernel once, with the folder that holds its assembly. `failed` are traces of
+    compile errors, `not_called` reasons why no kernel could be learnt from a case. `called` says
+    whether the file was imported. `compiling` is the kernel that it was compiling when it ended,
+    `ended` the exit status of a case's process that could not report its own end.
+    """
 
     kernels: tuple[tuple[Path, Mapping[str, Any]], ...]
     failed: tuple[str, ...]
@@ -201,7 +205,7 @@ class Events:
 
     @classmethod
     def read(cls, folder: Path) -> Events:
-        """Of the whole, then of its cases in their order."""
+        """Read the events of the whole, then of its cases in their order."""
         parts = [_events_in(folder), *map(_events_in, sorted(folder.glob("[0-9][0-9][0-9]")))]
         every = [event for _, events in parts for event in events]
         last = [events[-1] if events else {} for _, events in parts]
@@ -222,7 +226,7 @@ class Events:
         )
 
     def rows(self, reader: Reader) -> dict[str, Kernel]:
-        """Metrics by kernel; the same one with other constants gets a number."""
+        """Metrics by kernel. The same kernel with other constants gets a number."""
         rows: dict[str, Kernel] = {}
         for folder, event in self.kernels:
             assembly = (folder / event["assembly"]).read_text(encoding="utf-8")
@@ -310,7 +314,7 @@ _DUMP = re.compile(r"^={20,}$.*?^={20,}$", re.MULTILINE | re.DOTALL)
 
 
 def _log(events: Events, done: Finished, limits: Limits, ok: bool) -> str:
-    """Errors first, then what ptxas said of each kernel."""
+    """Errors first, then what ptxas printed for each kernel."""
     parts: list[str] = []
     if ok:
         pass

@@ -30,7 +30,7 @@ OLDEST = 75  # Triton 3.6 and 3.7 compile for nothing older
 
 
 def capability(target: Target) -> int | None:
-    """90 for "90", "sm_90a", or the fact compute_capability "9.0"; None when nothing says."""
+    """90 for "90", "sm_90a", or the fact compute_capability "9.0"; None where it is not known."""
     arch = str(target.arch or target.facts.get("compute_capability", ""))
     dotted = re.fullmatch(r"(\d+)\.(\d)", arch)
     if dotted is not None:
@@ -49,6 +49,7 @@ class TritonNvidia:
         self._limits = limits
 
     def available(self, target: Target) -> Availability:
+        """Whether Triton is installed and compiles for the target's compute capability."""
         lacking = missing_packages()
         if lacking is not None:
             return lacking
@@ -68,11 +69,13 @@ class TritonNvidia:
         return Availability(True)
 
     def version(self) -> str:
+        """The versions of Triton, torch and ptxas."""
         return f"{versions()}, {_ptxas_version()}"
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Compile to PTX and machine code."""
         chip = Chip("cuda", str(capability(target)), 32)
         return compile_triton(
             bundle, target, chip, workdir, signatures, read_nvidia_kernel, self._limits
@@ -80,7 +83,7 @@ class TritonNvidia:
 
 
 def read_nvidia_kernel(ptx: str, log: str) -> dict[str, Metric]:
-    """One kernel's PTX and what ptxas said of it."""
+    """Metrics of one kernel's PTX and of what ptxas printed for it."""
     metrics: dict[str, Metric] = parse_ptx(ptx)
     for row in parse_ptxas(log).values():
         metrics |= row
@@ -99,7 +102,8 @@ def _ptxas_version() -> str:
 
 
 def gfx(target: Target) -> str | None:
-    """ "gfx942" from the architecture or the fact compute_capability; None when nothing says."""
+    """The architecture, such as "gfx942", from the target or its fact compute_capability; None
+    where it is not known."""
     arch = str(target.arch or target.facts.get("compute_capability", ""))
     return arch if re.fullmatch(r"gfx\d+[a-z]?", arch) else None
 
@@ -114,6 +118,7 @@ class TritonAmd:
         self._limits = limits
 
     def available(self, target: Target) -> Availability:
+        """Whether Triton is installed and the target's architecture is known."""
         lacking = missing_packages()
         if lacking is not None:
             return lacking
@@ -126,11 +131,13 @@ class TritonAmd:
         return Availability(True)
 
     def version(self) -> str:
+        """The versions of Triton and torch."""
         return versions()
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Compile to the code object of the architecture."""
         arch = str(gfx(target))
         chip = Chip("hip", arch, 64 if arch.startswith("gfx9") else 32)
         return compile_triton(
@@ -139,6 +146,6 @@ class TritonAmd:
 
 
 def read_amd_kernel(assembly: str, log: str) -> dict[str, Metric]:
-    """One kernel's assembly; the AMD compiler prints nothing of use beside it."""
+    """Metrics of one kernel's assembly. The AMD compiler prints nothing of use beside it."""
     del log
     return parse_amdgcn(assembly)
