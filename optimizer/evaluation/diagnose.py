@@ -43,7 +43,7 @@ PHYSICS = 29  # row of the exploit table: faster than the device can be
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class DiagnosisInputs:
     """What a diagnosis needs beside the evaluation.
 
     `works` holds the least work of the timed cases by name. `signatures` are error texts of the
@@ -65,39 +65,39 @@ def _diagnoser() -> Diagnoser:
     return Diagnoser(load_signals())
 
 
-def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> Verdict:
+def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
     """Why the evaluation came out as it did, by its log or by what was measured.
 
     The metrics of a failed evaluation are left out: what was counted and timed says nothing about
     why a kernel is wrong.
     """
     reader = FAILURES.get(evaluation.validity)
-    timing, work = leading_case(evaluation, around.works or {})
-    metrics = {} if reader else gathered(evaluation, around, timing, work)
-    diagnosis = reader(evaluation, around) if reader else _correct(evaluation, around, metrics)
+    timing, work = leading_case(evaluation, inputs.works or {})
+    metrics = {} if reader else gathered(evaluation, inputs, timing, work)
+    diagnosis = reader(evaluation, inputs) if reader else _correct(evaluation, inputs, metrics)
     first = diagnosis.signals[0].id if diagnosis.signals else "unknown"
-    refused = {c.collector: c.not_measured for c in around.collected if c.not_measured}
+    refused = {c.collector: c.not_measured for c in inputs.collected if c.not_measured}
     return Verdict(
         **vars(diagnosis),
         metrics=metrics,
         problem=quantities(work) if work else {},
         case=timing.case if timing is not None else "",
         primary=first,
-        kernels=tuple(_kernels(around.collected)),
-        not_measured={**(around.not_measured or {}), **refused},
+        kernels=tuple(_kernels(inputs.collected)),
+        not_measured={**(inputs.not_measured or {}), **refused},
     )
 
 
 # -- what failed
 
 
-def _from_log(evaluation: Evaluation, around: Surroundings, log: str) -> Diagnosis:
+def _from_log(evaluation: Evaluation, inputs: DiagnosisInputs, log: str) -> Diagnosis:
     request = RetrieveRequest(
         log=log or " ", hardware=evaluation.hardware, language=evaluation.language
     )
-    own = around.signatures
+    own = inputs.signatures
     conclusion = _diagnoser().conclude(
-        request, around.facts or {}, tuple(around.lineage), tuple(own)
+        request, inputs.facts or {}, tuple(inputs.lineage), tuple(own)
     )
     return conclusion.diagnosis
 
@@ -130,35 +130,35 @@ def _otherwise(
     return replace(diagnosis, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
 
 
-def _not_compiled(evaluation: Evaluation, around: Surroundings) -> Any:
-    diagnosis = _from_log(evaluation, around, evaluation.log or evaluation.message)
+def _not_compiled(evaluation: Evaluation, inputs: DiagnosisInputs) -> Any:
+    diagnosis = _from_log(evaluation, inputs, evaluation.log or evaluation.message)
     evidence = _evidence("compiler-failed", "message", evaluation.message[:300])
     return _otherwise(diagnosis, "compile_error", "A", evidence)
 
 
-def _timed_out(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
-    diagnosis = _from_log(evaluation, around, evaluation.log)
+def _timed_out(evaluation: Evaluation, inputs: DiagnosisInputs) -> Diagnosis:
+    diagnosis = _from_log(evaluation, inputs, evaluation.log)
     evidence = _evidence("no-answer", "stage", evaluation.reached)
     return _with(diagnosis, [SignalFinding("timeout", "A", (evidence,))])
 
 
-def _crashed(evaluation: Evaluation, around: Surroundings) -> Any:
+def _crashed(evaluation: Evaluation, inputs: DiagnosisInputs) -> Any:
     """The log names the cause more often than the way in which the process ended."""
-    diagnosis = _from_log(evaluation, around, f"{evaluation.log}\n{evaluation.message}")
+    diagnosis = _from_log(evaluation, inputs, f"{evaluation.log}\n{evaluation.message}")
     ending = next((name for name in ENDINGS if name in evaluation.message), "")
     evidence = _evidence("process-ended", "message", evaluation.message[:300])
     confidence = "B" if ending in ("SIGSEGV", "SIGBUS", "SIGXCPU") else "C"
     return _otherwise(diagnosis, ENDINGS.get(ending, "launch_error"), confidence, evidence)
 
 
-def _incorrect(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+def _incorrect(evaluation: Evaluation, inputs: DiagnosisInputs) -> Diagnosis:
     diagnosis = Diagnosis(measure_next=("run_to_run_mismatches",))
     if evaluation.log:
-        diagnosis = _from_log(evaluation, around, evaluation.log)
-    return _with(diagnosis, _wrong_results(evaluation, around))
+        diagnosis = _from_log(evaluation, inputs, evaluation.log)
+    return _with(diagnosis, _wrong_results(evaluation, inputs))
 
 
-def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[SignalFinding]:
+def _wrong_results(evaluation: Evaluation, inputs: DiagnosisInputs) -> Iterator[SignalFinding]:
     """Not finite, only imprecise, different at every call, or plainly wrong."""
     wrong = [
         (check.case, error)
@@ -177,7 +177,7 @@ def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[Sig
     unstable = [row for row in wrong if _precision(row[1])]
     if unstable and len(unstable) == len(wrong):
         case, error = unstable[0]
-        lengths = around.works or {}
+        lengths = inputs.works or {}
         length = lengths[case].reduction_length if case in lengths else None
         yield SignalFinding(
             "numerical_instability", "B", tuple(_of_error(case, error, "lost-precision", length))
@@ -208,9 +208,9 @@ def _of_error(
         yield _evidence(rule, "reduction_length", length)
 
 
-def _rejected(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
+def _rejected(evaluation: Evaluation, inputs: DiagnosisInputs) -> Diagnosis:
     """Not to be believed. What it would have shown is not diagnosed."""
-    del around
+    del inputs
     reasons = tuple(flag for flag in evaluation.flags if flag.severity == "reject")
     impossible = [flag for flag in reasons if flag.defence == PHYSICS]
     signals = tuple(
@@ -223,7 +223,7 @@ def _rejected(evaluation: Evaluation, around: Surroundings) -> Diagnosis:
     return Diagnosis(signals=signals, hint=f"The candidate was rejected: {message}.")
 
 
-Reader = Callable[[Evaluation, Surroundings], Diagnosis]
+Reader = Callable[[Evaluation, DiagnosisInputs], Diagnosis]
 FAILURES: Mapping[str, Reader] = {
     "not_compiled": _not_compiled,
     "timed_out": _timed_out,
@@ -237,9 +237,9 @@ FAILURES: Mapping[str, Reader] = {
 
 
 def _correct(
-    evaluation: Evaluation, around: Surroundings, metrics: Mapping[str, Metric]
+    evaluation: Evaluation, inputs: DiagnosisInputs, metrics: Mapping[str, Metric]
 ) -> Diagnosis:
-    timing, work = leading_case(evaluation, around.works or {})
+    timing, work = leading_case(evaluation, inputs.works or {})
     request = RetrieveRequest(
         metrics=metrics,
         hardware=evaluation.hardware,
@@ -248,8 +248,8 @@ def _correct(
         dtype=work.dtype if work else None,
         problem=quantities(work) if work else None,
     )
-    conclusion = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), ())
-    return replace(conclusion.diagnosis, hint=_hint(conclusion.diagnosis, around, timing))
+    conclusion = _diagnoser().conclude(request, inputs.facts or {}, tuple(inputs.lineage), ())
+    return replace(conclusion.diagnosis, hint=_hint(conclusion.diagnosis, inputs, timing))
 
 
 def leading_case(
@@ -281,22 +281,22 @@ def quantities(work: Work) -> dict[str, float | str]:
 
 
 def gathered(
-    evaluation: Evaluation, around: Surroundings, timing: CaseTiming | None, work: Work | None
+    evaluation: Evaluation, inputs: DiagnosisInputs, timing: CaseTiming | None, work: Work | None
 ) -> dict[str, Metric]:
     """Static, collected and derived metrics by raw names. A profiler's metric replaces a
     compiler's."""
     metrics: dict[str, Metric] = dict(evaluation.metrics)
     if evaluation.language in ONE_CALL:
         metrics["num_launches"] = 1
-    for collected in around.collected:
+    for collected in inputs.collected:
         metrics |= collected.metrics
     if work is None:
         return metrics
     if timing is not None and timing.candidate_us:
         launches = _launches(metrics)
-        metrics |= metrics_of(work, timing.candidate_us * 1e-6, around.ceilings, launches)
-        metrics |= _busy(evaluation, around.collected, timing.candidate_us)
-    moved = [c.call_bytes for c in around.collected if c.call_bytes]
+        metrics |= metrics_of(work, timing.candidate_us * 1e-6, inputs.ceilings, launches)
+        metrics |= _busy(evaluation, inputs.collected, timing.candidate_us)
+    moved = [c.call_bytes for c in inputs.collected if c.call_bytes]
     if moved and work.whole:
         metrics["bytes_over_compulsory"] = moved[0] / work.compulsory_bytes
     return metrics
@@ -321,10 +321,10 @@ def _launches(metrics: Mapping[str, Metric]) -> float | None:
     return None
 
 
-def _hint(diagnosis: Diagnosis, around: Surroundings, timing: CaseTiming | None) -> str:
-    if timing is not None and around.ceilings is None:
+def _hint(diagnosis: Diagnosis, inputs: DiagnosisInputs, timing: CaseTiming | None) -> str:
+    if timing is not None and inputs.ceilings is None:
         return "The ceilings of this device were not measured; shares of them are not known."
-    if timing is not None and around.ceilings is not None and not around.ceilings.trusted:
+    if timing is not None and inputs.ceilings is not None and not inputs.ceilings.trusted:
         return (
             "The ceilings were measured while the machine was busy, so no share of them is told;"
             " measure them again on a quiet machine."

@@ -20,7 +20,7 @@ from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, write_job
 from optimizer.evaluation.collectors.profilers import collect_all
 from optimizer.evaluation.correctness.prepared import PreparedCase, PreparedProblem
-from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
+from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
@@ -204,7 +204,7 @@ class Evaluator:
     ) -> Evaluation:
         began = time.perf_counter()
         works = {case.name: self.work(case) for case in cases if case.timed}
-        around = Surroundings(
+        inputs = DiagnosisInputs(
             lineage=self.target.lineage,
             facts=self.target.facts,
             works=works if evaluation.checks else {},
@@ -212,7 +212,7 @@ class Evaluator:
             signatures=self._signatures,
             collected=collected,
         )
-        verdict = diagnose_evaluation(evaluation, around)
+        verdict = diagnose_evaluation(evaluation, inputs)
         took = {**evaluation.seconds, "diagnose": round(time.perf_counter() - began, 4)}
         return replace(evaluation, verdict=verdict, seconds=took)
 

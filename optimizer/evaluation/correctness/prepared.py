@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from optimizer.evaluation.correctness.bounds import Bound, Pointed, allowed, compare
+from optimizer.evaluation.correctness.bounds import Bound, compare
 from optimizer.evaluation.loaded_kernel import Sample
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
@@ -109,27 +109,9 @@ class PreparedCase:
         reference = case.reference(inputs, state, device=self._device)
         if self._sensitivities is None:  # of the case, hardly of the seed
             self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
-        pointed = self._pointed(tensors)
-        relaxed = case.problem.policy.precision == "relaxed"
-        length = case.reduction_length()
-        bounds = tuple(
-            allowed(
-                g,
-                r,
-                kind,
-                spec.dtype,
-                length,
-                relaxed=relaxed,
-                pointed=pointed if kind == "index" else None,
-                name=spec.name,
-                sensitivity=moved,
-            )
-            for g, r, kind, spec, moved in zip(
-                golden, reference, case.kinds, case.outputs, self._sensitivities, strict=True
-            )
-        )
-        bounds = tuple(self._lenient_bound(bound) for bound in bounds)
-        return Expected(tuple(golden), tuple(reference), bounds)
+        bounds = case.bounds(inputs, golden, reference, self._sensitivities, device=self._device)
+        lenient = tuple(self._lenient_bound(bound) for bound in bounds)
+        return Expected(tuple(golden), tuple(reference), lenient)
 
     def _lenient_bound(self, bound: Bound) -> Bound:
         least = self._lenient.tolerance
@@ -140,14 +122,6 @@ class PreparedCase:
             allowed=max(bound.allowed, least),
             quantile_allowed=max(bound.quantile_allowed, least),
         )
-
-    def _pointed(self, tensors: Sequence[torch.Tensor]) -> Pointed | None:
-        """The input that index outputs point into."""
-        case = self.open
-        for name, dim in case.problem.policy.index_into.items():
-            source = tensors[case.input_names.index(name)]
-            return Pointed(source.to(self._device), dim)
-        return None
 
     def errors(
         self,
@@ -198,7 +172,7 @@ class PreparedCase:
                     quantile_allowed=2 * bound.quantile_allowed,
                     unit=None,
                     finite=False,
-                    pointed=self._pointed(tensors) if bound.pointed else None,
+                    pointed=self.open.pointed(tensors, self._device) if bound.pointed else None,
                 ),
             )
             if not error.ok:

@@ -47,16 +47,17 @@ class Case:
 class Policy:
     """What a candidate may do.
 
-    `precision`: `strict` computes floats at least as precisely as the inputs' dtype, `relaxed` may
-    use tf32 or 16-bit matrix units inside. `library`: whether ready-made operators of torch may do
-    the work. `weights`: `varying` weights change between calls, `frozen` weights may be packed
-    once. `outputs`: how each output is compared: float within the error bound, exact bitwise, index
-    by the value it points to; one entry, or one per output. `index_into`: for an index output, the
-    input it points into and the dimension. `reduction_length`: terms in one output element; None
-    where it follows from the shapes. `perturb`: names of integer inputs whose elements may be
-    replaced independently of each other. `fixed`: names of floating inputs and weights whose values
-    belong together (sorted borders, lookup tables, probabilities): no distribution is applied to
-    them and none of their elements is replaced.
+    * `precision`: `strict` computes floats at least as precisely as the inputs' dtype, `relaxed`
+      may use tf32 or 16-bit matrix units inside.
+    * `library`: whether ready-made operators of torch may do the work.
+    * `weights`: `varying` weights change between calls, `frozen` weights may be packed once.
+    * `outputs`: how each output is compared: float within the error bound, exact bitwise, index by
+      the value it points to; one entry, or one per output.
+    * `index_into`: for an index output, the input it points into and the dimension.
+    * `reduction_length`: terms in one output element; None where it follows from the shapes.
+    * `perturb`: names of integer inputs whose elements may be replaced independently.
+    * `fixed`: names of floating inputs and weights whose values belong together (sorted borders,
+      lookup tables, probabilities): no distribution is applied to them and no element is replaced.
     """
 
     precision: Literal["strict", "relaxed"] = "strict"

@@ -338,9 +338,12 @@ class OpenCase:
         goldens: Sequence[torch.Tensor],
         references: Sequence[torch.Tensor],
         sensitivities: Sequence[float] = (),
+        *,
+        device: str = "cpu",
     ) -> list[Bound]:
-        """What each output is held to; goldens and references are `reference`'s on these inputs,
-        sensitivities those of `sensitivities`, 0 without."""
+        """The bound of each output. `goldens` and `references` are `reference`'s results for these
+        inputs, `sensitivities` what `sensitivities` returned, by default 0. `device` is where an
+        index output is compared."""
         length = self.reduction_length()
         relaxed = self.problem.policy.precision == "relaxed"
         return [
@@ -351,7 +354,7 @@ class OpenCase:
                 spec.dtype,
                 length,
                 relaxed=relaxed,
-                pointed=self._pointed(inputs) if kind == "index" else None,
+                pointed=self.pointed(inputs, device) if kind == "index" else None,
                 name=spec.name,
                 sensitivity=moved,
             )
@@ -384,8 +387,9 @@ class OpenCase:
         results = self.reference(moved, state, dtype=torch.float64, device=device)
         return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
 
-    def _pointed(self, inputs: Sequence[torch.Tensor]) -> Pointed:
-        """What an index output points into; by default the last dimension of the first input."""
+    def pointed(self, inputs: Sequence[torch.Tensor], device: str = "cpu") -> Pointed:
+        """The input that index outputs point into, moved to `device`; by default the last dimension
+        of the first input. Raises InvalidRequest where the policy names no input."""
         into = self.problem.policy.index_into
         name, dim = next(iter(into.items()), (self.input_names[0], -1))
         if name not in self.input_names:
@@ -393,7 +397,7 @@ class OpenCase:
                 f"{self.problem.name}: policy.index_into names {name!r}",
                 hint=f"The inputs are {', '.join(self.input_names)}.",
             )
-        return Pointed(inputs[self.input_names.index(name)], dim)
+        return Pointed(inputs[self.input_names.index(name)].to(device), dim)
 
     # -- what it costs
 

@@ -16,7 +16,7 @@ from optimizer.evaluation.collectors.job import Collected, Job, write_job
 from optimizer.evaluation.collectors.probe import tool
 from optimizer.evaluation.collectors.profilers import collect_all, collect_torch_profile, refusals
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
+from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import (
@@ -85,8 +85,8 @@ def timed(microseconds: float, **changes: object) -> Evaluation:
     return replace(EVALUATION, timings=(timing,), **changes)  # type: ignore[arg-type]
 
 
-def around(work: Work = STREAM, **changes: object) -> Surroundings:
-    told = Surroundings(("x86-64", "any"), {}, {"main": work}, DEVICE)
+def around(work: Work = STREAM, **changes: object) -> DiagnosisInputs:
+    told = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
     return replace(told, **changes)  # type: ignore[arg-type]
 
 
