@@ -54,7 +54,7 @@ from optimizer.evaluation.toolchains.triton.compile import CaseSetup, write_setu
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
-CHANCE = random.SystemRandom()  # nobody can know its numbers before
+CHANCE = random.SystemRandom()  # its numbers cannot be known beforehand
 
 
 @dataclass
@@ -164,7 +164,7 @@ class Attempt:
         """What a Python candidate is constructed with, for compilers that call it."""
         opened = self.context.problem.case(case).open
         scalars = {}
-        if any(opened.scalars):  # drawing values takes long where they are large
+        if any(opened.scalars):  # drawing large values takes long
             inputs = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
             scalars = {name: value.item() for name, scalar, value in inputs if scalar}
         return CaseSetup(opened.init_args, {}, case.dtype, scalars)
@@ -177,9 +177,9 @@ class Attempt:
                     self.context.problem.case(case),
                     toolchain,
                     compiled,
-                    self.seeds,
-                    self.workdir,
-                    self._settings.call_seconds,
+                    seeds=self.seeds,
+                    workdir=self.workdir,
+                    seconds=self._settings.call_seconds,
                 )
                 self.checks += outcome.checks
                 if outcome.validity != "correct":
@@ -228,14 +228,14 @@ class Attempt:
         """The candidate is timed where it was checked: its arrays are there. Nobody else measures
         on the device meanwhile, because checking uses it too."""
         for case in self.cases:
-            for seed in self.seeds:  # drawing needs processors alone
+            for seed in self.seeds:  # drawing values does not use the device
                 self.context.problem.case(case).sample(seed)
         with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
             spare_ready = self._begin_spare()
             with self._stage("correctness"):
                 self._correctness(runner, loader)
-            spare_ready()  # it makes itself a context on the device
+            spare_ready()  # until then it uses the device for a context of its own
             if self._to_be_timed(loader):
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)
@@ -255,7 +255,7 @@ class Attempt:
 
     def _forged(self, forged: RunnerForged, log: str) -> None:
         if not self._settings.on(12) and isinstance(forged.content, dict):
-            # Without it the verdict is taken from whoever writes one.
+            # Without the defence whatever was written into the channel is believed.
             self._end(forged.content.get("validity", "crashed"), "as written into the channel", log)
             return
         self.flags.append(Flag(12, "reject", f"it wrote into the result channel: {forged}"))
@@ -268,7 +268,7 @@ class Attempt:
             self.notes.append("checked by an evaluation that was interrupted later")
             self.validity = "correct"
             return
-        # Small cases first: a wrong candidate costs least there.
+        # Small cases first: there a wrong candidate costs least.
         cases = self._checkable(loader)
         for case in sorted(cases, key=lambda case: case.timed):
             kernel = self.processes.load(runner, loader, case)
@@ -306,7 +306,7 @@ class Attempt:
             if case.timed and self.validity == "correct":
                 measured = self._measured(loader, case, runner)
                 if measured.doubtful:
-                    # A delay of the machine is not there twice; work that is hidden is.
+                    # Hidden work is there in both measurements, a delay of the machine in one only.
                     reasons = "; ".join(flag.message for flag in measured.flags)
                     self.notes.append(f"timed twice: at first {reasons}")
                     measured = self._measured(loader, case, runner)
@@ -323,12 +323,12 @@ class Attempt:
             with self.processes.both(runner, loader, case) as (baseline, kernel):
                 return measure(
                     case.name,
-                    baseline,
-                    Side("candidate", runner, kernel),
-                    self._timing_policy,
-                    self._comparison(self.context.problem.case(case), kernel),
-                    CHANCE.getrandbits(30),
-                    self._settings.on,
+                    baseline=baseline,
+                    candidate=Side("candidate", runner, kernel),
+                    policy=self._timing_policy,
+                    compare=self._comparison(self.context.problem.case(case), kernel),
+                    seed=CHANCE.getrandbits(30),
+                    on=self._settings.on,
                 )
         except BaselineFailed as failed:
             reason = f"timing must be repeated: the reference's process failed ({failed})"
@@ -369,7 +369,9 @@ class Attempt:
         def compare(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str | None:
             if not self._settings.on(10):
                 return None
-            return prepared.disagreement(ours, theirs, kernel.mirror.tensors, seed)
+            return prepared.disagreement(
+                candidate=ours, baseline=theirs, tensors=kernel.mirror.tensors, seed=seed
+            )
 
         return compare
 
@@ -389,7 +391,7 @@ def _one_thread() -> Iterator[None]:
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower()]
-    first = (telling or lines or ["the compiler failed and said nothing"])[0]
-    # Some compilers name the place first and the matter last.
+    first = (telling or lines or ["the compiler failed and printed nothing"])[0]
+    # Some compilers print the place first and the error last.
     message = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
     return message[:300]

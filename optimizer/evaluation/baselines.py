@@ -22,7 +22,7 @@ from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
 from optimizer.evaluation.toolchains.base import Loader
 
-KEPT_USES = 50  # candidates: a process that stays for ever meets its limit of processor time
+KEPT_USES = 50  # candidates; a process that stayed for ever would meet its limit of processor time
 
 
 @dataclass

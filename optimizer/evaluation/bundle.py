@@ -89,10 +89,10 @@ def read_bundle(path: Path, language: str | None = None, entry: str | None = Non
     if path.is_dir():
         return _folder(path, language, entry)
     if not path.is_file():
-        raise InvalidRequest(f"{path} is no file", hint="Give a kernel file or a bundle folder.")
+        raise InvalidRequest(f"{path} is not a file", hint="Give a kernel file or a bundle folder.")
     text = _text(path)
-    found = language or _language(path, text)
-    return Bundle({path.name: text}, path.name, found, entry or default_entry(path.name))
+    language = language or _language(path, text)
+    return Bundle({path.name: text}, path.name, language, entry or default_entry(path.name))
 
 
 def default_entry(name: str) -> str:
@@ -133,7 +133,7 @@ def _language(path: Path, text: str) -> str:
     if path.suffix in SUFFIXES:
         return SUFFIXES[path.suffix]
     raise InvalidRequest(
-        f"no language follows from {path.name!r}", hint="Say it with --language, as triton or cpp."
+        f"the language of {path.name!r} is unknown", hint="Name it, as in --language cpp."
     )
 
 

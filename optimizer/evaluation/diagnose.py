@@ -27,7 +27,7 @@ from retrieval.diagnose.verdict import Diagnoser
 # An error up to this share of the output's own size is lost precision, above it another result.
 SMALL_ERROR = 0.05
 SOURCE = "Kernlore evaluation"
-# How a process ended -> its signal, where the log says nothing better.
+# How a process ended -> its signal, where the log names none.
 ENDINGS: Mapping[str, str] = {
     "SIGSEGV": "illegal_memory_access",
     "SIGBUS": "misaligned_access",
@@ -326,7 +326,7 @@ def _hint(diagnosis: Diagnosis, inputs: DiagnosisInputs, timing: CaseTiming | No
         return "The ceilings of this device were not measured; shares of them are not known."
     if timing is not None and inputs.ceilings is not None and not inputs.ceilings.trusted:
         return (
-            "The ceilings were measured while the machine was busy, so no share of them is told;"
+            "The ceilings were measured while the machine was busy, so no share of them is given;"
             " measure them again on a quiet machine."
         )
     return diagnosis.hint

@@ -191,8 +191,8 @@ class Evaluator:
             attempt.loader,
             prepared.open,
             sample.tensors,
-            self.device,
-            self.settings.threads,
+            device=self.device,
+            threads=self.settings.threads,
         )
         with self.context.lock:
             collected = collect_all(job)
@@ -228,7 +228,7 @@ class Evaluator:
             toolchain.name,
             toolchain.version(),
             self.settings.fingerprint,
-            *([processor()] if self.device == "cpu" else []),  # x86-64 says little of its speed
+            *([processor()] if self.device == "cpu" else []),  # the id x86-64 means many processors
         )
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

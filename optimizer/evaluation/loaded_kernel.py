@@ -150,7 +150,7 @@ class LoadedKernel:
         self._without = without
         self._left: Sequence[torch.Tensor] | None = None
         self._first_seconds = 0.0
-        self.called_ns = 0  # in calls that were clocked, whatever became of them
+        self.called_ns = 0  # in timed calls, also in those that failed
         signature = case.signature
         outputs = signature.of("output")
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
@@ -169,14 +169,14 @@ class LoadedKernel:
             else None
         )
         self._write(sample)
-        if self._shared["outputs"].used:  # it holds the results of another subject
+        if self._shared["outputs"].used:  # it holds the results of another kernel
             for output in self.outputs:
                 _bytes(output).fill_(POISON_BYTE)
 
     @property
     def mirror(self) -> Mirror:
         """The supervisor's copy of the inputs; only a followed kernel has it."""
-        assert self._mirror is not None, "a subject that is not followed has no mirror"
+        assert self._mirror is not None, "a kernel that is not followed has no mirror"
         return self._mirror
 
     def _write(self, sample: Sample) -> None:

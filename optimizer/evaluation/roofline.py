@@ -87,7 +87,7 @@ def work_of(case: OpenCase) -> Work:
 
 
 def _causal(case: OpenCase) -> bool:
-    """As the reference's own operator is told; a mask in a tensor is not looked at."""
+    """Whether the reference's own operator is causal; a mask in a tensor is not looked at."""
     if op_family(case.problem.op) != "attention":
         return False
     from optimizer.evaluation.problem.operators import (
@@ -139,7 +139,7 @@ def achieved(
     counter gave it."""
     by_bytes = _byte_seconds(work, ceilings)
     peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
-    # Nothing counted is no arithmetic to speak of: 0 % of the peak, not an unknown share.
+    # Without counted flops there is hardly any arithmetic: 0 % of the peak, not an unknown share.
     by_flops = work.needed_flops / peak if peak else None
     floors = {"bytes": by_bytes, "flops": by_flops or None}
     known = {limit: floor for limit, floor in floors.items() if floor is not None}

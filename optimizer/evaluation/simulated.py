@@ -39,6 +39,7 @@ def run_simulated(
     prepared: PreparedCase,
     toolchain: CommandToolchain,
     compiled: Compiled,
+    *,
     seeds: Sequence[int],
     workdir: Path,
     seconds: float,

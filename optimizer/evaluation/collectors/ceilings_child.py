@@ -27,7 +27,7 @@ MIN_REPEATS, MAX_REPEATS = 4, 400
 MIB = 1 << 20
 FORK_REGIONS = 2_000
 FMA_LOOPS = 200_000
-CHAINS, VECTOR_BYTES = 12, 64  # independent ones, so that latency does not show
+CHAINS, VECTOR_BYTES = 12, 64  # independent chains, so that latency does not show
 # Calls from Python; vectors wider than the chip's are split by the compiler.
 PROBES = """
 #include <omp.h>
@@ -204,7 +204,7 @@ def on_gpu(largest: int) -> dict[str, Any]:
     sizes = [16 * MIB, 128 * MIB, 512 * MIB]
     sizes = [size for size in sizes if size < largest] + [largest]
     scalar = torch.zeros(1, device="cuda")
-    empty: Any = torch.cuda._sleep  # a kernel that spins for as many cycles as it is told
+    empty: Any = torch.cuda._sleep  # a kernel that spins for a given number of cycles
     return {
         **bandwidths("cuda", sizes, device_time),
         "matmul": {

@@ -101,6 +101,7 @@ def write_job(
     loader: Loader,
     case: OpenCase,
     tensors: Sequence[torch.Tensor],
+    *,
     device: DeviceKind,
     threads: int,
     calls: int = 3,

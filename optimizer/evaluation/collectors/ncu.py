@@ -76,8 +76,8 @@ _OF_ACCESSES = frozenset(
 )
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _NOT_ASKED = "ncu may not read counters here"
-# Units of bytes and time as factors of one base unit, which is told with the number; older versions
-# print larger ones however they are asked.
+# Units of bytes and time as factors of a base unit, which stands beside the number; older versions
+# print larger units whatever is requested.
 _SIZES = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 _TIMES = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
 _TIMES |= {"s": 1e9, "second": 1e9}

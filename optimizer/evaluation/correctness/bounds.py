@@ -239,7 +239,7 @@ def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
 def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
     """Where either is not finite there is no distance: `compare` has looked at those before."""
     pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
-    # On a CPU in pieces that stay in its caches: the arrays are passed over once, not five times.
+    # On a CPU in pieces that stay in its caches: memory is read once, not five times.
     piece = CACHED_ELEMENTS if golden.device.type == "cpu" else max(1, golden.numel())
     values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
     for to, ours, wanted, size in zip(

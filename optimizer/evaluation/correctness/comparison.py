@@ -86,7 +86,7 @@ def _check_seed(
     changed = kernel.inputs_changed(settings.call_seconds)
     if changed and settings.on(6):
         return CaseCheck(prepared.name, seed, False, (), f"it changed {', '.join(changed)}")
-    # Without defence 6 the reference gets what the candidate made of the inputs.
+    # Without defence 6 the reference gets the inputs as the candidate left them.
     changed_inputs = [value.clone() for value in kernel.current] if changed else None
     errors = tuple(prepared.errors(first, seed, changed_inputs))
     wrong = [error for error in errors if not error.ok]

@@ -95,8 +95,8 @@ class PreparedCase:
             expected = self._compute(self.sample(seed).tensors)
             _keep(self._expected, seed, expected)
             if self._device == "cuda":
-                # What computing them took, in float64, is many times what they take: it is for the
-                # candidate to use.
+                # Computing goldens in float64 took many times the memory that they need; the
+                # candidate shall have the rest.
                 torch.cuda.empty_cache()
         return expected
 
@@ -107,7 +107,7 @@ class PreparedCase:
         inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
         golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
         reference = case.reference(inputs, state, device=self._device)
-        if self._sensitivities is None:  # of the case, hardly of the seed
+        if self._sensitivities is None:  # it hardly depends on the seed
             self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
         bounds = case.bounds(inputs, golden, reference, self._sensitivities, device=self._device)
         lenient = tuple(self._lenient_bound(bound) for bound in bounds)
@@ -145,6 +145,7 @@ class PreparedCase:
 
     def disagreement(
         self,
+        *,
         candidate: Sequence[torch.Tensor],
         baseline: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],

@@ -44,7 +44,7 @@ PASSED = (
     "LANG",
 )
 MAX_LOG = 64 * 1024
-# Inductor starts processes ahead that compile for GPUs; on the processors they disturb the timing.
+# Inductor starts processes in advance that compile for GPUs; on a CPU they disturb the timing.
 ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 Device = Literal["cpu", "cuda"]
 
@@ -228,7 +228,7 @@ class RunnerProcess:
         """How long its threads were ready without getting a processor, so far, in nanoseconds."""
         tasks = f"/proc/{self._launched.pid}/task"
         try:
-            with os.scandir(tasks) as threads:  # four times a pair of blocks; pathlib takes 5 x
+            with os.scandir(tasks) as threads:  # often called; pathlib takes 5 x
                 return sum(_schedstat(f"{thread.path}/schedstat", 1) for thread in threads)
         except OSError:
             return 0

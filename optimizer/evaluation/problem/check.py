@@ -21,7 +21,7 @@ from optimizer.evaluation.problem.tensors import OpenCase, open_case
 # measures that. 1 MiB at 2 TB/s is 0.5 us, on two cores 100 us.
 MIN_BYTES = 1 << 20
 MIN_FLOPS = 50_000_000
-# Of its RMS: an output that varies less is one number with noise on it.
+# Of its RMS: an output that varies less is a single number with noise on it.
 MIN_SPREAD = 1e-6
 SEED = 11
 
@@ -65,7 +65,7 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]
     findings = list(_repeatable(run))
-    if findings:  # a golden of other random numbers says nothing
+    if findings:  # a golden of other random numbers means nothing
         return findings
     findings = [*_controls(run), *_constant(run)]
     if not findings:  # on an invalid bound nothing would be seen to change
@@ -163,7 +163,7 @@ def _repeatable(run: _Run) -> Iterator[Finding]:
         if not within(other, golden, bound):
             yield _invalid(
                 run,
-                f"{bound.name} is another one in the next call",
+                f"{bound.name} differs in the next call",
                 "Take random numbers as inputs instead of drawing them in forward.",
             )
 

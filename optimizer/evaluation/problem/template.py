@@ -148,7 +148,7 @@ def write_problem(name: str, folder: Path, op: str = "elementwise") -> Path:
     it exists, InvalidRequest for a name that is not a lower-case identifier."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InvalidRequest(
-            f"{name!r} is no name for a problem", hint="Use lower case, digits and underscores."
+            f"{name!r} is not a name for a problem", hint="Use lower case, digits and underscores."
         )
     where = folder / name
     if where.exists():

@@ -101,7 +101,7 @@ class OpenCase:
         if random:
             raise InvalidRequest(
                 f"{self.problem.path.name}: Model keeps random values in {', '.join(random)}, "
-                "which are no parameters or buffers",
+                "which are neither parameters nor buffers",
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
         return model
@@ -222,7 +222,7 @@ class OpenCase:
         ]
         return tuple(fresh)
 
-    # -- what the reference makes of them
+    # -- results of the reference
 
     def reference(
         self,
@@ -243,7 +243,7 @@ class OpenCase:
         model = model.to(device)
         model.load_state_dict(dict(state))
         arguments = [
-            # To the device first: large arrays are cast there in no time.
+            # To the device first, where large arrays are cast quickly.
             tensor.item() if scalar else _cast(tensor.to(device), dtype).clone()
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
@@ -295,10 +295,10 @@ class OpenCase:
     def _imagined_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
         """Inputs, weights and result; to be called where tensors have no memory."""
         values, model = self._values(0), self._build(0)
-        given = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
+        inputs = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
         state = {name: _cast(value, self._dtype) for name, value in model.state_dict().items()}
         with running(self.problem, "Model.forward"), torch.no_grad():
-            return given, state, torch.func.functional_call(model, state, tuple(given))
+            return inputs, state, torch.func.functional_call(model, state, tuple(inputs))
 
     def _signature_of(
         self,

@@ -21,7 +21,7 @@ _PATH_BENEATH = 1
 # the kernel's Documentation/userspace-api/landlock.rst. Reading and executing stay free.
 _WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-_FILE_RIGHTS = (1 << 1) | _TRUNCATE  # of a rule about a file that is no folder
+_FILE_RIGHTS = (1 << 1) | _TRUNCATE  # of a rule about a file that is not a folder
 # Devices by name: /dev as a whole holds /dev/shm, where files outlive their writer.
 _WRITABLE = (
     "/proc/self",

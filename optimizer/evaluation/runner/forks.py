@@ -52,7 +52,7 @@ def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | N
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
     wire = Wire(socket.socket(fileno=sock), "")
-    with contextlib.suppress(WireClosed):  # told below
+    with contextlib.suppress(WireClosed):  # noticed below
         wire.send({"ready": True})
     while True:
         readable, _, _ = select.select([sock], [], [], idle_seconds)
@@ -105,7 +105,7 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
         os.close(fd)
     os.write(status, struct.pack("=ii", pid, 0))
     _, code = os.waitpid(pid, 0)
-    with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
+    with contextlib.suppress(BrokenPipeError):  # the process that asked has ended
         os.write(status, struct.pack("=ii", pid, os.waitstatus_to_exitcode(code)))
     os._exit(0)
 

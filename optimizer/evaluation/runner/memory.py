@@ -81,7 +81,7 @@ def dtype_of(name: str) -> torch.dtype:
     """Torch's dtype of this name. Raises AttributeError or TypeError where there is none."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name} is no dtype")
+        raise TypeError(f"{name} is not a dtype")
     return dtype
 
 

@@ -106,7 +106,7 @@ class Runner:
             return {"ok": False, "failure": "memory", "message": "out of memory"}
         except WireClosed:
             raise
-        # The candidate's code may raise anything at all, SystemExit included: it is its verdict.
+        # The candidate's code may raise anything at all, SystemExit included, and fails by it.
         except BaseException as error:
             log = "".join(traceback.format_exception(error))[-MAX_TRACE:]
             return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": log}

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# By candidates for a GPU: seconds each.
+# Candidates for a GPU need these, and each takes seconds to import.
 OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
 
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
         # Asking the driver which devices there are would make it unusable in forks.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name in OFTEN_NEEDED:
-            with contextlib.suppress(ImportError):  # a candidate that needs it will say so
+            with contextlib.suppress(ImportError):  # a candidate that needs it fails
                 importlib.import_module(name)
         with contextlib.suppress(ImportError):
             work_out()

@@ -27,12 +27,12 @@ from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 
-# How much of a block may be missing from the candidate's clocks before it is no delay of the
-# machine: shares of a block and of a call, and what waking a process and copying outputs take.
 CROWD = 0.5  # processors that other work may use
 MAX_CALIBRATION = 5  # blocks of each side
 SLOW_CALIBRATION_NS = 1_000_000_000
 TELLING_BLOCKS = 4  # with fewer, chance explains much
+# How much may be missing from the candidate's clocks and still pass for a delay of the machine:
+# shares of a block and of a call, and what waking a process and copying outputs take.
 HIDDEN_SHARE, HIDDEN_NS = 0.15, 2_000_000
 OUTSIDE_SHARE, OUTSIDE_NS = 0.3, 50_000
 BUSY_SHARE, BUSY_NS = 0.1, 50_000
@@ -140,6 +140,7 @@ class Measured:
 
 def measure(
     case: str,
+    *,
     baseline: Side,
     candidate: Side,
     policy: TimingPolicy,
@@ -147,7 +148,13 @@ def measure(
     seed: int,
     on: On,
 ) -> Measured:
-    """Time both sides against each other. Raises what the kernels raise."""
+    """Time both sides of a case against each other.
+
+    `compare` returns how the last outputs of both sides (candidate, baseline) disagree, or None.
+    `seed` decides block lengths and fresh values. `on` returns whether the defences of some rows of
+    the exploit table are all on. Raises BaselineFailed where the reference fails, else what the
+    candidate's kernel raises.
+    """
     chance = random.Random(seed)
     _calibrate(baseline, candidate, chance, policy)
     pairs: list[tuple[Block, Block]] = []
@@ -216,7 +223,7 @@ def _calibrate(
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
         if calls >= 3 and calls * slower * 4 >= policy.block_ns:
             break
-        # One call after waking says little: at least a few, and at most a quarter of a block.
+        # A single call after waking means little: at least a few, and at most a quarter of a block.
         calls = max(min(4 * calls, 3), min(4 * calls, int(policy.block_ns / slower / 4)))
         if calls * slower > SLOW_CALIBRATION_NS:
             break
@@ -353,7 +360,7 @@ def _unseen_ns(block: Block) -> float:
     sides alike. Other processes do not add to it. Where a GPU works, its clock is another one."""
     if block.walls != block.times:
         return 0.0
-    # Whoever was put off a processor finds its caches cold when it comes back.
+    # A process that lost its processor finds cold caches when it comes back.
     refill = REFILL_SHARE * (block.waited_ns + block.delayed_ns)
     return (block.busy_ns - refill - sum(block.times)) / len(block.times)
 

@@ -15,7 +15,7 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 
 Metric = float | str
-CACHE = "compiled_when_called"  # folder of a candidate in which its compilers keep what they made
+CACHE = "compiled_when_called"  # folder of a candidate for the results of its compilers
 LoaderKind = Literal["python", "interpreter", "c_abi", "command"]
 
 

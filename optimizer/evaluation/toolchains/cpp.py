@@ -24,7 +24,7 @@ from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_en
 from optimizer.evaluation.toolchains.reports import Loops, count_instructions, parse_loops
 
 LIBRARY = "candidate.so"
-SOURCES = "src"  # relative, so that logs do not tell one working directory from another
+SOURCES = "src"  # relative, so that logs are equal in every working directory
 REPORT = "vectoriser.txt"
 LIMITS = Limits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
 OBJDUMP_LIMITS = Limits(seconds=20.0, output_bytes=64 << 20)
@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 DEFAULTS: Mapping[str, str] = {"opt_level": "3", "march": "native"}
 MARKED = re.compile(r"^\s*(?://|/?\*+)\s*kernlore-flags:\s*(.+?)\s*(?:\*/)?$", re.MULTILINE)
 
-# What `platform.machine()` says -> ids of the hardware registry that it can be.
+# What `platform.machine()` returns -> ids of the hardware registry that it can be.
 MACHINES: Mapping[str, tuple[str, ...]] = {
     "x86_64": ("x86-64",),
     "amd64": ("x86-64",),
@@ -171,7 +171,7 @@ class CppToolchain:
         report = f"-fopt-info-vec-optimized-missed={REPORT}"
         options = [*BASE_FLAGS, *flags_of(bundle), report, f"-I{SOURCES}"]
         if sys.platform == "linux":
-            options.append("-Wl,-z,defs")  # else a missing function is only found at the first call
+            options.append("-Wl,-z,defs")  # else a missing function only shows at the first call
         return [self._compiler, *options, *language, "-o", LIBRARY, main, "-lm"]
 
 
@@ -187,7 +187,7 @@ def _failed(done: Finished, command: Sequence[str], limits: Limits) -> Compiled:
     if done.timed_out:
         log = f"error: compilation timed out after {limits.seconds:g} s\n{log}"
     elif not log:
-        log = f"error: the compiler ended with status {done.code} and said nothing"
+        log = f"error: the compiler ended with status {done.code} and printed nothing"
     return Compiled(
         False,
         log=log,

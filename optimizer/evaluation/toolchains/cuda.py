@@ -112,7 +112,7 @@ class Nvcc:
         arch = capability(target)
         suffix = "a" if arch in SPECIFIC else ""
         source = f"{SOURCES}/{bundle.main}"
-        # The PTX is kept: it says what the resource report does not, such as the width of loads.
+        # The PTX is kept: it shows what the resource report does not, such as the width of loads.
         kept = ["-keep", "-keep-dir", "."]
         options = [*FLAGS, f"-arch=sm_{arch}{suffix}", f"-I{SOURCES}", *kept]
         return [str(self._nvcc), *options, "-x", "cu", "-o", LIBRARY, source]

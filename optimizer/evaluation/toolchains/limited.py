@@ -20,7 +20,7 @@ def set_limits(resources: dict[str, int]) -> None:
     """Limit this process and what it starts. Keys are names of the module `resource`."""
     for name, value in resources.items():
         kind = getattr(resource, name)
-        # Of processor time the soft limit comes first: its signal says which limit it was.
+        # Of processor time the soft limit comes first: its signal shows which limit it was.
         pair = (value, value + 1) if name == "RLIMIT_CPU" else (value, value)
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:

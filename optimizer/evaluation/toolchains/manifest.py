@@ -149,7 +149,7 @@ def _header(stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
             raise BadOutput(f"output {name} is .npy of version {version}, expected 1.0")
         shape, column_major, dtype = readers[version](stream)
     except (ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as problem:
-        raise BadOutput(f"output {name} is no .npy file: {str(problem)[:200]}") from problem
+        raise BadOutput(f"output {name} is not a .npy file: {str(problem)[:200]}") from problem
     return tuple(shape), bool(column_major), dtype
 
 
@@ -165,7 +165,7 @@ def _plain_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise BadOutput(f"{label}: {path.name} is no regular file")
+        raise BadOutput(f"{label}: {path.name} is not a regular file")
     with os.fdopen(descriptor, "rb") as stream:
         if status.st_size > limit:
             raise BadOutput(f"{label} is too large: {status.st_size:,} bytes, at most {limit:,}")
@@ -184,7 +184,7 @@ def read_report(path: Path) -> Report:
     except (ValueError, RecursionError) as problem:
         raise BadOutput(f"the report is not JSON: {str(problem)[:200]}") from problem
     if not isinstance(report, dict):
-        raise BadOutput("the report is no JSON object with cycles or time_us, and metrics")
+        raise BadOutput("the report is not a JSON object with cycles or time_us, and metrics")
     cycles = _positive(report, "cycles")
     return Report(
         cycles=None if cycles is None else int(cycles),
@@ -194,7 +194,7 @@ def read_report(path: Path) -> Report:
 
 
 def _not_finite(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _positive(report: Mapping[str, Any], key: str) -> float | None:
@@ -218,7 +218,7 @@ def _number(value: object) -> float | None:
 
 def _metrics(reported: object) -> Mapping[str, Metric]:
     if not isinstance(reported, dict) or len(reported) > MAX_METRICS:
-        raise BadOutput(f"the report's metrics are no object of at most {MAX_METRICS} entries")
+        raise BadOutput(f"the report's metrics are not an object of at most {MAX_METRICS} entries")
     metrics: dict[str, Metric] = {}
     for name, value in reported.items():
         if isinstance(value, bool):

@@ -148,7 +148,7 @@ def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: floa
     finally:
         survivors = end_group(process.pid)
         code = process.wait(KILL_SECONDS)
-    if code is None:  # the kernel has not let go of it yet
+    if code is None:  # the kernel has not ended it yet
         code = -signal.SIGKILL
     return Finished(
         code=code,
@@ -223,7 +223,7 @@ def _collect(
                 captured.add(key.data, data)
                 if not data:
                     selector.unregister(key.fileobj)
-    # One that closed its streams may still end in time.
+    # A command that closed its streams may still end in time.
     return captured, process.wait(max(0.0, deadline - time.monotonic())) is None
 
 
@@ -259,7 +259,7 @@ def members(group: int) -> tuple[int, ...]:
     return tuple(pids)
 
 
-ATTEMPTS = 2  # one that ended because nobody asked for long is started again
+ATTEMPTS = 2  # a server that ended because it was idle is started again
 
 
 def can_fork() -> bool:

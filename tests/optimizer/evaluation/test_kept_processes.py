@@ -144,8 +144,8 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
     real: Any = blocks.measure
     measured: list[Measured] = []
 
-    def delayed(*arguments: object) -> Any:
-        found = real(*arguments)
+    def delayed(*arguments: object, **options: object) -> Any:
+        found = real(*arguments, **options)
         measured.append(found)
         late = Flag(13, "reject", "9.0 ms of a block are missing from its own clock")
         return replace(found, flags=(late,)) if len(measured) <= times else found

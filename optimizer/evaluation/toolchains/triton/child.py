@@ -140,7 +140,7 @@ def recording(
             seen.add(compiled.hash)
             events.kernel(compiled, source, printed.getvalue())
             if launcher is not None:
-                with contextlib.suppress(Exception):  # the runner says why
+                with contextlib.suppress(Exception):  # the runner reports why
                     launcher(source, compiled.metadata)
         return compiled
 
@@ -188,7 +188,7 @@ def trace(error: BaseException, folder: Path) -> str:
     """The error and its causes, with the candidate's own frames only."""
     report = traceback.TracebackException.from_exception(error)
     if type(error).__name__ == "CompilationError":
-        # It repeats what caused it, which else would pass for an error of its own.
+        # It repeats its cause, which else would look like another error.
         report.__cause__ = report.__context__ = None
     part: traceback.TracebackException | None = report
     while part is not None:

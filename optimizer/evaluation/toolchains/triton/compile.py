@@ -212,7 +212,7 @@ class Events:
         kernels: dict[str, tuple[Path, Mapping[str, Any]]] = {}
         for place, event in ((p, e) for p, events in parts for e in events if "kernel" in e):
             known = kernels.setdefault(str(event["hash"]), (place, event))
-            if event["log"] and not known[1]["log"]:  # ptxas speaks to the case that was first
+            if event["log"] and not known[1]["log"]:  # ptxas prints for the first case only
                 kernels[str(event["hash"])] = (place, event)
         return cls(
             tuple(kernels.values()),

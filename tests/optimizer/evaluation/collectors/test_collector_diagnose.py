@@ -360,8 +360,8 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
         Loader("python", candidate, "ModelNew"),
         case,
         PreparedCase(case, "cpu").sample(1).tensors,
-        "cpu",
-        1,
+        device="cpu",
+        threads=1,
     )
     found = {collected.collector: collected for collected in collect_all(job)}
     operators = found["torch_profiler"]
