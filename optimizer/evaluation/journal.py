@@ -51,9 +51,11 @@ class NoJournal:
     """Keeps nothing."""
 
     def finished(self, key: str) -> Evaluation | None:
+        """Never any."""
         return None
 
     def left(self, key: str) -> Mapping[str, Any]:
+        """Never any."""
         return {}
 
     def begin(
@@ -64,12 +66,15 @@ class NoJournal:
         bundle: Bundle,
         device: str,
     ) -> None:
+        """Keeps nothing."""
         return None
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        """Keeps nothing."""
         return None
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        """Keeps nothing."""
         return None
 
 
