@@ -85,11 +85,14 @@ def measure(
 def _measured(evaluator: Evaluator, problem: Problem, case: Case, mode: str) -> dict[str, Any]:
     began = time.perf_counter()
     source = evaluator.case(case).open.source
-    found = evaluator.evaluate(bundle_of(source, mode), TorchPython(), [case])
+    evaluation = evaluator.evaluate(bundle_of(source, mode), TorchPython(), [case])
     took = time.perf_counter() - began
-    say(f"{problem.name} {mode}: {found.validity} {found.message} {found.speedup} {took:.1f} s")
+    say(
+        f"{problem.name} {mode}: {evaluation.validity} {evaluation.message} "
+        f"{evaluation.speedup} {took:.1f} s"
+    )
     work = vars(evaluator.work(case))
-    return {"mode": mode, "work": work, **found.as_json()}
+    return {"mode": mode, "work": work, **evaluation.as_json()}
 
 
 # -- the table

@@ -98,8 +98,12 @@ def check(planted: Planted, target: Target) -> list[object]:
     if bundle.language == "triton":
         with Evaluator(problem, target, EvaluationSettings(seeds=1)) as evaluator:
             small = [case for case in problem.cases if case.name == SMALL]
-            found = evaluator.evaluate(bundle, chain, small)
-            right = found.validity if found.correct else f"{found.validity}: {found.message}"
+            evaluation = evaluator.evaluate(bundle, chain, small)
+            right = (
+                evaluation.validity
+                if evaluation.correct
+                else f"{evaluation.validity}: {evaluation.message}"
+            )
     told = compiled.metrics
     names = ("n_regs", "n_spills", "shared", "mma_instructions")
     names += ("ld_global_vector", "ld_global_scalar")
@@ -136,8 +140,8 @@ def measure(
     settings = EvaluationSettings(seeds=1, threads=THREADS, profile=True)
     small = [other for other in problem.cases if other.name == SMALL and case.dtype == other.dtype]
     with Keeping(problem, target, settings, ceilings=ceilings) as evaluator:
-        found = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
-        return found, evaluator.collected
+        evaluation = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
+        return evaluation, evaluator.collected
 
 
 @dataclass(frozen=True)

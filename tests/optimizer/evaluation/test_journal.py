@@ -74,8 +74,8 @@ def evaluate(folder: Path, sleep: float) -> None:
     bundle = Bundle({"m.py": CANDIDATE.format(sleep=sleep)}, "m.py", "torch", "ModelNew")
     problem = load_problem(folder / "double.py")
     with Evaluator(problem, CPU, SETTINGS, journal) as evaluator:
-        found = evaluator.evaluate(bundle, TorchPython())
-    assert found.correct, found
+        evaluation = evaluator.evaluate(bundle, TorchPython())
+    assert evaluation.correct, evaluation
     catalog.close()
 
 

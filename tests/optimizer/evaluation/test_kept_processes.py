@@ -88,9 +88,9 @@ def test_a_lost_process_of_the_reference_is_no_verdict_and_is_made_anew(
 ) -> None:
     evaluated(evaluator, 1)
     os.kill(reference_pid(evaluator), signal.SIGKILL)
-    found = evaluated(evaluator, 2)
-    assert (found.validity, found.timing) == ("correct", "repeat")
-    assert "reference's process failed" in found.timings[0].reason
+    evaluation = evaluated(evaluator, 2)
+    assert (evaluation.validity, evaluation.timing) == ("correct", "repeat")
+    assert "reference's process failed" in evaluation.timings[0].reason
     assert evaluated(evaluator, 3).timing == "measured"
 
 
@@ -176,7 +176,7 @@ def test_several_timed_cases_are_timed_in_one_process(
     cases = [case, replace(case, name="again")]
     with Evaluator(problem, CPU, SETTINGS) as evaluator:
         bundle = Bundle({"k.cpp": KERNEL}, "k.cpp", "cpp", "kernlore_run")
-        found = evaluator.evaluate(bundle, CppToolchain(), cases)
+        evaluation = evaluator.evaluate(bundle, CppToolchain(), cases)
         assert sorted(evaluator.context.baselines._kept) == ["again", case.name]
-    assert found.validity == "correct", found
-    assert [timing.state for timing in found.timings] == ["measured"] * 2
+    assert evaluation.validity == "correct", evaluation
+    assert [timing.state for timing in evaluation.timings] == ["measured"] * 2

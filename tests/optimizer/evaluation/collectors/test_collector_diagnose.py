@@ -196,8 +196,8 @@ def test_many_operators_on_little_data_cost_their_calls() -> None:
 def test_a_product_against_the_matmul_peak(microseconds: float, signals: list[str]) -> None:
     work = Work("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     metrics = {"packed_instructions": 300, "vec_missed": 0}
-    found = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
-    assert ids(found) == signals
+    verdict = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
+    assert ids(verdict) == signals
 
 
 def test_a_time_that_cannot_be_is_a_measurement_error() -> None:
@@ -323,8 +323,8 @@ def test_a_rejected_candidate_has_no_diagnosis_but_the_reason() -> None:
 def test_errors_of_a_new_chip_are_read_by_its_own_signatures() -> None:
     own = SignatureSpec(r"ZK-\d+: bank overflow", "shared_memory_limit", "Bank overflow", "Shrink.")
     log = "ZK-17: bank overflow in tile 3"
-    found = diagnose_evaluation(failed("not_compiled", "", log), around(signatures=[own]))
-    assert found.primary == "shared_memory_limit"
+    verdict = diagnose_evaluation(failed("not_compiled", "", log), around(signatures=[own]))
+    assert verdict.primary == "shared_memory_limit"
     assert diagnose_evaluation(failed("not_compiled", "", log), around()).primary == (
         "compile_error"
     )
@@ -400,5 +400,5 @@ def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_p
         "threads": 1,
         "calls": 1,
     }
-    told = collect_torch_profile(Job(tmp_path, "cpu", 1, spec))
-    assert not told.metrics and "gone" in told.not_measured
+    report = collect_torch_profile(Job(tmp_path, "cpu", 1, spec))
+    assert not report.metrics and "gone" in report.not_measured

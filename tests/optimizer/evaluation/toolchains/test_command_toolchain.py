@@ -81,9 +81,9 @@ def test_a_program_gets_its_tensors_and_gives_outputs_and_a_simulator_s_time(
 
 def test_the_manifest_names_the_tensors_in_abi_order(tmp_path: Path) -> None:
     ran(GOOD, tmp_path)
-    told = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (told["entry"], told["hardware"], told["report"]) == ("main", "toy", "report.json")
-    rows = [(row["name"], row["role"], row["shape"], row["file"]) for row in told["tensors"]]
+    record = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (record["entry"], record["hardware"], record["report"]) == ("main", "toy", "report.json")
+    rows = [(row["name"], row["role"], row["shape"], row["file"]) for row in record["tensors"]]
     assert rows == [
         ("x", "input", [2, 3], "000_x.npy"),
         ("layer.weight", "parameter", [3], "001_layer_weight.npy"),
