@@ -26,7 +26,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.runner.subjects import module_subject
+from optimizer.evaluation.runner.kernels import module_kernel
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
@@ -75,7 +75,7 @@ def in_a_loop(problem: Problem, case: Case, device: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.py"
         path.write_text(opened.source, encoding="utf-8")
-        call = module_subject(
+        call = module_kernel(
             path,
             "Model",
             init_args=opened.init_args,
@@ -118,9 +118,9 @@ def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]
             source = open_case(problem, cases[0]).source
             for number in range(count + 1):
                 began = time.perf_counter()
-                found = evaluator.evaluate(itself(problem, source), TorchPython(), cases)
+                evaluation = evaluator.evaluate(itself(problem, source), TorchPython(), cases)
                 if number:
-                    trials.append(Trial(name, kind, found, time.perf_counter() - began))
+                    trials.append(Trial(name, kind, evaluation, time.perf_counter() - began))
     finally:
         pool.close()
     return trials
@@ -135,11 +135,14 @@ def run_problem(name: str, target: Target, rounds: int, doubles: int) -> list[Tr
         plan = [("A/A", itself)] * (rounds + 1) + [("twice", twice)] * doubles
         for number, (kind, make) in enumerate(plan):
             began = time.perf_counter()
-            found = evaluator.evaluate(make(problem, source), TorchPython(), cases)
+            evaluation = evaluator.evaluate(make(problem, source), TorchPython(), cases)
             took = time.perf_counter() - began
-            say(f"{name} {kind}: {found.validity} {found.timing} {found.speedup} {took:.2f} s")
+            say(
+                f"{name} {kind}: {evaluation.validity} {evaluation.timing} "
+                f"{evaluation.speedup} {took:.2f} s"
+            )
             if number:  # the first one makes goldens and the reference's runner
-                trials.append(Trial(name, kind, found, took))
+                trials.append(Trial(name, kind, evaluation, took))
     return trials
 
 

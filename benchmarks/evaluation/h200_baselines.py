@@ -27,11 +27,11 @@ from benchmarks.evaluation.gpu_machine import (
 from benchmarks.report import ended, say, table
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.work import Work, achieved
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
+from optimizer.evaluation.roofline import Work, achieved
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
@@ -85,11 +85,14 @@ def measure(
 def _measured(evaluator: Evaluator, problem: Problem, case: Case, mode: str) -> dict[str, Any]:
     began = time.perf_counter()
     source = evaluator.case(case).open.source
-    found = evaluator.evaluate(bundle_of(source, mode), TorchPython(), [case])
+    evaluation = evaluator.evaluate(bundle_of(source, mode), TorchPython(), [case])
     took = time.perf_counter() - began
-    say(f"{problem.name} {mode}: {found.validity} {found.message} {found.speedup} {took:.1f} s")
+    say(
+        f"{problem.name} {mode}: {evaluation.validity} {evaluation.message} "
+        f"{evaluation.speedup} {took:.1f} s"
+    )
     work = vars(evaluator.work(case))
-    return {"mode": mode, "work": work, **found.as_json()}
+    return {"mode": mode, "work": work, **evaluation.as_json()}
 
 
 # -- the table

@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def signals(self) -> list[str]:
-        return [signal["id"] for signal in self.evaluation.verdict.get("signals", ())]
+        return list(self.evaluation.verdict.signal_ids)
 
     def cells(self) -> list[str]:
         found = self.evaluation

@@ -37,7 +37,7 @@ from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
-from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
+from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
 
 TITLE = "Planted defects and the verdict"
 FOLDER = Path(__file__).parent / "planted"
@@ -98,8 +98,12 @@ def check(planted: Planted, target: Target) -> list[object]:
     if bundle.language == "triton":
         with Evaluator(problem, target, EvaluationSettings(seeds=1)) as evaluator:
             small = [case for case in problem.cases if case.name == SMALL]
-            found = evaluator.evaluate(bundle, chain, small)
-            right = found.validity if found.correct else f"{found.validity}: {found.message}"
+            evaluation = evaluator.evaluate(bundle, chain, small)
+            right = (
+                evaluation.validity
+                if evaluation.correct
+                else f"{evaluation.validity}: {evaluation.message}"
+            )
     told = compiled.metrics
     names = ("n_regs", "n_spills", "shared", "mma_instructions")
     names += ("ld_global_vector", "ld_global_scalar")
@@ -136,8 +140,8 @@ def measure(
     settings = EvaluationSettings(seeds=1, threads=THREADS, profile=True)
     small = [other for other in problem.cases if other.name == SMALL and case.dtype == other.dtype]
     with Keeping(problem, target, settings, ceilings=ceilings) as evaluator:
-        found = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
-        return found, evaluator.collected
+        evaluation = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
+        return evaluation, evaluator.collected
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Row:
 
     @property
     def signals(self) -> list[str]:
-        return [signal["id"] for signal in self.evaluation.verdict.get("signals", ())]
+        return list(self.evaluation.verdict.signal_ids)
 
     @property
     def first(self) -> bool:
@@ -193,13 +197,13 @@ def confusion(rows: Sequence[Row]) -> str:
 def evidence(row: Row) -> list[str]:
     """The values behind the first three signals."""
     lines = []
-    for signal in row.evaluation.verdict.get("signals", ())[:3]:
-        values = [_told(value) for value in signal["evidence"][:4]]
-        lines.append(f"{signal['id']} ({signal['confidence']}): {'; '.join(values)}")
+    for signal in row.evaluation.verdict.signals[:3]:
+        values = [_evidence_text(value) for value in signal.evidence[:4]]
+        lines.append(f"{signal.id} ({signal.confidence}): {'; '.join(values)}")
     return [f"* `{row.planted.file}`: " + " | ".join(lines)]
 
 
-def _told(value: Mapping[str, Any]) -> str:
+def _evidence_text(value: Mapping[str, Any]) -> str:
     number = value["value"]
     return (
         f"{value['name']} {number:.4g}"

@@ -1,4 +1,4 @@
-"""The one binary interface of a candidate: inputs, then parameters and buffers in state_dict order,
+"""The binary interface of a candidate: inputs, then parameters and buffers in state_dict order,
 then outputs, as contiguous arrays that the harness allocates.
 
 A C function gets them as `kernlore_tensor` structures (`HEADER`), a command toolchain as `.npy`
@@ -84,7 +84,8 @@ typedef struct {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """name: of the argument or state_dict key. shape in elements; strides are contiguous."""
+    """One array of the interface. `name` is that of the argument or the state_dict key, `shape`
+    counts elements; strides are contiguous."""
 
     name: str
     role: Role
@@ -93,30 +94,35 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
+        """The number of elements; 1 for a tensor without dimensions."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
+        """The size in bytes."""
         return self.elements * ITEM_BYTES[self.dtype]
 
     def as_json(self) -> dict[str, Any]:
+        """The form of manifests and compile requests."""
         return {**asdict(self), "shape": list(self.shape)}
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything a candidate is handed for one case."""
+    """All arrays that a candidate gets for one case, in the order of the interface."""
 
     tensors: tuple[TensorSpec, ...]
 
     def of(self, *roles: Role) -> tuple[TensorSpec, ...]:
+        """The tensors with one of these roles, in order."""
         return tuple(t for t in self.tensors if t.role in roles)
 
     @property
     def compulsory_bytes(self) -> int:
-        """Inputs, weights and outputs once each."""
+        """Bytes of inputs, weights and outputs, each counted once."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
     def compulsory_read_bytes(self) -> int:
+        """Bytes of inputs and weights, each counted once."""
         return sum(tensor.bytes for tensor in self.tensors if tensor.role != "output")

@@ -1,32 +1,31 @@
 """One candidate on its way through the stages: parse, compile, correctness, benchmark; each only if
-the one before it went well. Never imports candidate code."""
+the stage before it succeeded. Never imports candidate code."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from kb.errors import Unavailable
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.candidate_processes import CandidateProcesses, EvaluationContext
 from optimizer.evaluation.correctness.comparison import check_case
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.runner_process import (
     RunnerDied,
     RunnerForged,
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.journal import Journal
-from optimizer.evaluation.loaded_kernel import LoadedSubject, SubjectFailed
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.spec import Case
-from optimizer.evaluation.processes import Host, Processes
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -35,6 +34,7 @@ from optimizer.evaluation.records import (
     Validity,
     checks_from_json,
 )
+from optimizer.evaluation.roofline import impossible_times
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
@@ -48,40 +48,24 @@ from optimizer.evaluation.timing.blocks import (
     TimingPolicy,
     measure,
 )
-from optimizer.evaluation.toolchains.base import Compiled, Loader, Target, Toolchain
+from optimizer.evaluation.toolchains.base import Compiled, Loader, Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.evaluation.toolchains.triton.cases import CaseSetup, write_setups
+from optimizer.evaluation.toolchains.triton.compile import CaseSetup, write_setups
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
-
-
-class Bench(Host, Protocol):
-    """What an attempt needs of the evaluator that outlives it."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def lock(self) -> DeviceLock: ...
-
-    @property
-    def journal(self) -> Journal: ...
-
-    def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
-        """What the ceilings of the device say against a time."""
-        ...
-
-    def draw(self) -> int:
-        """A number that nobody can know before."""
-        ...
+CHANCE = random.SystemRandom()  # its numbers cannot be known beforehand
 
 
 @dataclass
 class Attempt:
-    """key: of the evaluation. seeds: of the values it is checked with."""
+    """One candidate's evaluation in progress.
 
-    bench: Bench
+    `key` is that of the evaluation, `seeds` those of the values that the candidate is checked with.
+    The fields after `workdir` are the result so far.
+    """
+
+    context: EvaluationContext
     key: str
     bundle: Bundle
     toolchain: Toolchain
@@ -99,13 +83,14 @@ class Attempt:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     loader: Loader | None = None
-    processes: Processes = field(init=False)
+    processes: CandidateProcesses = field(init=False)
 
     def __post_init__(self) -> None:
-        self.processes = Processes(self.bench, self.seeds[0], self.workdir)
+        self.processes = CandidateProcesses(self.context, seed=self.seeds[0], workdir=self.workdir)
 
     def run(self) -> None:
-        """Through all stages, or to the first that ends it."""
+        """Run all stages, or up to the first that ends the evaluation. Raises Unavailable where the
+        toolchain cannot compile here or the device has no room."""
         with self._stage("parse"):
             self._parse()
         if self.ended:
@@ -125,6 +110,7 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
+        """Whether a stage has decided the outcome."""
         return self.validity != "not_run"
 
     def _end(self, validity: Validity, message: str, log: str = "") -> None:
@@ -142,27 +128,29 @@ class Attempt:
 
     @property
     def _settings(self) -> EvaluationSettings:
-        return self.bench.settings
+        return self.context.settings
 
     # -- parse and compile
 
     def _parse(self) -> None:
         try:
-            found = [f for f in source_flags(self.bundle) if self._settings.on(f.defence)]
+            flags = [f for f in source_flags(self.bundle) if self._settings.on(f.defence)]
         except SourceUnreadable as problem:
             self._end("not_compiled", str(problem), log=str(problem))
             return
-        self.flags += found
-        if found:
-            self._end("rejected", found[0].message)
+        self.flags += flags
+        if flags:
+            self._end("rejected", flags[0].message)
 
     def _compile(self) -> Compiled:
-        available = self.toolchain.available(self.bench.target)
+        available = self.toolchain.available(self.context.target)
         if not available.ok:
             raise Unavailable(available.reason, hint=available.hint)
-        signatures = tuple(self.bench.case(case).open.signature for case in self.cases)
+        signatures = tuple(self.context.problem.case(case).open.signature for case in self.cases)
         write_setups(self.workdir, [self._setup(case) for case in self.cases])
-        compiled = self.toolchain.compile(self.bundle, self.bench.target, self.workdir, signatures)
+        compiled = self.toolchain.compile(
+            self.bundle, self.context.target, self.workdir, signatures
+        )
         self.metrics |= compiled.metrics
         self.notes += compiled.notes
         self.log = compiled.log
@@ -174,32 +162,32 @@ class Attempt:
 
     def _setup(self, case: Case) -> CaseSetup:
         """What a Python candidate is constructed with, for compilers that call it."""
-        opened = self.bench.case(case).open
+        opened = self.context.problem.case(case).open
         scalars = {}
-        if any(opened.scalars):  # drawing values takes long where they are large
-            given = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
-            scalars = {name: value.item() for name, scalar, value in given if scalar}
+        if any(opened.scalars):  # drawing large values takes long
+            inputs = zip(opened.input_names, opened.scalars, opened.inputs(0), strict=True)
+            scalars = {name: value.item() for name, scalar, value in inputs if scalar}
         return CaseSetup(opened.init_args, {}, case.dtype, scalars)
 
     def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
         """Correctness and time of a program that its own commands run."""
         with self._stage("correctness"):
             for case in self.cases:
-                found = run_simulated(
-                    self.bench.case(case),
+                outcome = run_simulated(
+                    self.context.problem.case(case),
                     toolchain,
                     compiled,
-                    self.seeds,
-                    self.workdir,
-                    self._settings.call_seconds,
+                    seeds=self.seeds,
+                    workdir=self.workdir,
+                    seconds=self._settings.call_seconds,
                 )
-                self.checks += found.checks
-                if found.validity != "correct":
-                    self._end(found.validity, found.message, found.log)
+                self.checks += outcome.checks
+                if outcome.validity != "correct":
+                    self._end(outcome.validity, outcome.message, outcome.log)
                     return
-                self.metrics |= found.metrics or {}
-                if found.timing is not None and case.timed:
-                    self.timings.append(found.timing)
+                self.metrics |= outcome.metrics or {}
+                if outcome.timing is not None and case.timed:
+                    self.timings.append(outcome.timing)
             self.validity = "correct"
 
     # -- in the runner
@@ -214,11 +202,11 @@ class Attempt:
     def _guarded(self, loader: Loader) -> None:
         """Correctness and timing; whatever the candidate does to its process is a verdict."""
         try:
-            if self.processes.stays:
+            if self.context.stays:
                 self._in_one_process(loader)
             else:
                 self._in_fresh_processes(loader)
-        except SubjectFailed as failed:
+        except KernelFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
             self._end(kind, failed.message, failed.log)
         except RunnerHung as hung:
@@ -233,24 +221,29 @@ class Attempt:
         with self._stage("correctness"), self.processes.runner() as runner:
             self._correctness(runner, loader)
         if self._to_be_timed(loader):
-            with self._stage("benchmark"), self.bench.lock, _one_thread():
+            with self._stage("benchmark"), self.context.lock, _one_thread():
                 self._benchmark(loader, None)
 
     def _in_one_process(self, loader: Loader) -> None:
         """The candidate is timed where it was checked: its arrays are there. Nobody else measures
         on the device meanwhile, because checking uses it too."""
         for case in self.cases:
-            for seed in self.seeds:  # drawing needs processors alone
-                self.bench.case(case).sample(seed)
-        with self.bench.lock, self.processes.runner() as runner:
+            for seed in self.seeds:  # drawing values does not use the device
+                self.context.problem.case(case).sample(seed)
+        with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
-            spare_ready = self.bench.begin_spare()
+            spare_ready = self._begin_spare()
             with self._stage("correctness"):
                 self._correctness(runner, loader)
-            spare_ready()  # it makes itself a context on the device
+            spare_ready()  # until then it uses the device for a context of its own
             if self._to_be_timed(loader):
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)
+
+    def _begin_spare(self) -> Callable[[], None]:
+        """Start the runner of the next candidate; what waits until that is done."""
+        self.context.pool.prepare()
+        return self.context.pool.settle
 
     def _to_be_timed(self, loader: Loader) -> bool:
         if self.ended and self.validity != "correct":
@@ -261,36 +254,38 @@ class Attempt:
         return any(case.timed for case in self.cases)
 
     def _forged(self, forged: RunnerForged, log: str) -> None:
-        if not self._settings.on(12) and isinstance(forged.told, dict):
-            # Without it the verdict is taken from whoever writes one.
-            self._end(forged.told.get("validity", "crashed"), "as told in the channel", log)
+        if not self._settings.on(12) and isinstance(forged.content, dict):
+            # Without the defence whatever was written into the channel is believed.
+            self._end(forged.content.get("validity", "crashed"), "as written into the channel", log)
             return
         self.flags.append(Flag(12, "reject", f"it wrote into the result channel: {forged}"))
         self._end("rejected", "it wrote into the result channel", log)
 
     def _correctness(self, runner: RunnerProcess, loader: Loader) -> None:
-        done: Mapping[str, Any] = self.bench.journal.left(self.key).get("correctness") or {}
+        done: Mapping[str, Any] = self.context.journal.left(self.key).get("correctness") or {}
         if done:
             self.checks = checks_from_json(done["checks"])
             self.notes.append("checked by an evaluation that was interrupted later")
             self.validity = "correct"
             return
-        # Small cases first: a wrong candidate costs least there.
+        # Small cases first: there a wrong candidate costs least.
         cases = self._checkable(loader)
         for case in sorted(cases, key=lambda case: case.timed):
-            subject = self.processes.load(runner, loader, case)
+            kernel = self.processes.load(runner, loader, case)
             try:
-                found = check_case(self.bench.case(case), subject, self.seeds, self._settings)
+                result = check_case(
+                    self.context.problem.case(case), kernel, self.seeds, self._settings
+                )
             finally:
-                self.processes.leave(case, subject)
-            self.checks += found.checks
-            self.flags += found.flags
-            if found.message:
-                self._end("rejected" if found.flags else "incorrect", found.message)
+                self.processes.leave(case, kernel)
+            self.checks += result.checks
+            self.flags += result.flags
+            if result.message:
+                self._end("rejected" if result.flags else "incorrect", result.message)
                 return
         self.validity = "correct"
         left = {"checks": [asdict(check) for check in self.checks]}
-        self.bench.journal.stage(self.key, "correctness", left)
+        self.context.journal.stage(self.key, "correctness", left)
 
     def _checkable(self, loader: Loader) -> list[Case]:
         """Triton's interpreter computes bfloat16 wrongly (errors of 1e10 were seen), so it is never
@@ -301,7 +296,9 @@ class Attempt:
         return [case for case in cases if not self._in_bfloat16(case)]
 
     def _in_bfloat16(self, case: Case) -> bool:
-        return any(t.dtype == "bfloat16" for t in self.bench.case(case).open.signature.tensors)
+        return any(
+            t.dtype == "bfloat16" for t in self.context.problem.case(case).open.signature.tensors
+        )
 
     def _benchmark(self, loader: Loader, runner: RunnerProcess | None) -> None:
         """runner: of the candidate, where it is timed in the process that checked it."""
@@ -309,9 +306,9 @@ class Attempt:
             if case.timed and self.validity == "correct":
                 measured = self._measured(loader, case, runner)
                 if measured.doubtful:
-                    # A delay of the machine is not there twice; work that is hidden is.
-                    told = "; ".join(flag.message for flag in measured.flags)
-                    self.notes.append(f"timed twice: at first {told}")
+                    # Hidden work is there in both measurements, a delay of the machine in one only.
+                    reasons = "; ".join(flag.message for flag in measured.flags)
+                    self.notes.append(f"timed twice: at first {reasons}")
                     measured = self._measured(loader, case, runner)
                 self._take(case, measured)
 
@@ -323,49 +320,58 @@ class Attempt:
 
     def _time(self, runner: RunnerProcess, loader: Loader, case: Case) -> Measured:
         try:
-            with self.processes.both(runner, loader, case) as (baseline, subject):
+            with self.processes.both(runner, loader, case) as (baseline, kernel):
                 return measure(
                     case.name,
-                    baseline,
-                    Side("candidate", runner, subject),
-                    self._timing_policy,
-                    self._comparison(self.bench.case(case), subject),
-                    self.bench.draw(),
-                    self._settings.on,
+                    baseline=baseline,
+                    candidate=Side("candidate", runner, kernel),
+                    policy=self._timing_policy,
+                    compare=self._comparison(self.context.problem.case(case), kernel),
+                    seed=CHANCE.getrandbits(30),
+                    on=self._settings.on,
                 )
         except BaselineFailed as failed:
             reason = f"timing must be repeated: the reference's process failed ({failed})"
             return Measured(CaseTiming(case.name, "repeat", reason=reason))
 
     def _take(self, case: Case, measured: Measured) -> None:
-        found = [*measured.flags, *self.bench.impossible(case, measured.timing)]
-        rejected = [flag for flag in found if flag.severity == "reject"]
-        self.flags += found
+        flags = [*measured.flags, *self._impossible(case, measured.timing)]
+        rejected = [flag for flag in flags if flag.severity == "reject"]
+        self.flags += flags
         self.timings.append(measured.timing)
         if measured.mismatch:
             self._end("incorrect", measured.mismatch)
         elif rejected:
             self._end("rejected", rejected[0].message)
 
+    def _impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
+        """What the ceilings of the device say against a time."""
+        if not self._settings.on(29):
+            return []
+        work = self.context.problem.work(case)
+        return impossible_times(work, timing, self.context.ceilings)
+
     @property
     def _timing_policy(self) -> TimingPolicy:
         policy = self._settings.timing
-        if self.bench.device == "cpu":
+        if self.context.device == "cpu":
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
-            policy = replace(policy, between=BETWEEN[self.bench.device])
+            policy = replace(policy, between=BETWEEN[self.context.device])
         if policy.block_ms is None:
-            policy = replace(policy, block_ms=BLOCK_MS[self.bench.device])
+            policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)
 
-    def _comparison(self, prepared: PreparedCase, subject: LoadedSubject) -> Compare:
+    def _comparison(self, prepared: PreparedCase, kernel: LoadedKernel) -> Compare:
         """Of both sides' outputs of a timed call."""
         seed = self.seeds[0]
 
         def compare(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str | None:
             if not self._settings.on(10):
                 return None
-            return prepared.disagreement(ours, theirs, subject.mirror.tensors, seed)
+            return prepared.disagreement(
+                candidate=ours, baseline=theirs, tensors=kernel.mirror.tensors, seed=seed
+            )
 
         return compare
 
@@ -385,7 +391,7 @@ def _one_thread() -> Iterator[None]:
 def _first_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower()]
-    first = (telling or lines or ["the compiler failed and said nothing"])[0]
-    # Some compilers name the place first and the matter last.
-    said = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
-    return said[:300]
+    first = (telling or lines or ["the compiler failed and printed nothing"])[0]
+    # Some compilers print the place first and the error last.
+    message = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
+    return message[:300]

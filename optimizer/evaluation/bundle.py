@@ -1,5 +1,5 @@
 """A candidate: files in one language with an entry point and parameters. What it computes and how
-good it is are for others to find out.
+good it is are for others to decide.
 
 Standard library only: the portable search core uses it too.
 """
@@ -26,10 +26,12 @@ Parameter = int | float | str | bool
 
 @dataclass(frozen=True)
 class Bundle:
-    """files: relative POSIX path to text; `main` is the one that a toolchain compiles or imports.
+    """The files of a candidate.
 
-    entry: the class (`ModelNew`) or C function that is called. parameters: chosen values, as they
-    were substituted; a toolchain may read compiler flags from them.
+    `files` maps relative POSIX paths to text; `main` is the file that a toolchain compiles or
+    imports. `entry` is the class (`ModelNew`) or C function that is called. `parameters` are chosen
+    values, as they were substituted; a toolchain may read compiler flags from them. Raises
+    InvalidRequest for a path that leaves the bundle, a missing main file, or more than MAX_BYTES.
     """
 
     files: Mapping[str, str]
@@ -57,17 +59,18 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """Of what decides its behaviour."""
+        """A digest of everything that decides the candidate's behaviour."""
         parameters = sorted(self.parameters.items())
-        told = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        identity = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     @property
     def source(self) -> str:
+        """The text of the main file."""
         return self.files[self.main]
 
     def write(self, folder: Path) -> Path:
-        """Lay the files out under `folder`; the path of `main`."""
+        """Write the files under `folder`, and return the path of the main file."""
         for name, text in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,22 +79,25 @@ class Bundle:
 
 
 def read_bundle(path: Path, language: str | None = None, entry: str | None = None) -> Bundle:
-    """A candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
+    """Read a candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
     parameters}.
 
-    The language of a lone file follows from its suffix; of a Python file from whether it uses
-    Triton. Python files are entered at `ModelNew`, others at `kernlore_run`.
+    The language of a single file follows from its suffix; that of a Python file from whether it
+    uses Triton. Python files are entered at `ModelNew`, others at `kernlore_run`. Raises
+    InvalidRequest for what is no candidate.
     """
     if path.is_dir():
         return _folder(path, language, entry)
     if not path.is_file():
-        raise InvalidRequest(f"{path} is no file", hint="Give a kernel file or a bundle folder.")
+        raise InvalidRequest(f"{path} is not a file", hint="Give a kernel file or a bundle folder.")
     text = _text(path)
-    found = language or _language(path, text)
-    return Bundle({path.name: text}, path.name, found, entry or default_entry(path.name))
+    language = language or _language(path, text)
+    return Bundle({path.name: text}, path.name, language, entry or default_entry(path.name))
 
 
 def default_entry(name: str) -> str:
+    """The entry of a main file that names none: `ModelNew` of a Python file, else
+    `kernlore_run`."""
     return "ModelNew" if name.endswith(".py") else "kernlore_run"
 
 
@@ -103,8 +109,8 @@ def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
             hint='Write {"main": ..., "language": ..., "entry": ...}, or give a single file.',
         )
     try:
-        told = json.loads(_text(manifest))
-        main = str(told["main"])
+        described = json.loads(_text(manifest))
+        main = str(described["main"])
     except (json.JSONDecodeError, KeyError, TypeError) as problem:
         raise InvalidRequest(
             f"{manifest} is not a bundle manifest: {problem!r}", hint="It needs at least `main`."
@@ -114,10 +120,10 @@ def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
     return Bundle(
         files,
         main,
-        language or told.get("language") or _language(path / main, files.get(main, "")),
-        entry or told.get("entry") or default_entry(main),
-        dict(told.get("parameters") or {}),
-        told.get("origin", "external"),
+        language or described.get("language") or _language(path / main, files.get(main, "")),
+        entry or described.get("entry") or default_entry(main),
+        dict(described.get("parameters") or {}),
+        described.get("origin", "external"),
     )
 
 
@@ -127,7 +133,7 @@ def _language(path: Path, text: str) -> str:
     if path.suffix in SUFFIXES:
         return SUFFIXES[path.suffix]
     raise InvalidRequest(
-        f"no language follows from {path.name!r}", hint="Say it with --language, as triton or cpp."
+        f"the language of {path.name!r} is unknown", hint="Name it, as in --language cpp."
     )
 
 

@@ -1,13 +1,22 @@
-"""Evaluations as rows of the catalog, sources as blobs."""
+"""Rows of the catalog about measurements: evaluations, with sources as blobs, and the devices that
+they were measured on.
+
+Needs SQLAlchemy, which a bare GPU machine has not: nothing else in this half imports it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
+import sqlalchemy as sa
+
+from kb import clock
 from kb.blobs import Blobs
+from kb.catalog.engine import Catalog
 from kb.catalog.search.evaluations import (
     CandidateRow,
     CaseFigures,
@@ -15,9 +24,13 @@ from kb.catalog.search.evaluations import (
     Evaluations,
     ProblemRow,
 )
+from kb.catalog.tables.hardware import devices
+from kb.ids import derived_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.journal import main_dtype, shape_bucket, shapes
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
@@ -32,13 +45,16 @@ class CatalogJournal:
         self._blobs = blobs
 
     def finished(self, key: str) -> Evaluation | None:
-        found = self._rows.find(key)
-        record = found.record if found else None
+        """The stored evaluation of this key, None where there is none."""
+        row = self._rows.find(key)
+        record = row.record if row else None
         return evaluation_from_json(record) if record else None
 
     def left(self, key: str) -> Mapping[str, Any]:
-        found = self._rows.find(key)
-        return found.stages if found and found.state == "running" else {}
+        """The stages that an interrupted evaluation of this key had finished, with the result of
+        each."""
+        row = self._rows.find(key)
+        return row.stages if row and row.state == "running" else {}
 
     def begin(
         self,
@@ -48,6 +64,8 @@ class CatalogJournal:
         bundle: Bundle,
         device: str,
     ) -> None:
+        """Store that an evaluation of this key is running, with its problem, cases and
+        candidate."""
         self._rows.begin(
             key,
             ProblemRow(
@@ -72,9 +90,11 @@ class CatalogJournal:
         )
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        """Store the result of a stage that an interrupted evaluation need not repeat."""
         self._rows.stage(key, stage, left)
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        """Store the evaluation and the figures of its cases."""
         timings = {timing.case: timing for timing in evaluation.timings}
         checked: dict[str, bool] = {}
         for check in evaluation.checks:
@@ -116,3 +136,45 @@ def _case(case: Case, signature: Signature) -> CaseRow:
         case.weight,
         case.held_out,
     )
+
+
+def store_device(
+    catalog: Catalog,
+    hardware_id: str,
+    identity: DeviceIdentity,
+    ceilings: Ceilings | None = None,
+) -> str:
+    """Create or update the row of a measured device, and return its id.
+
+    There is one row for each device and driver; its ceilings are those that were stored last.
+    """
+    row_id = derived_id("dev", identity.uuid, identity.driver or "")
+    values: dict[str, Any] = {
+        "hardware_id": hardware_id,
+        "name": identity.name,
+        "memory_bytes": identity.memory_bytes,
+        "environment": identity.as_json(),
+        **(_measured(ceilings) if ceilings is not None else {}),
+    }
+    with catalog.write() as connection:
+        stored = connection.execute(sa.select(devices.c.id).where(devices.c.id == row_id)).first()
+        if stored is not None:
+            connection.execute(sa.update(devices).where(devices.c.id == row_id).values(**values))
+            return row_id
+        fresh = {"id": row_id, "uuid": identity.uuid, "driver": identity.driver}
+        connection.execute(
+            sa.insert(devices).values(
+                {"matmul_peak": {}, **values, **fresh, "created_at": clock.now()}
+            )
+        )
+    return row_id
+
+
+def _measured(ceilings: Ceilings) -> dict[str, Any]:
+    moment = datetime.fromtimestamp(ceilings.measured_at, UTC)
+    return {
+        "copy_bandwidth": ceilings.copy_bandwidth,
+        "matmul_peak": {dtype: figure.value for dtype, figure in ceilings.matmul.items()},
+        "launch_latency": ceilings.launch.value if ceilings.launch else None,
+        "measured_at": clock.stamp(moment),
+    }

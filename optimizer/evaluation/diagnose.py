@@ -1,16 +1,16 @@
 """Why an evaluation came out as it did: signals with their evidence, in the form that /retrieve
 gives its diagnosis in.
 
-A failure is read from its log and from what was wrong; a correct kernel from everything that was
-measured of it, by the rule table. Measures nothing, and thresholds of speed are data of
-`retrieval`; the ones here tell a lost digit from a wrong answer.
+A failure is diagnosed from its log and from what was wrong; a correct kernel from everything that
+was measured of it, by the rule table. Measures nothing. Thresholds of speed are data of
+`retrieval`; the ones here separate a lost digit from a wrong answer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +18,8 @@ from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, Metric
-from optimizer.evaluation.collectors.work import Work, metrics_of
-from optimizer.evaluation.records import CaseTiming, Evaluation, OutputError
+from optimizer.evaluation.records import CaseTiming, Evaluation, EvaluationVerdict, OutputError
+from optimizer.evaluation.roofline import Work, metrics_of
 from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
@@ -28,7 +28,7 @@ from retrieval.request import RetrieveRequest
 # An error up to this share of the output's own size is lost precision, above it another result.
 SMALL_ERROR = 0.05
 SOURCE = "Kernlore evaluation"
-# How a process ended -> its signal, where the log says nothing better.
+# How a process ended -> its signal, where the log names none.
 ENDINGS: Mapping[str, str] = {
     "SIGSEGV": "illegal_memory_access",
     "SIGBUS": "misaligned_access",
@@ -44,11 +44,12 @@ PHYSICS = 29  # row of the exploit table: faster than the device can be
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class DiagnosisInputs:
     """What a diagnosis needs beside the evaluation.
 
-    works: of the timed cases by name. signatures: error texts of the hardware's own tools.
-    collected: what profilers told of the candidate. not_measured: tool -> why it told nothing.
+    `works` holds the least work of the timed cases by name. `signatures` are error texts of the
+    hardware's own tools. `collected` is what profilers reported of the candidate; `not_measured`
+    maps a tool to the reason why it reported nothing.
     """
 
     lineage: Sequence[str] = ()
@@ -65,40 +66,39 @@ def _diagnoser() -> Diagnoser:
     return Diagnoser(load_signals())
 
 
-def diagnose_evaluation(evaluation: Evaluation, around: Surroundings) -> dict[str, Any]:
-    """A verdict as JSON: retrieval's diagnosis, and `primary`, `kernels` and `not_measured`.
+def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> EvaluationVerdict:
+    """Why the evaluation came out as it did, by its log or by what was measured.
 
-    `metrics` and `problem` are what it was derived from, for whoever asks about it: measured and
-    derived metrics by raw names (of a correct kernel), quantities of the problem's leading case,
-    whose name is `case`.
+    The metrics of a failed evaluation are left out: what was counted and timed says nothing about
+    why a kernel is wrong.
     """
     reader = FAILURES.get(evaluation.validity)
-    timing, work = leading_case(evaluation, around.works or {})
-    metrics = {} if reader else gathered(evaluation, around, timing, work)
-    found = reader(evaluation, around) if reader else _correct(evaluation, around, metrics)
-    first = found.signals[0].id if found.signals else "unknown"
-    refused = {c.collector: c.not_measured for c in around.collected if c.not_measured}
-    return {
-        **asdict(found),
-        "metrics": metrics,
-        "problem": quantities(work) if work else {},
-        "case": timing.case if timing is not None else "",
-        "primary": first,
-        "kernels": _kernels(around.collected),
-        "not_measured": {**(around.not_measured or {}), **refused},
-    }
+    timing, work = leading_case(evaluation, inputs.works or {})
+    metrics = {} if reader else gathered(evaluation, inputs, timing, work)
+    diagnosis = reader(evaluation, inputs) if reader else _correct(evaluation, inputs, metrics)
+    refused = {c.collector: c.not_measured for c in inputs.collected if c.not_measured}
+    return EvaluationVerdict(
+        **vars(diagnosis),
+        metrics=metrics,
+        problem=quantities(work) if work else {},
+        case=timing.case if timing is not None else "",
+        kernels=tuple(_kernels(inputs.collected)),
+        not_measured={**(inputs.not_measured or {}), **refused},
+    )
 
 
 # -- what failed
 
 
-def _from_log(evaluation: Evaluation, around: Surroundings, log: str) -> Verdict:
+def _from_log(evaluation: Evaluation, inputs: DiagnosisInputs, log: str) -> Verdict:
     request = RetrieveRequest(
         log=log or " ", hardware=evaluation.hardware, language=evaluation.language
     )
-    own = around.signatures
-    told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), tuple(own))
-    return told.verdict
+    own = inputs.signatures
+    conclusion = _diagnoser().conclude(
+        request, inputs.facts or {}, tuple(inputs.lineage), tuple(own)
+    )
+    return conclusion.verdict
 
 
 def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, Any]:
@@ -112,50 +112,52 @@ def _evidence(rule: str, name: str, value: Value, test: str = "") -> dict[str, A
     }
 
 
-def _with(found: Verdict, first: Iterable[SignalFinding]) -> Verdict:
+def _with(diagnosis: Verdict, first: Iterable[SignalFinding]) -> Verdict:
     """Findings of the harness before those of the log, each signal once."""
     signals: dict[str, SignalFinding] = {}
-    for finding in (*first, *found.signals):
+    for finding in (*first, *diagnosis.signals):
         signals.setdefault(finding.id, finding)
-    return replace(found, signals=tuple(signals.values()))
+    return replace(diagnosis, signals=tuple(signals.values()))
 
 
-def _otherwise(found: Verdict, signal: str, confidence: str, evidence: Mapping[str, Any]) -> Any:
+def _otherwise(
+    diagnosis: Verdict, signal: str, confidence: str, evidence: Mapping[str, Any]
+) -> Any:
     """What the log says, or this signal where it says nothing."""
-    if found.signals:
-        return found
-    return replace(found, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
+    if diagnosis.signals:
+        return diagnosis
+    return replace(diagnosis, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
 
 
-def _not_compiled(evaluation: Evaluation, around: Surroundings) -> Any:
-    found = _from_log(evaluation, around, evaluation.log or evaluation.message)
+def _not_compiled(evaluation: Evaluation, inputs: DiagnosisInputs) -> Any:
+    diagnosis = _from_log(evaluation, inputs, evaluation.log or evaluation.message)
     evidence = _evidence("compiler-failed", "message", evaluation.message[:300])
-    return _otherwise(found, "compile_error", "A", evidence)
+    return _otherwise(diagnosis, "compile_error", "A", evidence)
 
 
-def _timed_out(evaluation: Evaluation, around: Surroundings) -> Verdict:
-    found = _from_log(evaluation, around, evaluation.log)
-    told = _evidence("no-answer", "stage", evaluation.reached)
-    return _with(found, [SignalFinding("timeout", "A", (told,))])
+def _timed_out(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
+    diagnosis = _from_log(evaluation, inputs, evaluation.log)
+    evidence = _evidence("no-answer", "stage", evaluation.reached)
+    return _with(diagnosis, [SignalFinding("timeout", "A", (evidence,))])
 
 
-def _crashed(evaluation: Evaluation, around: Surroundings) -> Any:
+def _crashed(evaluation: Evaluation, inputs: DiagnosisInputs) -> Any:
     """The log names the cause more often than the way in which the process ended."""
-    found = _from_log(evaluation, around, f"{evaluation.log}\n{evaluation.message}")
+    diagnosis = _from_log(evaluation, inputs, f"{evaluation.log}\n{evaluation.message}")
     ending = next((name for name in ENDINGS if name in evaluation.message), "")
     evidence = _evidence("process-ended", "message", evaluation.message[:300])
     confidence = "B" if ending in ("SIGSEGV", "SIGBUS", "SIGXCPU") else "C"
-    return _otherwise(found, ENDINGS.get(ending, "launch_error"), confidence, evidence)
+    return _otherwise(diagnosis, ENDINGS.get(ending, "launch_error"), confidence, evidence)
 
 
-def _incorrect(evaluation: Evaluation, around: Surroundings) -> Verdict:
-    found = Verdict(measure_next=("run_to_run_mismatches",))
+def _incorrect(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
+    diagnosis = Verdict(measure_next=("run_to_run_mismatches",))
     if evaluation.log:
-        found = _from_log(evaluation, around, evaluation.log)
-    return _with(found, _wrong_results(evaluation, around))
+        diagnosis = _from_log(evaluation, inputs, evaluation.log)
+    return _with(diagnosis, _wrong_results(evaluation, inputs))
 
 
-def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[SignalFinding]:
+def _wrong_results(evaluation: Evaluation, inputs: DiagnosisInputs) -> Iterator[SignalFinding]:
     """Not finite, only imprecise, different at every call, or plainly wrong."""
     wrong = [
         (check.case, error)
@@ -174,14 +176,14 @@ def _wrong_results(evaluation: Evaluation, around: Surroundings) -> Iterator[Sig
     unstable = [row for row in wrong if _precision(row[1])]
     if unstable and len(unstable) == len(wrong):
         case, error = unstable[0]
-        lengths = around.works or {}
+        lengths = inputs.works or {}
         length = lengths[case].reduction_length if case in lengths else None
         yield SignalFinding(
             "numerical_instability", "B", tuple(_of_error(case, error, "lost-precision", length))
         )
     details = [e for case, error in wrong[:3] for e in _of_error(case, error, "outside-bound")]
-    told = details or [_evidence("refused", "message", evaluation.message[:300])]
-    yield SignalFinding("correctness_mismatch", "A", tuple(told))
+    evidence = details or [_evidence("refused", "message", evaluation.message[:300])]
+    yield SignalFinding("correctness_mismatch", "A", tuple(evidence))
 
 
 def _precision(error: OutputError) -> bool:
@@ -205,9 +207,9 @@ def _of_error(
         yield _evidence(rule, "reduction_length", length)
 
 
-def _rejected(evaluation: Evaluation, around: Surroundings) -> Verdict:
+def _rejected(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
     """Not to be believed. What it would have shown is not diagnosed."""
-    del around
+    del inputs
     reasons = tuple(flag for flag in evaluation.flags if flag.severity == "reject")
     impossible = [flag for flag in reasons if flag.defence == PHYSICS]
     signals = tuple(
@@ -216,11 +218,11 @@ def _rejected(evaluation: Evaluation, around: Surroundings) -> Verdict:
         )
         for flag in impossible[:1]
     )
-    told = "; ".join(flag.message for flag in reasons) or evaluation.message
-    return Verdict(signals=signals, hint=f"The candidate was rejected: {told}.")
+    message = "; ".join(flag.message for flag in reasons) or evaluation.message
+    return Verdict(signals=signals, hint=f"The candidate was rejected: {message}.")
 
 
-Reader = Callable[[Evaluation, Surroundings], Verdict]
+Reader = Callable[[Evaluation, DiagnosisInputs], Verdict]
 FAILURES: Mapping[str, Reader] = {
     "not_compiled": _not_compiled,
     "timed_out": _timed_out,
@@ -234,9 +236,9 @@ FAILURES: Mapping[str, Reader] = {
 
 
 def _correct(
-    evaluation: Evaluation, around: Surroundings, metrics: Mapping[str, Metric]
+    evaluation: Evaluation, inputs: DiagnosisInputs, metrics: Mapping[str, Metric]
 ) -> Verdict:
-    timing, work = leading_case(evaluation, around.works or {})
+    timing, work = leading_case(evaluation, inputs.works or {})
     request = RetrieveRequest(
         metrics=metrics,
         hardware=evaluation.hardware,
@@ -245,14 +247,15 @@ def _correct(
         dtype=work.dtype if work else None,
         problem=quantities(work) if work else None,
     )
-    told = _diagnoser().conclude(request, around.facts or {}, tuple(around.lineage), ())
-    return replace(told.verdict, hint=_hint(told.verdict, around, timing))
+    conclusion = _diagnoser().conclude(request, inputs.facts or {}, tuple(inputs.lineage), ())
+    return replace(conclusion.verdict, hint=_hint(conclusion.verdict, inputs, timing))
 
 
 def leading_case(
     evaluation: Evaluation, works: Mapping[str, Work]
 ) -> tuple[CaseTiming | None, Work | None]:
-    """The timed case that moves or computes most: ceilings say most about it."""
+    """The timed case that moves or computes most: ceilings say most about it. None for both where
+    no case is known."""
     known = [t for t in evaluation.timings if t.state == "measured" and t.case in works]
     if not known:
         return None, next(iter(works.values()), None)
@@ -261,36 +264,38 @@ def leading_case(
 
 
 def quantities(work: Work) -> dict[str, float | str]:
-    """`problem.<name>` of the predicates."""
-    told: dict[str, float | str] = {
+    """What the predicates know as `problem.<name>`: sizes in bytes, flops, and the precision
+    policy."""
+    known: dict[str, float | str] = {
         "compulsory_bytes": work.compulsory_bytes,
         "compulsory_read_bytes": work.read_bytes,
         "element_bytes": work.element_bytes,
         "precision_policy": "relaxed" if work.relaxed else "strict",
     }
     if work.flops:
-        told["flops"] = work.needed_flops
+        known["flops"] = work.needed_flops
     if work.reduction_length is not None:
-        told["reduction_length"] = work.reduction_length
-    return told
+        known["reduction_length"] = work.reduction_length
+    return known
 
 
 def gathered(
-    evaluation: Evaluation, around: Surroundings, timing: CaseTiming | None, work: Work | None
+    evaluation: Evaluation, inputs: DiagnosisInputs, timing: CaseTiming | None, work: Work | None
 ) -> dict[str, Metric]:
-    """Static, collected and derived metrics by raw names; a profiler's word before a compiler's."""
+    """Static, collected and derived metrics by raw names. A profiler's metric replaces a
+    compiler's."""
     metrics: dict[str, Metric] = dict(evaluation.metrics)
     if evaluation.language in ONE_CALL:
         metrics["num_launches"] = 1
-    for collected in around.collected:
+    for collected in inputs.collected:
         metrics |= collected.metrics
     if work is None:
         return metrics
     if timing is not None and timing.candidate_us:
         launches = _launches(metrics)
-        metrics |= metrics_of(work, timing.candidate_us * 1e-6, around.ceilings, launches)
-        metrics |= _busy(evaluation, around.collected, timing.candidate_us)
-    moved = [c.call_bytes for c in around.collected if c.call_bytes]
+        metrics |= metrics_of(work, timing.candidate_us * 1e-6, inputs.ceilings, launches)
+        metrics |= _busy(evaluation, inputs.collected, timing.candidate_us)
+    moved = [c.call_bytes for c in inputs.collected if c.call_bytes]
     if moved and work.whole:
         metrics["bytes_over_compulsory"] = moved[0] / work.compulsory_bytes
     return metrics
@@ -315,15 +320,15 @@ def _launches(metrics: Mapping[str, Metric]) -> float | None:
     return None
 
 
-def _hint(found: Verdict, around: Surroundings, timing: CaseTiming | None) -> str:
-    if timing is not None and around.ceilings is None:
+def _hint(diagnosis: Verdict, inputs: DiagnosisInputs, timing: CaseTiming | None) -> str:
+    if timing is not None and inputs.ceilings is None:
         return "The ceilings of this device were not measured; shares of them are not known."
-    if timing is not None and around.ceilings is not None and not around.ceilings.trusted:
+    if timing is not None and inputs.ceilings is not None and not inputs.ceilings.trusted:
         return (
-            "The ceilings were measured while the machine was busy, so no share of them is told;"
+            "The ceilings were measured while the machine was busy, so no share of them is given;"
             " measure them again on a quiet machine."
         )
-    return found.hint
+    return diagnosis.hint
 
 
 def _kernels(collected: Sequence[Collected]) -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ from kb.hardware.detection import DetectedDevice, Resolver, probe
 from kb.hardware.spec import SignatureSpec
 from kb.plain import plain
 from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
-from optimizer.evaluation.catalog_journal import CatalogJournal
+from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
-from optimizer.evaluation.collectors.device_rows import store_device
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import WANTED
@@ -162,13 +161,13 @@ def known_about(base: KnowledgeBase, found: Evaluation) -> dict[str, Any]:
     """What the service says about a verdict; nothing where there is nothing to ask for."""
     settings = base.settings
     verdict = found.verdict
-    metrics = {**found.metrics, **verdict.get("metrics", {})}
+    metrics = {**found.metrics, **verdict.metrics}
     request = RetrieveRequest(
         log=found.log or None if not found.correct else None,
         # What was counted and timed says why a right kernel is slow, not why one is wrong.
         metrics=metrics or None if found.correct else None,
-        signals=tuple(signal["id"] for signal in verdict.get("signals", ())),
-        problem=verdict.get("problem") or None,
+        signals=verdict.signal_ids,
+        problem=verdict.problem or None,
         hardware=found.hardware,
         language=found.language,
         k=settings.default_k,

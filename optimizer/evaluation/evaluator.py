@@ -1,15 +1,13 @@
-"""Evaluates candidates of one problem on one device. Long-lived: keeps goldens and what runners are
-made from between candidates, so that each costs little beyond its own work."""
+"""Evaluates candidates of one problem on one device. An evaluator lives long: it keeps goldens and
+prepared runners between candidates, so that each costs little beyond its own work."""
 
 from __future__ import annotations
 
 import hashlib
-import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,52 +15,51 @@ from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.baselines import Baselines
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.candidate_processes import EvaluationContext
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.collect import collect_all
 from optimizer.evaluation.collectors.job import Collected, write_job
-from optimizer.evaluation.collectors.work import Work, impossible_times
-from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
+from optimizer.evaluation.collectors.profilers import collect_all
+from optimizer.evaluation.correctness.prepared import PreparedCase, PreparedProblem
+from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
+from optimizer.evaluation.isolation.processors import processor
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.prepared_problem import PreparedProblem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import (
-    CaseTiming,
     Evaluation,
-    Flag,
     Isolation,
     TimingState,
 )
+from optimizer.evaluation.roofline import Work
 from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
-from optimizer.evaluation.timing.blocks import Side
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Target, Toolchain
-from optimizer.evaluation.toolchains.processor import processor
 
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
 def flush_bytes_of(facts: Mapping[str, float | str]) -> int:
-    """Twice the last-level cache of the target, or what is above that of any chip of today. The
-    last level is the largest that the facts name: a CPU's second level is one core's."""
+    """The bytes to overwrite before a timed call: twice the last-level cache of the target, or more
+    than that of any chip of today. The last level is the largest that the facts name: a CPU's
+    second level is one core's."""
     sizes = [size for key in CACHES if isinstance(size := facts.get(key), int | float)]
     return int(2 * max(sizes)) if sizes else 256 * MIB
 
 
 def stays_on(device: str) -> bool:
-    """Whether processes and memory serve for more than one thing. Not on the CPU, where what a
+    """Whether processes and memory serve for more than one candidate. Not on the CPU, where what a
     process has allocated and freed before, and in which pages arrays lie, decides up to a tenth of
     the time."""
     return device != "cpu"
 
 
 class Evaluator:
-    """A context: leaving it ends every process."""
+    """Evaluates candidates. It is a context manager: leaving it ends every process that it
+    started."""
 
     def __init__(
         self,
@@ -70,37 +67,55 @@ class Evaluator:
         target: Target,
         settings: EvaluationSettings,
         journal: Journal | None = None,
+        *,
         pool: RunnerPool | None = None,
         ceilings: Ceilings | None = None,
         signatures: Sequence[SignatureSpec] = (),
         prepared: PreparedProblem | None = None,
+        lock: DeviceLock | None = None,
     ) -> None:
-        """pool: of runners with the same device, threads and isolation, shared with others.
+        """`journal` keeps evaluations; without it nothing is kept. `pool` has runners with the same
+        device, threads and isolation and may be shared with other evaluators. `ceilings` are those
+        of the device with as many threads. `signatures` are error texts of the hardware's own
+        tools. `prepared` is the problem for this device with these settings, shared where others
+        evaluate candidates of it too. `lock` is held while something is measured, by default that
+        of the first device of this kind.
 
-        ceilings: measured ones of the device, with as many threads. signatures: error texts of the
-        hardware's own tools. prepared: the problem for this device with these settings, where
-        others evaluate candidates of it too.
+        Raises Unavailable where the isolation that the settings name cannot be had.
         """
+        device = target.device or "cpu"
         self.problem = problem
         self.target = target
         self.settings = settings
-        self.device = target.device or "cpu"
-        self.lock = DeviceLock(self.device)
-        self.journal: Journal = journal or NoJournal()
-        self.flush_bytes = flush_bytes_of(target.facts)
-        self._level = level_for(settings.isolation, self.device)
+        self.device = device
+        self._level = level_for(settings.isolation, device)
         self._owns_pool = pool is None
-        self._pool = pool or RunnerPool(RunnerSettings(self.device, settings.threads, self._level))
-        self._ceilings = ceilings
         self._signatures = tuple(signatures)
-        self._prepared = prepared or PreparedProblem(problem, self.device, settings)
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
-        self.stays = stays_on(self.device)
-        self.store = SharedStore(keeps=self.stays)
-        self._baselines = Baselines(
-            self._pool, settings, self.flush_bytes, self._folder, self.store, self.stays
+        pool = pool or RunnerPool(RunnerSettings(device, settings.threads, self._level))
+        flush_bytes, stays = flush_bytes_of(target.facts), stays_on(device)
+        store = SharedStore(keeps=stays)
+        self.context = EvaluationContext(
+            target=target,
+            device=device,
+            settings=settings,
+            problem=prepared or PreparedProblem(problem, device, settings),
+            pool=pool,
+            baselines=Baselines(
+                pool,
+                settings,
+                store,
+                flush_bytes=flush_bytes,
+                folder=self._folder,
+                keeps=stays,
+            ),
+            store=store,
+            lock=lock or DeviceLock(device),
+            journal=journal or NoJournal(),
+            flush_bytes=flush_bytes,
+            stays=stays,
+            ceilings=ceilings,
         )
-        self._chance = random.SystemRandom()
 
     def __enter__(self) -> Evaluator:
         return self
@@ -109,73 +124,54 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
-        self._baselines.close()
-        self.store.close()
+        """End every process of its own, and remove its files."""
+        self.context.baselines.close()
+        self.context.store.close()
         if self._owns_pool:
-            self._pool.close()
+            self.context.pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- what attempts need
+    # -- the problem
 
     def case(self, case: Case) -> PreparedCase:
         """The case with its goldens, made once."""
-        return self._prepared.case(case)
-
-    def begin_baseline(self, case: Case, seed: int) -> Callable[[], Side]:
-        return self._baselines.begin(self.case(case), seed)
-
-    def leave_baseline(self, case: Case, side: Side, failed: bool) -> Future[bool] | None:
-        return self._baselines.leave(case.name, side, failed)
+        return self.context.problem.case(case)
 
     def work(self, case: Case) -> Work:
         """What one call of the case has to do at least."""
-        return self._prepared.work(case)
-
-    def impossible(self, case: Case, timing: CaseTiming) -> list[Flag]:
-        if not self.settings.on(29):
-            return []
-        return impossible_times(self.work(case), timing, self._ceilings)
-
-    def take_runner(self) -> RunnerProcess:
-        return self._pool.take()
-
-    def begin_spare(self) -> Callable[[], None]:
-        self._pool.prepare()
-        return self._pool.settle
-
-    def give_runner(self, runner: RunnerProcess) -> Future[bool]:
-        return self._pool.end(runner)
-
-    def draw(self) -> int:
-        return self._chance.getrandbits(30)
+        return self.context.problem.work(case)
 
     # -- evaluation
 
     def evaluate(
         self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case] | None = None
     ) -> Evaluation:
-        """cases: the searched ones by default. What the journal has finished is not done again,
-        unless its timing has to be repeated."""
+        """Evaluate a candidate on `cases`, by default those that a search may see.
+
+        What the journal has finished is not done again, unless its timing has to be repeated.
+        Whatever the candidate does wrong is a result; Unavailable is raised where the toolchain or
+        the device cannot be used.
+        """
         chosen = tuple(cases if cases is not None else self.problem.searched)
         chosen = tuple(case for case in chosen if case.fits(self.device))
         key = self.key(bundle, toolchain, chosen)
-        earlier = self.journal.finished(key)
+        earlier = self.context.journal.finished(key)
         if earlier is not None and earlier.timing != "repeat":
             return earlier
         signatures = {case.name: self.case(case).open.signature for case in chosen}
-        self.journal.begin(key, self.problem, signatures, bundle, self.device)
+        self.context.journal.begin(key, self.problem, signatures, bundle, self.device)
         workdir = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._folder))
-        seeds = self._prepared.drawn_seeds()
-        attempt = Attempt(self, key, bundle, toolchain, chosen, seeds, workdir)
+        seeds = self.context.problem.drawn_seeds()
+        attempt = Attempt(self.context, key, bundle, toolchain, chosen, seeds, workdir)
         try:
             attempt.run()
             collected = self._profile(attempt)
         finally:
-            if not self.stays:
-                self._pool.prepare()
+            if not self.context.stays:
+                self.context.pool.prepare()
             shutil.rmtree(workdir, ignore_errors=True)
         evaluation = self._diagnosed(self._evaluation(attempt), chosen, collected)
-        self.journal.finish(evaluation, self.problem)
+        self.context.journal.finish(evaluation, self.problem)
         return evaluation
 
     def _profile(self, attempt: Attempt) -> list[Collected]:
@@ -195,34 +191,35 @@ class Evaluator:
             attempt.loader,
             prepared.open,
             sample.tensors,
-            self.device,
-            self.settings.threads,
+            device=self.device,
+            threads=self.settings.threads,
         )
-        with self.lock:
-            found = collect_all(job)
+        with self.context.lock:
+            collected = collect_all(job)
         attempt.seconds["profile"] = time.perf_counter() - began
-        return found
+        return collected
 
     def _diagnosed(
         self, evaluation: Evaluation, cases: Sequence[Case], collected: Sequence[Collected]
     ) -> Evaluation:
         began = time.perf_counter()
         works = {case.name: self.work(case) for case in cases if case.timed}
-        around = Surroundings(
+        inputs = DiagnosisInputs(
             lineage=self.target.lineage,
             facts=self.target.facts,
             works=works if evaluation.checks else {},
-            ceilings=self._ceilings,
+            ceilings=self.context.ceilings,
             signatures=self._signatures,
             collected=collected,
         )
-        verdict = diagnose_evaluation(evaluation, around)
+        verdict = diagnose_evaluation(evaluation, inputs)
         took = {**evaluation.seconds, "diagnose": round(time.perf_counter() - began, 4)}
         return replace(evaluation, verdict=verdict, seconds=took)
 
     def key(self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case]) -> str:
-        """What decides a result: the same key never has to be evaluated twice."""
-        told = (
+        """A digest of everything that decides a result: the same key never has to be evaluated
+        twice."""
+        parts = (
             self.problem.sha256,
             *(case.name for case in cases),
             bundle.sha256,
@@ -231,9 +228,9 @@ class Evaluator:
             toolchain.name,
             toolchain.version(),
             self.settings.fingerprint,
-            *([processor()] if self.device == "cpu" else []),  # x86-64 says little of its speed
+            *([processor()] if self.device == "cpu" else []),  # the id x86-64 means many processors
         )
-        return hashlib.sha256("\0".join(told).encode()).hexdigest()
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _evaluation(self, attempt: Attempt) -> Evaluation:
         weights = {case.name: case.weight for case in attempt.cases}

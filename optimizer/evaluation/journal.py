@@ -1,7 +1,7 @@
 """Where evaluations are kept while they run and afterwards, so that none is done twice and a killed
-one goes on.
+one is resumed.
 
-The evaluator knows the protocol; `CatalogJournal` writes rows, `NoJournal` forgets.
+The evaluator knows the protocol; `CatalogJournal` writes rows, `NoJournal` keeps nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from optimizer.evaluation.records import Evaluation
 
 
 class Journal(Protocol):
+    """Keeps evaluations by their key (`Evaluator.key`)."""
+
     def finished(self, key: str) -> Evaluation | None:
-        """What was found earlier for this key."""
+        """The finished evaluation of this key, None where there is none."""
         ...
 
     def left(self, key: str) -> Mapping[str, Any]:
-        """Stages that an interrupted evaluation had finished, with what each left."""
+        """The stages that an interrupted evaluation of this key had finished, with the result of
+        each."""
         ...
 
     def begin(
@@ -32,21 +35,27 @@ class Journal(Protocol):
         bundle: Bundle,
         device: str,
     ) -> None:
-        """signatures: of the cases that are evaluated, by name."""
+        """An evaluation begins. `signatures` are those of its cases, by name."""
         ...
 
-    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None: ...
+    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        """A stage was finished; `left` is what a resumed evaluation needs of it, as JSON."""
+        ...
 
-    def finish(self, evaluation: Evaluation, problem: Problem) -> None: ...
+    def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        """The evaluation is finished."""
+        ...
 
 
 class NoJournal:
     """Keeps nothing."""
 
     def finished(self, key: str) -> Evaluation | None:
+        """Never any."""
         return None
 
     def left(self, key: str) -> Mapping[str, Any]:
+        """Never any."""
         return {}
 
     def begin(
@@ -57,18 +66,21 @@ class NoJournal:
         bundle: Bundle,
         device: str,
     ) -> None:
+        """Keeps nothing."""
         return None
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+        """Keeps nothing."""
         return None
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:
+        """Keeps nothing."""
         return None
 
 
 def shape_bucket(signature: Signature) -> str:
-    """Total elements handed over, as the nearest power of four: shapes of one bucket are within a
-    factor of two of its middle."""
+    """The number of elements handed over, as the nearest power of four: shapes of one bucket are
+    within a factor of two of its middle."""
     elements = max(1, sum(tensor.elements for tensor in signature.tensors))
     return f"4^{round((elements.bit_length() - 1) / 2)}"
 
@@ -80,4 +92,5 @@ def main_dtype(signature: Signature) -> str:
 
 
 def shapes(signature: Signature) -> Sequence[Any]:
+    """Role, dtype and shape of each tensor, as they are stored."""
     return [[tensor.role, tensor.dtype, list(tensor.shape)] for tensor in signature.tensors]

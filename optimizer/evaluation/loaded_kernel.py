@@ -1,7 +1,7 @@
 """A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it.
 
-Keeps its own copy of what the subject's inputs hold after every call (`Mirror`), which the subject
-cannot reach, so that it can check any call against the reference.
+Keeps its own copy of what the kernel's inputs hold after every call (`Mirror`), which the kernel
+cannot reach, so that any call can be checked against the reference.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 
 from optimizer.evaluation.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
 from optimizer.evaluation.problem.tensors import OpenCase
-from optimizer.evaluation.runner.memory.arrays import dtype_name, places_json
-from optimizer.evaluation.runner.memory.fresh import refresh
+from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -29,10 +28,12 @@ WARM_SPANS = 3
 GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
 
 
-class SubjectFailed(Exception):
-    """The subject did not do what it was asked, by its own fault.
+class KernelFailed(Exception):
+    """The kernel did not do what was requested, by its own fault. `message` is for its author,
+    `log` is what it printed.
 
-    kind: subject | raised | refused | memory.
+    `kind` is the failure that the runner named: subject (it could not be set up or called), raised,
+    refused (its outputs), or memory.
     """
 
     def __init__(self, kind: str, message: str, log: str = "") -> None:
@@ -44,7 +45,8 @@ class SubjectFailed(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """Values for one call. tensors: inputs, then weights, in the order of the ABI; banks beside."""
+    """Values for one call. `tensors` are inputs, then weights, in the order of the ABI; `banks`
+    holds a second draw for each tensor that may be changed in pieces, None for the others."""
 
     seed: int
     tensors: tuple[torch.Tensor, ...]
@@ -53,10 +55,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Block:
-    """Calls that were timed together. times in nanoseconds a call; spans: calls, their time and how
-    long threads were ready and had no processor; waited: the same over the block; delayed: the
-    supervisor was, so it saw the end too late. busy: processor time of the runner's main thread, by
-    the kernel's account."""
+    """Calls that were timed together. All times are in nanoseconds.
+
+    `times` has one entry for each call by the device's clock, `walls` by the wall clock. Each span
+    is a number of calls, their time, and how long threads were ready and had no processor
+    meanwhile. `waited_ns` is the same over the whole block; `delayed_ns` is how long the supervisor
+    itself waited, so that it saw the end too late. `busy_ns` is processor time of the runner's main
+    thread, by the kernel's account. `threads` counts Python threads before and after. `patched`
+    says that timers or comparison functions were replaced.
+    """
 
     times: tuple[int, ...]
     walls: tuple[int, ...]
@@ -72,6 +79,7 @@ class Block:
 
     @property
     def mean_ns(self) -> float:
+        """The mean call."""
         return sum(self.times) / len(self.times)
 
     def quiet_mean_ns(self, share: float) -> float | None:
@@ -100,26 +108,29 @@ class Block:
 
 
 class Mirror:
-    """What a subject's inputs hold, followed by replaying the fresh values of each call."""
+    """What a kernel's inputs hold, followed by replaying the fresh values of each call."""
 
     def __init__(self, sample: Sample, tensors: Sequence[torch.Tensor], fresh: bool = True) -> None:
-        """tensors: where to keep them. fresh: whether calls see fresh values at all."""
+        """`tensors` is the memory to keep them in. `fresh` says whether calls see fresh values at
+        all."""
         self.tensors = list(tensors)
         self._fresh = fresh
         self.reset(sample)
 
     def reset(self, sample: Sample) -> None:
+        """Hold the values of another sample."""
         self._banks = sample.banks
         for tensor, value in zip(self.tensors, sample.tensors, strict=True):
             tensor.copy_(value)
 
     def replay(self, seed: int, calls: int) -> None:
+        """Change the values as a block of so many calls with this seed changed them."""
         for call in range(calls if self._fresh else 0):
             refresh(self.tensors, self._banks, seed, call)
 
 
-class LoadedSubject:
-    """One subject on one case."""
+class LoadedKernel:
+    """One kernel on one case."""
 
     def __init__(
         self,
@@ -130,15 +141,16 @@ class LoadedSubject:
         without: frozenset[int] = frozenset(),
         followed: bool = True,
     ) -> None:
-        """store: what its memory comes from. without: rows of the exploit table whose defence is
-        off. followed: whether there is a mirror, which a trusted subject does not need."""
+        """`store` is where its memory comes from. `without` holds rows of the exploit table whose
+        defence is off. `followed` says whether there is a mirror, which a trusted kernel does not
+        need."""
         self._runner = runner
         self._case = case
         self._store = store or SharedStore()
         self._without = without
         self._left: Sequence[torch.Tensor] | None = None
         self._first_seconds = 0.0
-        self.called_ns = 0  # in calls that were clocked, whatever became of them
+        self.called_ns = 0  # in timed calls, also in those that failed
         signature = case.signature
         outputs = signature.of("output")
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
@@ -157,13 +169,14 @@ class LoadedSubject:
             else None
         )
         self._write(sample)
-        if self._shared["outputs"].used:  # it holds the results of another subject
+        if self._shared["outputs"].used:  # it holds the results of another kernel
             for output in self.outputs:
                 _bytes(output).fill_(POISON_BYTE)
 
     @property
     def mirror(self) -> Mirror:
-        assert self._mirror is not None, "a subject that is not followed has no mirror"
+        """The supervisor's copy of the inputs; only a followed kernel has it."""
+        assert self._mirror is not None, "a kernel that is not followed has no mirror"
         return self._mirror
 
     def _write(self, sample: Sample) -> None:
@@ -185,10 +198,11 @@ class LoadedSubject:
         seed: int = 0,
         cache: Path | None = None,
     ) -> dict[str, Any]:
-        """Set it up in the runner. Raises SubjectFailed, or what `RunnerProcess.ask` raises.
+        """Set the kernel up in the runner, within `seconds`. Returns the runner's reply: notes,
+        threads and confined. Raises KernelFailed, or what `RunnerProcess.ask` raises.
 
-        cache: where its compilers keep their results; given to a subject that compiles when it is
-        called first, so that this call gets the deadline of loading.
+        `cache` is the folder where its compilers keep their results. It is given to a kernel that
+        compiles at its first call, so that this call gets the deadline of loading.
         """
         self._first_seconds = seconds if cache is not None else 0.0
         arrays = list(self._shared.values())
@@ -219,7 +233,7 @@ class LoadedSubject:
         return self._sample.banks
 
     def renew(self, sample: Sample, seconds: float) -> None:
-        """Other values in the same buffers."""
+        """Put other values into the same buffers. Raises as `load` does."""
         self._sample = sample
         self._write(sample)
         if self._mirror is not None:
@@ -227,7 +241,8 @@ class LoadedSubject:
         self._ask({"op": "renew"}, seconds)
 
     def call(self, seconds: float) -> list[torch.Tensor]:
-        """The outputs of one call. They lie in shared memory until the next call."""
+        """The outputs of one call. They lie in shared memory until the next call. Raises as `load`
+        does."""
         self._poison()
         self.called_ns += self._ask({"op": "call"}, self._patience(seconds))["wall_ns"]
         return self.outputs
@@ -238,7 +253,7 @@ class LoadedSubject:
         return patience
 
     def inputs_changed(self, seconds: float) -> list[str]:
-        """Names of inputs and weights that the subject changed behind the harness's back."""
+        """Names of inputs and weights that the kernel changed although nobody asked it to."""
         self._ask({"op": "inputs"}, seconds)
         names = [t.name for t in self._case.signature.tensors if t.role != "output"]
         shared = self._shared["inputs"].arrays.tensors
@@ -258,7 +273,8 @@ class LoadedSubject:
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
 
     def block(self, seed: int, calls: int, seconds: float) -> Block:
-        """So many timed calls on fresh values; the mirror follows."""
+        """Time so many calls on fresh values; the mirror follows. Raises as `load` does, and
+        RunnerForged for times that cannot be."""
         self._poison()
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
         busy = self._runner.busy_ns()
@@ -290,11 +306,12 @@ class LoadedSubject:
 
     @property
     def outputs(self) -> list[torch.Tensor]:
+        """The shared memory of the outputs, as the last call left it."""
         return self._shared["outputs"].arrays.tensors
 
     def leave(self, results: Sequence[torch.Tensor]) -> None:
-        """Let the runner's memory hold these before every call: the right results, as in harnesses
-        whose reference runs in the candidate's process (without defence 5 or 11)."""
+        """Let the runner's memory hold these results before every call: the right results, as in
+        harnesses whose reference runs in the candidate's process (without defence 5 or 11)."""
         self._left = results
 
     def _poison(self) -> None:
@@ -312,13 +329,14 @@ class LoadedSubject:
 
     def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
         if not reply.get("ok"):
-            raise SubjectFailed(
+            raise KernelFailed(
                 str(reply.get("failure")), str(reply.get("message")), str(reply.get("log", ""))
             )
         return reply
 
     def close(self, reusable: bool = False) -> None:
-        """reusable: its process has ended for certain, so its memory may serve another."""
+        """Give the memory back. `reusable` says that the process has ended for certain, so that the
+        memory may serve another kernel."""
         held = [*self._shared.values(), *([self._mirrored] if self._mirrored is not None else ())]
         for shared in held:
             self._store.give(shared, reusable)
@@ -342,7 +360,7 @@ def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bitwise, because NaN is a value here."""
+    """Whether two tensors of one size are equal bit by bit, because NaN is a value here."""
     if not left.numel():
         return True
     flat = [t.contiguous().view(-1).view(torch.uint8) for t in (left, right)]

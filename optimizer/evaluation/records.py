@@ -1,8 +1,9 @@
-"""What the harness found out about a candidate. Validity, provenance of the timing and merit are
-three separate things: a valid kernel whose timing must be repeated is no failed kernel and has no
-figure yet; a failed one has no speed-up, never 1.0.
+"""The result of evaluating a candidate. Validity, provenance of the timing and merit are three
+separate facts: a valid kernel whose timing must be repeated is no failed kernel and has no figure
+yet; a failed kernel has no speed-up, never 1.0.
 
-Standard library only; the JSON forms are what is stored and what `kernlore evaluate --json` prints.
+Needs nothing but the standard library. The JSON forms are what is stored and what
+`kernlore evaluate --json` prints.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from retrieval.answer import SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 STAGES: tuple[Stage, ...] = (
@@ -28,9 +31,11 @@ TimingState = Literal["measured", "simulator", "repeat", "none"]
 
 @dataclass(frozen=True)
 class OutputError:
-    """The largest error of one output beside what was allowed; `where` is the worst index.
+    """The largest error of one output beside what was allowed, in units of the output's own size;
+    `where` is the worst index.
 
-    quantile: the 99.9 % one, or the largest error where that is within the quantile's bound.
+    `quantile` is the 99.9 % quantile of the errors, or the largest error where that is within the
+    quantile's bound.
     """
 
     output: str
@@ -43,10 +48,11 @@ class OutputError:
 
     @property
     def ok(self) -> bool:
+        """Whether both errors are within their bounds."""
         return self.worst <= self.allowed and self.quantile <= self.quantile_allowed
 
-    def told(self) -> str:
-        """What is wrong with it, in words."""
+    def in_words(self) -> str:
+        """What is wrong with the output, as a sentence for the author of the kernel."""
         if self.worst <= self.allowed:
             return (
                 f"{self.output} is off by {self.quantile:.3g} at the 99.9 % quantile where"
@@ -58,7 +64,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class CaseCheck:
-    """Correctness on one case and seed. `message` says what is wrong, in words."""
+    """Correctness on one case and seed. `message` says what is wrong, as a sentence."""
 
     case: str
     seed: int
@@ -82,10 +88,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class CaseTiming:
-    """Times of one case in microseconds a call; `speedup` is baseline over candidate. cycles: as a
-    simulator counts them.
+    """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
+    those of one call, as a simulator counts them.
 
-    state `repeat`: the machine was too busy to say, `reason` tells; then there is no speed-up.
+    In the state `repeat` the machine was too busy to measure, as `reason` says; then there is no
+    speed-up.
     """
 
     case: str
@@ -100,8 +107,8 @@ class CaseTiming:
 
 @dataclass(frozen=True)
 class Flag:
-    """An integrity finding. defence: number of the row in the exploit table. severity `reject` ends
-    the evaluation, `review` is shown to a person."""
+    """A finding about the candidate's integrity. `defence` is the number of the row in the exploit
+    table. Severity `reject` ends the evaluation, `review` is shown to a person."""
 
     defence: int
     severity: Literal["reject", "review"]
@@ -120,9 +127,30 @@ class Isolation:
 
 
 @dataclass(frozen=True)
+class EvaluationVerdict(Verdict):
+    """Why an evaluation came out as it did: a diagnosis, and what it was derived from.
+
+    `metrics` are measured and derived metrics of a correct kernel by raw names, `problem` the
+    quantities of the leading case and `case` its name. `kernels` are rows of a profiler: name,
+    calls, us, pct. `not_measured` maps a tool to the reason why it reported nothing. An empty
+    `EvaluationVerdict()` is no verdict yet.
+    """
+
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    problem: Mapping[str, float | str] = field(default_factory=dict)
+    case: str = ""
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    not_measured: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The stored form; an empty object where there is no verdict yet."""
+        return {} if self == EvaluationVerdict() else {**asdict(self), "primary": self.primary}
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """One candidate on one problem and device. seconds: by stage, and `calls`: what of them the two
-    sides spent in calls that were clocked."""
+    """One candidate on one problem and device. `seconds` maps a stage to its duration, and `calls`
+    to the time that candidate and reference spent in timed calls."""
 
     key: str
     problem: str
@@ -142,37 +170,57 @@ class Evaluation:
     flags: tuple[Flag, ...] = ()
     log: str = ""
     metrics: Mapping[str, float | str] = field(default_factory=dict)
-    verdict: Mapping[str, Any] = field(default_factory=dict)
+    verdict: EvaluationVerdict = field(default_factory=EvaluationVerdict)
     isolation: Isolation | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
     def correct(self) -> bool:
+        """Whether every check passed and nothing was rejected."""
         return self.validity == "correct"
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "correct": self.correct}
+        """The stored and printed form."""
+        verdict = self.verdict.as_json()
+        return {**asdict(self), "verdict": verdict, "correct": self.correct}
 
 
 def evaluation_from_json(record: Mapping[str, Any]) -> Evaluation:
-    """The evaluation that `as_json` made; fields of a newer harness are ignored."""
-    told = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
+    """The inverse of `Evaluation.as_json`. Fields of a newer harness are ignored."""
+    fields = {name: record[name] for name in Evaluation.__dataclass_fields__ if name in record}
     return Evaluation(
         **{
-            **told,
-            "checks": tuple(_check(row) for row in told.get("checks", ())),
-            "timings": tuple(_timing(row) for row in told.get("timings", ())),
-            "speedup": _interval(told.get("speedup")),
-            "flags": tuple(Flag(**row) for row in told.get("flags", ())),
-            "isolation": Isolation(**told["isolation"]) if told.get("isolation") else None,
-            "notes": tuple(told.get("notes", ())),
+            **fields,
+            "checks": tuple(_check(row) for row in fields.get("checks", ())),
+            "timings": tuple(_timing(row) for row in fields.get("timings", ())),
+            "speedup": _interval(fields.get("speedup")),
+            "flags": tuple(Flag(**row) for row in fields.get("flags", ())),
+            "verdict": verdict_from_json(fields.get("verdict") or {}),
+            "isolation": Isolation(**fields["isolation"]) if fields.get("isolation") else None,
+            "notes": tuple(fields.get("notes", ())),
         }
     )
 
 
+def verdict_from_json(record: Mapping[str, Any]) -> EvaluationVerdict:
+    """The inverse of `EvaluationVerdict.as_json`. Records of an older harness may lack fields;
+    fields of a newer one are ignored."""
+    fields = {
+        name: record[name] for name in EvaluationVerdict.__dataclass_fields__ if name in record
+    }
+    for name in ("unrecognised", "ruled_out", "abstained", "measure_next", "signatures", "kernels"):
+        fields[name] = tuple(fields.get(name, ()))
+    signals = tuple(_signal(row) for row in fields.get("signals", ()))
+    return EvaluationVerdict(**{**fields, "signals": signals})
+
+
+def _signal(row: Mapping[str, Any]) -> SignalFinding:
+    return SignalFinding(row["id"], row.get("confidence", ""), tuple(row.get("evidence") or ()))
+
+
 def checks_from_json(rows: Sequence[Mapping[str, Any]]) -> list[CaseCheck]:
-    """What `asdict` made of checks."""
+    """The inverse of `asdict` on each check."""
     return [_check(row) for row in rows]
 
 

@@ -1,13 +1,227 @@
-"""Whether a measured time can be true at all: no kernel is faster than its compulsory bytes and its
-operations allow. Knows figures, not where they come from.
+"""What a case must do at least, against what it took: bytes and flops against measured ceilings,
+and times that no kernel can have reached.
+
+Compulsory bytes are every input and weight read once and every output written once. Operators that
+read only a part of an input (gathers, jagged rows) have a smaller floor, and no share of the
+bandwidth is stated for them. Knows nothing of how a candidate works. Standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from kb.problem_terms import op_family
+from optimizer.evaluation.abi import ITEM_BYTES, Signature
+from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.records import CaseTiming, Flag
+
+if TYPE_CHECKING:
+    from optimizer.evaluation.problem.tensors import OpenCase
+
+
+ROW = 29  # of the exploit table: faster than physics
+# Inside the caches the measured rate is itself no limit: a better loop than torch's may exceed it.
+CACHED_SLACK = 2.0
+READS_A_PART = frozenset({"gather", "scatter", "jagged"})
+# Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
+# causal attention skips half of its products.
+FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one case. `dtype` is that of most of its bytes. `flops` are counted from the
+    reference, 0 where none are.
+
+    `relaxed` says that lower precision inside is allowed. `causal` marks attention in which a place
+    sees itself and those before it; the counter counts all pairs.
+    """
+
+    op: str
+    dtype: str
+    read_bytes: int
+    written_bytes: int
+    flops: int = 0
+    relaxed: bool = False
+    reduction_length: int | None = None
+    causal: bool = False
+
+    @property
+    def needed_flops(self) -> int:
+        """Flops without products that the result does not depend on: half of the pairs in causal
+        attention, where both sides are of one length."""
+        return self.flops // 2 if self.causal else self.flops
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Bytes read and written at least."""
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def whole(self) -> bool:
+        """Whether every byte of every input is really needed."""
+        return op_family(self.op) not in READS_A_PART
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of the main dtype."""
+        return ITEM_BYTES[self.dtype]
+
+
+def work_of(case: OpenCase) -> Work:
+    """The work of a case. Runs the reference once to count its operations."""
+    signature = case.signature
+    read = signature.compulsory_read_bytes
+    return Work(
+        op=case.problem.op,
+        dtype=main_dtype(signature),
+        read_bytes=read,
+        written_bytes=signature.compulsory_bytes - read,
+        flops=case.flops(),
+        relaxed=case.problem.policy.precision == "relaxed",
+        reduction_length=case.reduction_length(),
+        causal=_causal(case),
+    )
+
+
+def _causal(case: OpenCase) -> bool:
+    """Whether the reference's own operator is causal; a mask in a tensor is not looked at."""
+    if op_family(case.problem.op) != "attention":
+        return False
+    from optimizer.evaluation.problem.operators import (
+        traits_of,  # runs the reference, and needs torch
+    )
+
+    return any(
+        name.endswith(".is_causal") and value is True for name, value in traits_of(case).items()
+    )
+
+
+def main_dtype(signature: Signature) -> str:
+    """The floating dtype of most bytes; of all dtypes where none is floating."""
+    totals: dict[str, int] = {}
+    for tensor in signature.tensors:
+        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.bytes
+    floating = {dtype: size for dtype, size in totals.items() if "float" in dtype}
+    chosen = floating or totals or {"float32": 0}
+    return max(chosen, key=lambda dtype: (chosen[dtype], dtype))
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Rates of one timed case and their shares of the ceilings, in percent; None where unknown.
+
+    `floor_seconds` is the least time at the measured ceilings, by bytes or by flops; `limit` names
+    which.
+    """
+
+    seconds: float
+    bandwidth: float | None
+    flops: float | None
+    bandwidth_pct: float | None
+    flops_pct: float | None
+    floor_seconds: float | None
+    limit: str = ""
+    bytes_ratio: float | None = None
+
+    @property
+    def roofline_pct(self) -> float | None:
+        """The least time over the measured time, in percent."""
+        return None if self.floor_seconds is None else 100 * self.floor_seconds / self.seconds
+
+
+def achieved(
+    work: Work, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
+) -> Achieved:
+    """The rates of a case that took so many seconds. `counted_bytes` is real traffic, where a
+    counter gave it."""
+    by_bytes = _byte_seconds(work, ceilings)
+    peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
+    # Without counted flops there is hardly any arithmetic: 0 % of the peak, not an unknown share.
+    by_flops = work.needed_flops / peak if peak else None
+    floors = {"bytes": by_bytes, "flops": by_flops or None}
+    known = {limit: floor for limit, floor in floors.items() if floor is not None}
+    limit = max(known, key=lambda name: known[name]) if known else ""
+    total = work.compulsory_bytes
+    return Achieved(
+        seconds=seconds,
+        bandwidth=total / seconds if work.whole else None,
+        flops=work.needed_flops / seconds if work.flops else None,
+        bandwidth_pct=None if by_bytes is None else 100 * by_bytes / seconds,
+        flops_pct=None if by_flops is None else 100 * by_flops / seconds,
+        floor_seconds=known.get(limit),
+        limit=limit,
+        bytes_ratio=counted_bytes / total if counted_bytes and total and work.whole else None,
+    )
+
+
+def _byte_seconds(work: Work, ceilings: Ceilings) -> float | None:
+    if not work.whole or not work.compulsory_bytes:
+        return None
+    return ceilings.stream_seconds(work.read_bytes, work.written_bytes)
+
+
+def metrics_of(
+    work: Work, seconds: float, ceilings: Ceilings | None, launches: float | None = None
+) -> dict[str, float]:
+    """What the harness itself knows of a timed case, by its raw metric names. Shares are only given
+    of ceilings that a quiet machine measured."""
+    metrics = {"call_us": seconds * 1e6}
+    if ceilings is None or not ceilings.trusted:
+        return metrics
+    rates = achieved(work, seconds, ceilings)
+    named = {
+        "copy_bandwidth_pct": rates.bandwidth_pct,
+        "matmul_peak_pct": rates.flops_pct,
+        "roofline_pct": rates.roofline_pct,
+    }
+    metrics |= {name: round(value, 3) for name, value in named.items() if value is not None}
+    if launches is not None and ceilings.dispatch is not None:
+        share = 100 * launches * ceilings.dispatch.value / seconds
+        metrics["dispatch_pct"] = round(min(100.0, share), 3)
+    return metrics
+
+
+# -- faster than physics
+
+
+def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
+    """Flags of row 29 of the exploit table for one timed case: `reject` where no kernel can be so
+    fast on this device, `review` where a person should look.
+
+    `ceilings` is None where the device was not measured; then only the speed-up is looked at.
+    """
+    limits = limits_of(work, timing, ceilings)
+    flags = list(roofline_flags(timing, limits))
+    took = timing.candidate_us
+    if flags or took is None or ceilings is None:
+        return flags
+    least = replace(work, flops=limits.flops, causal=False)
+    soft = achieved(least, took * 1e-6, ceilings).floor_seconds
+    if soft is not None and took < soft * 1e6 / CACHED_SLACK:
+        message = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
+        flags.append(Flag(ROW, "review", message))
+    return flags
+
+
+def limits_of(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> DeviceLimits:
+    """What binds every kernel, by the kindest reading: what fits the cache was there already, in
+    any dtype, by the best algorithm, at the fastest rate.
+
+    Ceilings of a busy machine, or ceilings that the reference itself beats, bind nobody.
+    """
+    total = work.compulsory_bytes if work.whole else work.written_bytes
+    flops = int(work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0))
+    unbound = DeviceLimits(total, flops)
+    if ceilings is None or not ceilings.trusted:
+        return unbound
+    moved = max(0, int(total - ceilings.kept_bytes))
+    limits = DeviceLimits(moved, flops, ceilings.fastest_bandwidth(total), ceilings.fastest_peak)
+    baseline = timing.baseline_us
+    return unbound if baseline is not None and baseline < limits.least_us else limits
+
 
 # Ceilings are measured too, and by a program that is no better than a good kernel.
 MARGIN = 1.05
@@ -15,7 +229,7 @@ REMARKABLE = 10.0  # a gain that a person should look at
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceLimits:
     """What one call has to do, and the best that the device did: bytes and flops a second, None
     where nobody measured it or where it does not bind (a case that fits the cache)."""
 
@@ -26,14 +240,14 @@ class Work:
 
     @property
     def least_us(self) -> float:
-        """A time that no right kernel goes below."""
+        """A time in microseconds that no correct kernel goes below."""
         moving = self.bytes / self.bandwidth if self.bandwidth else 0.0
         computing = self.flops / self.peak if self.peak else 0.0
         return max(moving, computing) * 1e6 / MARGIN
 
 
-def physics_flags(timing: CaseTiming, work: Work) -> Iterator[Flag]:
-    """Row 29 of the exploit table, for one case."""
+def roofline_flags(timing: CaseTiming, work: DeviceLimits) -> Iterator[Flag]:
+    """Flags of row 29 of the exploit table, for one case and its limits."""
     took = timing.candidate_us
     if took is None:
         return

@@ -18,10 +18,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """seeds: correctness runs per case. call_seconds, load_seconds: deadlines. without: rows of the
-    exploit table whose defence is off; only `kernlore doctor --exploits` sets it.
+    """How candidates are evaluated.
 
-    memory_bytes is beyond what a runner has mapped before a candidate is loaded.
+    `seeds` counts correctness runs of each case. `call_seconds` and `load_seconds` are deadlines.
+    `memory_bytes` is beyond what a runner has mapped before a candidate is loaded. `without` holds
+    rows of the exploit table whose defence is off; only `kernlore doctor --exploits` sets it.
     """
 
     seeds: int = 2
@@ -42,19 +43,21 @@ class EvaluationSettings:
         return self.without.isdisjoint(defences)
 
     def limits(self, device: str) -> Mapping[str, int]:
-        """What a runner gives up. CUDA reserves address space far beyond its use: no memory limit
-        there."""
-        told = {
+        """The limits that a runner takes on, in bytes and seconds. CUDA reserves address space far
+        beyond its use, so there is no memory limit there."""
+        limits = {
             "file_bytes": self.file_bytes,
             "cpu_seconds": int((self.load_seconds + self.timing.seconds) * self.threads) + 1,
         }
         if device == "cpu":
-            told["memory_bytes"] = self.memory_bytes
-        return told
+            limits["memory_bytes"] = self.memory_bytes
+        return limits
 
     @property
     def fingerprint(self) -> str:
-        """Of what decides a verdict."""
-        told = asdict(self)
-        told["without"] = sorted(self.without)
-        return hashlib.sha256(json.dumps([HARNESS, told], sort_keys=True).encode()).hexdigest()[:16]
+        """A digest of everything that decides a result."""
+        values = asdict(self)
+        values["without"] = sorted(self.without)
+        return hashlib.sha256(json.dumps([HARNESS, values], sort_keys=True).encode()).hexdigest()[
+            :16
+        ]

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.evaluation.runner.memory.arrays import Arrays, Place, create, lay_out
-from optimizer.evaluation.runner.memory.pinned import pin, unpin
+from optimizer.evaluation.runner.memory import Arrays, Place, create, lay_out, pin, unpin
 
 Specs = Sequence[tuple[str, Sequence[int]]]
 KEPT_BYTES = 16 << 30
@@ -20,8 +19,9 @@ KEPT_BYTES = 16 << 30
 
 @dataclass(frozen=True)
 class Shared:
-    """A memory file and views on it. used: it held something else before. pinned: see
-    `optimizer.evaluation.runner.memory.pinned`; it stays so while it is kept."""
+    """A memory file and views on it. `used` says that it held something else before. `pinned` says
+    that its pages stay in place for a GPU (see `optimizer.evaluation.runner.memory.pin`), as long
+    as it is kept."""
 
     fd: int
     places: list[Place]
@@ -31,13 +31,15 @@ class Shared:
     pinned: bool = False
 
     def close(self) -> None:
+        """Unpin and close the file; the views stay valid while they are held."""
         if self.pinned:
             unpin(self.arrays)
         os.close(self.fd)
 
 
 class SharedStore:
-    """keeps: whether memory that was given back is given out again."""
+    """Gives out shared memory. `keeps` says whether memory that was given back is given out again.
+    May be used by several threads."""
 
     def __init__(self, keeps: bool = False) -> None:
         self._keeps = keeps
@@ -45,14 +47,15 @@ class SharedStore:
         self._lock = threading.Lock()
 
     def take(self, specs: Specs, pinned: bool = False) -> Shared:
-        """Zeros, or whatever it held where it was used before. pinned: if that can be."""
+        """Memory for arrays of these (dtype, shape) pairs: zeros, or whatever it held where it was
+        used before. `pinned` asks for pinned memory, where that can be had."""
         places, size = lay_out(specs)
-        shared = self._found(places) or _made(places, size)
+        shared = self._reusable(places) or _created(places, size)
         if pinned and not shared.pinned:
             shared = replace(shared, pinned=pin(shared.arrays))
         return shared
 
-    def _found(self, places: Sequence[Place]) -> Shared | None:
+    def _reusable(self, places: Sequence[Place]) -> Shared | None:
         with self._lock:
             for number, shared in enumerate(self._free):
                 if shared.places == places:
@@ -60,16 +63,16 @@ class SharedStore:
         return None
 
     def give(self, shared: Shared, reusable: bool) -> None:
-        """reusable: no process maps it any more."""
+        """Give memory back. `reusable` says that no process maps it any more."""
         with self._lock:
-            held = sum(one.size for one in self._free)
+            held = sum(kept.size for kept in self._free)
             if self._keeps and reusable and held + shared.size <= KEPT_BYTES:
                 self._free.append(replace(shared, used=True))
                 return
         shared.close()
 
     def close(self) -> None:
-        """What is given back later is not kept."""
+        """Close what is kept. What is given back later is closed at once."""
         with self._lock:
             self._keeps = False
             free, self._free = self._free, []
@@ -77,6 +80,6 @@ class SharedStore:
             shared.close()
 
 
-def _made(places: list[Place], size: int) -> Shared:
+def _created(places: list[Place], size: int) -> Shared:
     fd = create(size)
     return Shared(fd, places, size, Arrays(fd, places, size))

@@ -1,9 +1,8 @@
-"""A candidate of a command toolchain: its program is run once for each case and seed through files;
-its time is what the chip or simulator reports.
+"""Candidates of a command toolchain: the program is run once for each case and seed through files,
+and its time is what the chip or simulator reports.
 
 There is no reference on such a chip, so there is no speed-up either: a search compares candidates
-with one another (`optimizer.search.bench.simulated`). Time from a simulator is marked so and never
-mixed with wall time.
+with one another. Time from a simulator is marked so and never mixed with wall time.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _VALIDITY: dict[str, Validity] = {
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """What the runs of one case came to; `message` is empty when it is right."""
+class SimulatedCase:
+    """The result of one case's runs; `message` is empty when all outputs are right."""
 
     checks: tuple[CaseCheck, ...]
     validity: Validity
@@ -40,43 +39,50 @@ def run_simulated(
     prepared: PreparedCase,
     toolchain: CommandToolchain,
     compiled: Compiled,
+    *,
     seeds: Sequence[int],
     workdir: Path,
     seconds: float,
-) -> Simulated:
-    """Every seed of one case; the figures are of the last run."""
+) -> SimulatedCase:
+    """Run the program on every seed of one case. The figures are those of the last run. `seconds`
+    is the deadline of one run."""
     checks: list[CaseCheck] = []
-    told = CommandRun()
+    outcome = CommandRun()
     for seed in seeds:
         sample = prepared.sample(seed)
-        told = toolchain.run(
+        outcome = toolchain.run(
             compiled, list(sample.tensors), prepared.open.signature, workdir, seconds
         )
-        if not told.ok:
-            return Simulated(
-                tuple(checks), _VALIDITY[told.failure], message=told.message, log=told.log
+        if not outcome.ok:
+            return SimulatedCase(
+                tuple(checks), _VALIDITY[outcome.failure], message=outcome.message, log=outcome.log
             )
-        errors = tuple(prepared.errors(told.outputs, seed))
+        errors = tuple(prepared.errors(outcome.outputs, seed))
         wrong = [error for error in errors if not error.ok]
-        message = wrong[0].told() if wrong else ""
+        message = wrong[0].in_words() if wrong else ""
         checks.append(CaseCheck(prepared.name, seed, not wrong, errors, message))
         if wrong:
-            return Simulated(
+            return SimulatedCase(
                 tuple(checks),
                 "incorrect",
                 message=f"case {prepared.name}: {message}",
-                log=told.log,
+                log=outcome.log,
             )
-    return Simulated(
-        tuple(checks), "correct", _timing(prepared.name, told), dict(told.metrics), log=told.log
+    return SimulatedCase(
+        tuple(checks),
+        "correct",
+        _timing(prepared.name, outcome),
+        dict(outcome.metrics),
+        log=outcome.log,
     )
 
 
 def cost_of(timing: CaseTiming) -> float | None:
-    """What candidates are compared by: cycles, or time where a simulator gives no cycles."""
+    """The cost by which candidates are compared: cycles, or microseconds where a simulator gives no
+    cycles."""
     return timing.cycles or timing.candidate_us
 
 
-def _timing(case: str, told: CommandRun) -> CaseTiming:
-    state: TimingState = told.timing
-    return CaseTiming(case, state, candidate_us=told.time_us, cycles=told.cycles, calls=1)
+def _timing(case: str, outcome: CommandRun) -> CaseTiming:
+    state: TimingState = outcome.timing
+    return CaseTiming(case, state, candidate_us=outcome.time_us, cycles=outcome.cycles, calls=1)

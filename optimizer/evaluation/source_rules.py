@@ -22,7 +22,8 @@ class SourceUnreadable(Exception):
 
 
 def source_flags(bundle: Bundle) -> list[Flag]:
-    """Findings over every Python file of the bundle. Raises SourceUnreadable."""
+    """Findings in every Python file of the bundle. Raises SourceUnreadable for a file that does not
+    parse."""
     flags: list[Flag] = []
     for name, text in bundle.files.items():
         if name.endswith(".py"):

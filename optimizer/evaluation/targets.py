@@ -22,14 +22,15 @@ VECTORS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
 
 @dataclass(frozen=True)
 class Chosen:
-    """A target and the built-in toolchain that its hardware.toml names for the language."""
+    """A target, and the built-in toolchain that its hardware.toml names for the language."""
 
     target: Target
     builtin: str | None
 
 
 def here(devices: tuple[DetectedDevice, ...]) -> str:
-    """The id of the first device of this machine that is registered, accelerators first."""
+    """The id of the first registered device of this machine, accelerators first. Raises Unavailable
+    where none is registered."""
     for device in devices:
         if device.hardware_id_hint is not None:
             return device.hardware_id_hint
@@ -49,7 +50,8 @@ def target_for(
     devices: tuple[DetectedDevice, ...],
     cuda: Callable[[], bool],
 ) -> Chosen:
-    """cuda: whether torch can use a GPU here; asked only where it matters."""
+    """The target of a hardware id for one language. `cuda` says whether torch can use a GPU here;
+    it is only called where that matters."""
     toolchain = _toolchain(lineage, specs, language)
     return Chosen(
         Target(
@@ -65,19 +67,19 @@ def target_for(
 
 
 def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
-    """Facts that a CPU of this machine tells about itself, by key: caches in bytes, as one core
-    sees them, and the width of its vectors, where an instruction set has several. A GPU's are
-    those of its data sheet."""
+    """Facts that a CPU of this machine reports about itself, by key: caches in bytes, as one core
+    sees them, and the width of its vectors, where an instruction set has several. Empty for a GPU,
+    whose facts are those of its data sheet."""
     if identity.kind != "cpu":
         return {}
     known = identity.caches
-    found: dict[str, float | str] = {
+    facts: dict[str, float | str] = {
         fact: float(known[level]) for level, fact in CACHES.items() if level in known
     }
     bits = next((bits for flag, bits in VECTORS if flag in identity.flags), None)
     if bits is not None:
-        found |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
-    return found
+        facts |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
+    return facts
 
 
 def _toolchain(
@@ -94,15 +96,15 @@ def _toolchain(
 def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
     if toolchain is None or toolchain.builtin:
         return {}
-    told = vars(toolchain)
-    return {name: told[name] for name in ("compile", "run", "profile", "timing", "suffix", "env")}
+    fields = vars(toolchain)
+    return {name: fields[name] for name in ("compile", "run", "profile", "timing", "suffix", "env")}
 
 
 def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:
     """ "90" for compute capability 9.0, "gfx942" as it is; a CPU is compiled for as "native"."""
-    told = facts.get("compute_capability")
-    if isinstance(told, str):
-        return told.replace(".", "") if told[0].isdigit() else told
+    capability = facts.get("compute_capability")
+    if isinstance(capability, str):
+        return capability.replace(".", "") if capability[0].isdigit() else capability
     return "native" if {"x86-64", "arm"} & set(lineage) else None
 
 

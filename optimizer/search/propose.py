@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from optimizer.evaluation.records import EvaluationVerdict
 from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
@@ -221,11 +222,11 @@ def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple
 def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
     """What is asked of the knowledge base for a change of this node."""
     found = node.evaluation
-    verdict = found.verdict if found is not None else {}
+    verdict = found.verdict if found is not None else EvaluationVerdict()
     of_candidate = found is not None and node.parent is not None
     return Query(
         signals=node.signals,
-        metrics={**found.metrics, **verdict.get("metrics", {})} if found else {},
+        metrics={**found.metrics, **verdict.metrics} if found else {},
         log=found.log if found and not found.correct else "",
         hardware=task.hardware.id,
         op=task.problem.op,
@@ -234,7 +235,7 @@ def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
         run_id=task.run_id,
         node=node.number,
         max_tokens=CONTEXT_TOKENS,
-        problem=dict(verdict.get("problem", {})),
+        problem=dict(verdict.problem),
         roles=roles,
     )
 

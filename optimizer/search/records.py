@@ -123,8 +123,7 @@ class Node:
     @property
     def signals(self) -> tuple[str, ...]:
         """Of its verdict, the leading one first."""
-        verdict = self.evaluation.verdict if self.evaluation is not None else {}
-        return tuple(signal["id"] for signal in verdict.get("signals", ()))
+        return self.evaluation.verdict.signal_ids if self.evaluation is not None else ()
 
     def as_json(self) -> dict[str, Any]:
         told = asdict(self)

@@ -9,10 +9,10 @@ from kb.catalog.skills import SkillHead
 from kb.errors import KernloreError
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.evaluation.collectors.work import Work, work_of
 from optimizer.evaluation.diagnose import quantities
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.roofline import Work, work_of
 
 # What decides how a kernel is to be tuned: what it has to move, and how long its loops are. Other
 # quantities follow from these, the operator and the element type.

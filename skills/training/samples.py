@@ -144,7 +144,7 @@ def state_of(tree: Tree, node: Node) -> dict[str, Any]:
             "files": dict(bundle.files) if bundle is not None else {},
             "validity": found.validity if found is not None else None,
             "signals": list(parent.signals),
-            "verdict": dict(found.verdict) if found is not None else {},
+            "verdict": found.verdict.as_json() if found is not None else {},
             "speedup": asdict(parent.speedup) if parent.speedup is not None else None,
         },
         "inherited": node.inherited,

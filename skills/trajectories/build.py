@@ -73,8 +73,8 @@ def measured_sizes(nodes: Iterable[Node]) -> dict[str, dict[str, float]]:
         if evaluation is None:
             continue
         timed = [timing.case for timing in evaluation.timings]
-        case = evaluation.verdict.get("case") or (timed[0] if len(timed) == 1 else "")
-        told = evaluation.verdict.get("problem", {})
+        case = evaluation.verdict.case or (timed[0] if len(timed) == 1 else "")
+        told = evaluation.verdict.problem
         sizes = {name: float(told[name]) for name in BOUNDING if name in told}
         if case and sizes:
             found.setdefault(case, sizes)
@@ -114,7 +114,7 @@ def measured_of(found: Evaluation) -> Measured:
         toolchain=found.toolchain,
         device=found.device,
         checks=(sum(check.ok for check in found.checks), len(found.checks)),
-        signals=tuple(signal["id"] for signal in found.verdict.get("signals", ())),
+        signals=found.verdict.signal_ids,
         metrics=dict(found.metrics),
         speedup=ratio_of(found.speedup),
         cases=tuple(_figure(timing) for timing in found.timings),

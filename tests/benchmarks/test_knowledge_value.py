@@ -33,7 +33,7 @@ from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, verdict_from_json
 from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import POLICIES
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
@@ -113,7 +113,7 @@ def evaluation(merit: float | None, signals: tuple[str, ...] = ("poor_reuse",)) 
         timing="measured" if merit is not None else "none",
         reached="diagnose",
         speedup=Interval(merit, merit, merit, 6) if merit is not None else None,
-        verdict={"signals": [{"id": signal} for signal in signals]},
+        verdict=verdict_from_json({"signals": [{"id": signal} for signal in signals]}),
     )  # fmt: skip
 
 
@@ -477,8 +477,8 @@ def test_verdicts_are_made_again_from_what_was_measured(tmp_path: Path, space: S
     ]
     found = rediagnosed(Table(rows), [space], device, device.facts, ("x86-64", "any")).rows
     verdict = found[0].evaluation.verdict
-    assert verdict["primary"] == "memory_bound" and verdict["metrics"]["copy_bandwidth_pct"] == 70
-    assert query_of(space, found[0]).metrics == verdict["metrics"]
+    assert verdict.primary == "memory_bound" and verdict.metrics["copy_bandwidth_pct"] == 70
+    assert query_of(space, found[0]).metrics == verdict.metrics
     assert [row.evaluation for row in found[1:]] == [row.evaluation for row in rows[1:]]
     (tmp_path / "device.json").write_text('{"ceilings": {"form": 0}, "facts": {}}')
     with pytest.raises(InvalidRequest):

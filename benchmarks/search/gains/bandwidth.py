@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kb.problem_terms import op_family
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.work import READS_A_PART, achieved, work_of
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.roofline import READS_A_PART, achieved, work_of
 from optimizer.search.confirm import Outcome
 
 

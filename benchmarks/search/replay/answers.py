@@ -43,10 +43,10 @@ def question_of(query: Query) -> str:
 def query_of(space: Space, row: Row) -> Query:
     """What the search asks when it starts from this point."""
     found = row.evaluation
-    derived = found.verdict.get("metrics", {})
+    derived = found.verdict.metrics
     language = space.ground.language
     return Query(
-        signals=tuple(signal["id"] for signal in found.verdict.get("signals", ())),
+        signals=found.verdict.signal_ids,
         metrics={**found.metrics, **derived},
         log="" if found.correct else found.log,
         hardware=found.hardware,
@@ -56,7 +56,7 @@ def query_of(space: Space, row: Row) -> Query:
         run_id="",
         node=0,
         max_tokens=TOKENS,
-        problem=dict(found.verdict.get("problem", {})),
+        problem=dict(found.verdict.problem),
         roles=roles_of([RecipeSynthesizer(space.recipes, [language])], space.view),
     )
 

@@ -17,9 +17,9 @@ from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from kb.errors import InvalidRequest
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json
-from optimizer.evaluation.collectors.work import Work, work_of
-from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
+from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.roofline import Work, work_of
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ def rediagnosed(
         found = row.evaluation
         if found.language != languages.get(row.problem) or not found.correct:
             return row
-        around = Surroundings(
+        inputs = DiagnosisInputs(
             lineage=lineage, facts=facts, works=works[row.problem], ceilings=device.ceilings
         )
-        verdict = diagnose_evaluation(found, around)
+        verdict = diagnose_evaluation(found, inputs)
         return replace(row, evaluation=replace(found, verdict=verdict))
 
     return Table(anew(row) for row in table.rows)

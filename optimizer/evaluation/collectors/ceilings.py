@@ -30,7 +30,7 @@ from typing import Any
 from kb.errors import Unavailable
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.runner.environment import threads_and_memory
+from optimizer.evaluation.isolation.launch import threads_and_memory
 from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
 
 CHILD = Path(__file__).with_name("ceilings_child.py")
@@ -42,7 +42,8 @@ FORM = 4  # of the stored JSON; raised when a figure changes its meaning
 
 @dataclass(frozen=True)
 class Figure:
-    """value: bytes/s, flop/s or s. spread: median over best, less one. n: repeats."""
+    """A measured figure. `value` is in bytes/s, flop/s or s; `spread` is median over best, less
+    one; `n` counts repeats."""
 
     value: float
     spread: float
@@ -51,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Point:
-    """Bandwidth at one footprint (all bytes that are touched)."""
+    """Bandwidth in bytes/s at one footprint: all bytes that are touched."""
 
     bytes: int
     value: float
@@ -61,10 +62,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """All of one device with one number of threads. cache_bytes: of its last level.
+    """All ceilings of one device with one number of threads. `cache_bytes` is the size of its last
+    level.
 
-    waited: share of the time in which its threads had no processor; above `BUSY` the figures are of
-    a machine that did something else too, and no time is impossible by them.
+    `waited` is the share of the time in which its threads had no processor. Above `BUSY` the
+    figures are those of a machine that did other work too, and no time counts as impossible by
+    them.
     """
 
     device: str
@@ -84,6 +87,7 @@ class Ceilings:
 
     @property
     def trusted(self) -> bool:
+        """Whether the machine was quiet enough."""
         return self.waited <= BUSY
 
     @property
@@ -94,15 +98,17 @@ class Ceilings:
     @property
     def kept_bytes(self) -> float:
         """The most that can have stayed in a cache from one call to the next: below the footprint
-        from which on bandwidth no longer falls, and no more than the last level is said to hold."""
+        from which on bandwidth no longer falls, and no more than the last level is reported to
+        hold."""
         slowest = 1.25 * self.fastest_bandwidth(self.copy[-1].bytes)
         flat = [p.bytes for p in self.copy if self.fastest_bandwidth(p.bytes) <= slowest]
         beyond = min(flat, default=self.copy[-1].bytes)
         return min(beyond, self.cache_bytes) if self.cache_bytes else beyond
 
     def stream_seconds(self, read_bytes: float, written_bytes: float) -> float:
-        """What moving these bytes once takes at the measured rates: as much as can be paired is a
-        copy, the rest is plain reading or writing; and what new memory for the outputs costs."""
+        """The time that moving these bytes once takes at the measured rates: as much as can be
+        paired is a copy, the rest is plain reading or writing; and the cost of new memory for the
+        outputs."""
         footprint = read_bytes + written_bytes
         paired = min(read_bytes, written_bytes)
         copy = interpolated(self.copy, footprint)
@@ -124,45 +130,48 @@ class Ceilings:
         return max(0.0, 2 * size / point.value - 2 * size / known[point.bytes])
 
     def fastest_bandwidth(self, footprint: float) -> float:
-        """Nothing of this footprint was ever moved faster: over all kinds of access, at the largest
-        measured footprint that is no larger."""
+        """The bandwidth that nothing of this footprint exceeded: over all kinds of access, at the
+        largest measured footprint that is no larger."""
         rates = [_at_most(points, footprint) for points in (self.copy, self.read, self.write)]
         return max(rates)
 
     def peak(self, dtype: str, *, relaxed: bool = False) -> float | None:
-        """Flop/s of matrix products in this dtype; the fastest dtype where lower precision inside
-        is allowed."""
+        """Flop/s of matrix products in this dtype, None where it was not measured; with `relaxed`,
+        the fastest dtype, because lower precision inside is allowed."""
         if relaxed and self.matmul:
             return self.fastest_peak
-        found = self.matmul.get(dtype)
-        return found.value if found else None
+        figure = self.matmul.get(dtype)
+        return figure.value if figure else None
 
     @property
     def fastest_peak(self) -> float | None:
+        """Flop/s of the fastest dtype; None without any."""
         return max((figure.value for figure in self.matmul.values()), default=None)
 
     def as_json(self) -> dict[str, Any]:
+        """The stored form."""
         return {"form": FORM, **asdict(self)}
 
 
-def from_json(told: Mapping[str, Any]) -> Ceilings:
+def from_json(record: Mapping[str, Any]) -> Ceilings:
     """The inverse of `Ceilings.as_json`. Raises KeyError or TypeError on another form."""
-    if told["form"] != FORM:
+    if record["form"] != FORM:
         raise KeyError("form")
-    fields = {name: told[name] for name in Ceilings.__dataclass_fields__}
+    fields = {name: record[name] for name in Ceilings.__dataclass_fields__}
     for name in ("copy", "read", "write", "clone"):
-        fields[name] = tuple(Point(**row) for row in told[name])
-    fields["matmul"] = {dtype: Figure(**row) for dtype, row in told["matmul"].items()}
+        fields[name] = tuple(Point(**row) for row in record[name])
+    fields["matmul"] = {dtype: Figure(**row) for dtype, row in record["matmul"].items()}
     for name in ("launch", "dispatch"):
-        fields[name] = Figure(**told[name]) if told[name] else None
+        fields[name] = Figure(**record[name]) if record[name] else None
     return Ceilings(**fields)
 
 
 def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
-    """Takes about ten seconds, twice that on a busy machine, and the device for itself; the caller
-    must not hold its lock."""
-    found = _measured(kind, threads)
-    return found if found.trusted else joined(found, _measured(kind, threads))
+    """Measure the ceilings of this machine's device. Takes about ten seconds, twice that on a busy
+    machine, and the device for itself: the caller must not hold its lock. Raises Unavailable where
+    it fails."""
+    first = _measured(kind, threads)
+    return first if first.trusted else joined(first, _measured(kind, threads))
 
 
 def _measured(kind: DeviceKind, threads: int) -> Ceilings:
@@ -179,11 +188,11 @@ def _measured(kind: DeviceKind, threads: int) -> Ceilings:
             f"the ceilings of {identity.name} could not be measured: {done.log[-300:]}",
             hint="Free its memory, check that torch works on it, and try again.",
         )
-    told = json.loads(done.stdout.splitlines()[-1])
-    return _ceilings(identity, threads, told)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return _ceilings(identity, threads, figures)
 
 
-def _ceilings(identity: DeviceIdentity, threads: int, told: Mapping[str, Any]) -> Ceilings:
+def _ceilings(identity: DeviceIdentity, threads: int, figures: Mapping[str, Any]) -> Ceilings:
     own = {
         "form": FORM,
         "device": identity.id,
@@ -192,7 +201,7 @@ def _ceilings(identity: DeviceIdentity, threads: int, told: Mapping[str, Any]) -
         "cache_bytes": identity.cache_bytes,
         "measured_at": time.time(),
     }
-    return from_json({**told, **own})
+    return from_json({**figures, **own})
 
 
 def _largest(identity: DeviceIdentity) -> int:
@@ -231,8 +240,8 @@ def joined(before: Ceilings, after: Ceilings) -> Ceilings:
     """The better figure of each; as trusted as the quieter measurement."""
     quiet = min(before.waited, after.waited)
     matmul = {
-        dtype: max((f for f in (before.matmul.get(dtype), found) if f), key=lambda f: f.value)
-        for dtype, found in after.matmul.items()
+        dtype: max((f for f in (before.matmul.get(dtype), figure) if f), key=lambda f: f.value)
+        for dtype, figure in after.matmul.items()
     }
     return replace(
         after,
@@ -253,27 +262,28 @@ def _better(before: Sequence[Point], after: Sequence[Point]) -> tuple[Point, ...
 
 
 def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
-    found = [figure for figure in (before, after) if figure is not None]
-    return min(found, key=lambda figure: figure.value) if found else None
+    known = [figure for figure in (before, after) if figure is not None]
+    return min(known, key=lambda figure: figure.value) if known else None
 
 
 class DeviceStore:
-    """Ceilings kept as one JSON file a device: `DATA_DIR/devices/<id>.json`."""
+    """Ceilings kept as one JSON file for each device: `DATA_DIR/devices/<id>.json`."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "devices"
 
     def load(self, identity: DeviceIdentity, threads: int) -> Ceilings | None:
-        """What was stored; None when nothing was, or in another form."""
-        told = self._read(identity)
+        """The stored ceilings; None when there are none, or only in another form."""
+        stored = self._read(identity)
         try:
-            return from_json(told["ceilings"][str(threads)])
+            return from_json(stored["ceilings"][str(threads)])
         except (KeyError, TypeError):
             return None
 
     def save(self, identity: DeviceIdentity, ceilings: Ceilings) -> Path:
-        """Joins them with stored ones of the same number of threads: a ceiling is the best that was
-        ever seen. The file is replaced as a whole."""
+        """Store the ceilings and return the file's path. They are joined with stored ones of the
+        same number of threads: a ceiling is the best that was ever seen. The file is replaced as a
+        whole."""
         kept = self._read(identity).get("ceilings", {})
         before = self.load(identity, ceilings.threads)
         best = ceilings if before is None else joined(before, ceilings)
@@ -281,28 +291,28 @@ class DeviceStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(identity)
         draft = path.with_suffix(".part")
-        told = {"identity": identity.as_json(), "ceilings": kept}
-        draft.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        record = {"identity": identity.as_json(), "ceilings": kept}
+        draft.write_text(json.dumps(record, indent=1), encoding="utf-8")
         draft.replace(path)
         return path
 
     def ensure(self, kind: DeviceKind, threads: int) -> Ceilings:
-        """Those of this machine's device; measured if none are stored, or if only ones are that a
-        busy machine gave."""
+        """The ceilings of this machine's device; measured if none are stored, or only those of a
+        busy machine."""
         identity = identify(kind)
-        found = self.load(identity, threads)
-        if found is None or not found.trusted:
+        stored = self.load(identity, threads)
+        if stored is None or not stored.trusted:
             self.save(identity, measure_ceilings(kind, threads))
-            found = self.load(identity, threads)
-            assert found is not None
-        return found
+            stored = self.load(identity, threads)
+            assert stored is not None
+        return stored
 
     def _path(self, identity: DeviceIdentity) -> Path:
         return self._folder / f"{identity.id}.json"
 
     def _read(self, identity: DeviceIdentity) -> dict[str, Any]:
         try:
-            told = json.loads(self._path(identity).read_text(encoding="utf-8"))
+            record = json.loads(self._path(identity).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return record if isinstance(record, dict) else {}

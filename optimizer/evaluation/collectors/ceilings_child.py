@@ -27,7 +27,7 @@ MIN_REPEATS, MAX_REPEATS = 4, 400
 MIB = 1 << 20
 FORK_REGIONS = 2_000
 FMA_LOOPS = 200_000
-CHAINS, VECTOR_BYTES = 12, 64  # independent ones, so that latency does not show
+CHAINS, VECTOR_BYTES = 12, 64  # independent chains, so that latency does not show
 # Calls from Python; vectors wider than the chip's are split by the compiler.
 PROBES = """
 #include <omp.h>
@@ -77,13 +77,14 @@ def rate(work: float, times: list[float]) -> Figure:
 
 
 def wall(call: Callable[[], Any]) -> float:
+    """Seconds of one call by the wall clock."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 def device_time(call: Callable[[], Any]) -> float:
-    """Between two events on the stream."""
+    """Seconds of one call between two events on the stream."""
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     torch.cuda.synchronize()
@@ -96,7 +97,7 @@ def device_time(call: Callable[[], Any]) -> float:
 
 def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, list[Figure]]:
     """Bandwidth by footprint. Pages are touched before the clock runs, but not those of `clone`."""
-    found: dict[str, list[Figure]] = {"copy": [], "clone": [], "read": [], "write": []}
+    rows: dict[str, list[Figure]] = {"copy": [], "clone": [], "read": [], "write": []}
     for footprint in sizes:
         half = torch.ones(footprint // 8, device=device)
         other = torch.zeros_like(half)
@@ -109,9 +110,9 @@ def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, li
         }
         for name, call in calls.items():
             row = rate(footprint, repeated(call, seconds_of))
-            found[name].append({"bytes": footprint, **row})
+            rows[name].append({"bytes": footprint, **row})
         del half, other, whole, calls
-    return found
+    return rows
 
 
 def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
@@ -125,6 +126,7 @@ def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
 
 
 def cost(times: list[float], calls: int) -> Figure:
+    """Seconds of one of `calls` calls that were timed together."""
     each = [took / calls for took in times]
     best = min(each)
     return {"value": best, "spread": statistics.median(each) / best - 1, "n": len(each)}
@@ -161,13 +163,13 @@ def multiply_adds(call: Any, item_bytes: int, threads: int) -> Figure:
 
 
 def higher(library: Figure, loop: Figure | None) -> Figure:
-    """What was reached by either: a library need not use the widest vectors of a chip."""
+    """The figure that either reached: a library need not use the widest vectors of a chip."""
     return library if loop is None or library["value"] >= loop["value"] else loop
 
 
 def waited_seconds() -> float:
-    """How long this process's threads stood ready without a processor, and how long a hypervisor
-    ran somebody else; 0 where the kernel does not say."""
+    """How long this process's threads were ready without a processor, and how long a hypervisor ran
+    somebody else; 0 where the kernel keeps no account."""
     total = 0.0
     for task in Path("/proc/self/task").glob("*/schedstat"):
         total += int(task.read_text(encoding="ascii").split()[1]) * 1e-9
@@ -180,6 +182,7 @@ def waited_seconds() -> float:
 
 def on_cpu(largest: int, threads: int) -> dict[str, Any]:
     # An array above 32 MiB is never kept by glibc's allocator: 72 MiB are two arrays of 36.
+    """The ceilings of this machine's processors."""
     steps = (MIB, 8 * MIB, 32 * MIB, 72 * MIB, 192 * MIB)
     sizes = [size for size in steps if size < largest] + [largest]
     tiny = torch.zeros(1)
@@ -197,10 +200,11 @@ def on_cpu(largest: int, threads: int) -> dict[str, Any]:
 
 
 def on_gpu(largest: int) -> dict[str, Any]:
+    """The ceilings of the first GPU."""
     sizes = [16 * MIB, 128 * MIB, 512 * MIB]
     sizes = [size for size in sizes if size < largest] + [largest]
-    one = torch.zeros(1, device="cuda")
-    empty: Any = torch.cuda._sleep  # a kernel that spins for as many cycles as it is told
+    scalar = torch.zeros(1, device="cuda")
+    empty: Any = torch.cuda._sleep  # a kernel that spins for a given number of cycles
     return {
         **bandwidths("cuda", sizes, device_time),
         "matmul": {
@@ -214,19 +218,20 @@ def on_gpu(largest: int) -> dict[str, Any]:
             )
         },
         "launch": cost(repeated(lambda: [empty(0) for _ in range(100)], device_time), 100),
-        "dispatch": cost(repeated(lambda: [one.add_(1) for _ in range(100)], wall), 100),
+        "dispatch": cost(repeated(lambda: [scalar.add_(1) for _ in range(100)], wall), 100),
     }
 
 
 def main(arguments: list[str]) -> None:
+    """Measure, and print one JSON line."""
     device, threads, largest = arguments[0], int(arguments[1]), int(arguments[2])
     torch.set_num_threads(threads)
     began, waited = time.perf_counter(), waited_seconds()
     with torch.no_grad():
-        found = on_cpu(largest, threads) if device == "cpu" else on_gpu(largest)
+        figures = on_cpu(largest, threads) if device == "cpu" else on_gpu(largest)
     seconds = time.perf_counter() - began
     waited = (waited_seconds() - waited) / (seconds * threads)
-    print(json.dumps({**found, "seconds": seconds, "waited": waited}))
+    print(json.dumps({**figures, "seconds": seconds, "waited": waited}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python -I THIS_FILE JOB`: calls a candidate a few times under a profiler. See `job`.
 
-Modes: `plain` calls; `counted` tells `perf` over a pipe when the calls begin and end;
+Modes: `plain` calls; `counted` informs `perf` over a pipe when the calls begin and end;
 `torch_profiler` and `proton` write what those saw as JSON. On a GPU the calls stand between
 cudaProfilerStart and Stop, so that a profiler can leave everything else out.
 """
@@ -20,49 +20,52 @@ WARM_CALLS = 2
 Call = Callable[[], Any]
 
 
-def subject_call(job: dict[str, Any]) -> Call:
+def kernel_call(job: dict[str, Any]) -> Call:
     """The candidate, set up by the runner's own code."""
-    from optimizer.evaluation.runner.subjects import library_subject, module_subject
+    from optimizer.evaluation.runner.kernels import library_kernel, module_kernel
 
     device = job["device"]
     tensors = [t.to(device) for t in torch.load(job["tensors"], weights_only=True)]
     count = len(job["scalars"])
-    given = [
+    inputs = [
         t.item() if scalar else t for t, scalar in zip(tensors[:count], job["scalars"], strict=True)
     ]
     state = dict(zip(job["state"], tensors[count:], strict=True))
     path, entry = Path(job["path"]), job["entry"]
     if job["kind"] == "c_abi":
         outputs = [(dtype, shape) for dtype, shape in job["expected"]]
-        found = library_subject(
-            path, entry, inputs=given, state=state, outputs=outputs, device=device
+        kernel = library_kernel(
+            path, entry, inputs=inputs, state=state, outputs=outputs, device=device
         )
     else:
-        found = module_subject(
+        kernel = module_kernel(
             path,
             entry,
             init_args=job["init_args"],
-            inputs=given,
+            inputs=inputs,
             state=state,
             seed=0,
             dtype=job["dtype"],
             device=device,
         )
-    return found.call
+    return kernel.call
 
 
 def synchronize(job: dict[str, Any]) -> None:
+    """Wait until a GPU is idle."""
     if job["device"] == "cuda":
         torch.cuda.synchronize()
 
 
 def repeat(job: dict[str, Any], call: Call) -> None:
+    """Call as often as the job asks."""
     for _ in range(job["calls"]):
         call()
     synchronize(job)
 
 
 def plain(job: dict[str, Any], call: Call) -> None:
+    """Calls for a profiler that watches from outside."""
     if job["device"] != "cuda":
         repeat(job, call)
         return
@@ -74,7 +77,7 @@ def plain(job: dict[str, Any], call: Call) -> None:
 
 
 def counted(job: dict[str, Any], call: Call) -> None:
-    """perf starts with its counters off; see `perf stat --control`."""
+    """Calls for perf, which starts with its counters off; see `perf stat --control`."""
     with (
         Path(job["control"]).open("w", encoding="ascii") as control,
         Path(job["control"] + ".ack").open(encoding="ascii") as answers,
@@ -88,6 +91,7 @@ def counted(job: dict[str, Any], call: Call) -> None:
 
 
 def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
+    """Events of PyTorch's profiler by device and name, and the operators of one call."""
     import torch.profiler
 
     profiler: Any = torch.profiler
@@ -114,21 +118,23 @@ def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
 
 
 def proton(job: dict[str, Any], call: Call) -> dict[str, Any]:
+    """The tree that Proton writes."""
     profiler: Any = importlib.import_module("triton.profiler")
     path = Path(job["scratch"], "proton")
     profiler.start(str(path), hook="triton")
     repeat(job, call)
     profiler.finalize()
-    told = json.loads(path.with_suffix(".hatchet").read_text(encoding="utf-8"))
-    return {"calls": job["calls"], "tree": told}
+    tree = json.loads(path.with_suffix(".hatchet").read_text(encoding="utf-8"))
+    return {"calls": job["calls"], "tree": tree}
 
 
 def main(arguments: list[str]) -> None:
+    """Call the candidate in the job's mode, and write the result file."""
     job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
-    call = subject_call(job)
-    job["trace"] = importlib.import_module("optimizer.evaluation.runner.trace").traced
+    call = kernel_call(job)
+    job["trace"] = importlib.import_module("optimizer.evaluation.runner.kernels").traced
     sys.path.remove(root)
     torch.set_num_threads(job["threads"])
     for _ in range(WARM_CALLS):
@@ -140,8 +146,8 @@ def main(arguments: list[str]) -> None:
         "torch_profiler": torch_profiler,
         "proton": proton,
     }
-    told = modes[job["mode"]](job, call)
-    Path(job["result"]).write_text(json.dumps(told), encoding="utf-8")
+    result = modes[job["mode"]](job, call)
+    Path(job["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The supervisor writes the job, `driver` reads it and calls the candidate a few times. The profiled
 process gets the values of a case and no expected outputs, a folder to write in, limits and a
-deadline. Only candidates that were found correct and honest are profiled.
+deadline. Only correct and honest candidates are profiled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Metric = float | str
 
 @dataclass(frozen=True)
 class Job:
-    """spec: what the driver reads. folder: the only place it writes to."""
+    """A candidate to profile. `spec` is what the driver reads, `folder` the only place it writes
+    to."""
 
     folder: Path
     device: DeviceKind
@@ -38,20 +39,22 @@ class Job:
     spec: Mapping[str, Any]
 
     def calling(self, calls: int) -> Job:
-        """The same with another number of calls."""
+        """The same job with another number of calls."""
         return replace(self, spec={**self.spec, "calls": calls})
 
     def command(self, mode: Mode) -> list[str]:
         """The driver's command line; writes its job file."""
         path = self.folder / f"job-{mode}.json"
-        told = {**self.spec, "mode": mode, "result": str(self.result(mode))}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        spec = {**self.spec, "mode": mode, "result": str(self.result(mode))}
+        path.write_text(json.dumps(spec), encoding="utf-8")
         return [sys.executable, "-I", str(DRIVER), str(path)]
 
     def result(self, mode: Mode) -> Path:
+        """The file that the driver writes its result to."""
         return self.folder / f"result-{mode}.json"
 
     def run(self, command: Sequence[str], seconds: float) -> Finished:
+        """Run a command in the job's folder, within `seconds`."""
         threads = str(self.threads)
         env = clean_env(
             self.folder,
@@ -65,9 +68,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Collected:
-    """What one collector told. metrics: raw names as retrieval/data/metrics.toml knows them, of the
-    kernel that takes most of the time; kernels: of each. not_measured: why there are none.
-    call_bytes: device memory traffic of a whole call.
+    """The report of one collector.
+
+    `metrics` have raw names as retrieval/data/metrics.toml knows them, and are those of the kernel
+    that takes most of the time; `kernels` has a row for each kernel. `not_measured` is the reason
+    why there are none. `call_bytes` is device memory traffic of a whole call.
     """
 
     collector: str
@@ -80,11 +85,12 @@ class Collected:
 
 
 def refused(collector: str, reason: str, seconds: float = 0.0) -> Collected:
+    """The report of a collector that measured nothing, with the reason."""
     return Collected(collector, not_measured=reason, seconds=seconds)
 
 
 def failed(collector: str, done: Finished) -> Collected:
-    """A profiler that did not come to an end."""
+    """The report of a profiler that did not complete."""
     last = " ".join(done.log.split())[-300:] or f"exit code {done.code}"
     why = "no result within its deadline" if done.timed_out else last
     return refused(collector, f"{collector} failed: {why}", done.seconds)
@@ -95,11 +101,13 @@ def write_job(
     loader: Loader,
     case: OpenCase,
     tensors: Sequence[torch.Tensor],
+    *,
     device: DeviceKind,
     threads: int,
     calls: int = 3,
 ) -> Job:
-    """tensors: inputs, then weights, as the sample of a `PreparedCase` has them."""
+    """Write a job. `tensors` are inputs, then weights, as the sample of a `PreparedCase` has
+    them."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)

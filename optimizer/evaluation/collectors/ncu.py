@@ -76,8 +76,8 @@ _OF_ACCESSES = frozenset(
 )
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _NOT_ASKED = "ncu may not read counters here"
-# Units of bytes and time as factors of one base unit, which is told with the number; older versions
-# print larger ones however they are asked.
+# Units of bytes and time as factors of a base unit, which stands beside the number; older versions
+# print larger units whatever is requested.
 _SIZES = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 _TIMES = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
 _TIMES |= {"s": 1e9, "second": 1e9}
@@ -85,7 +85,7 @@ _TIMES |= {"s": 1e9, "second": 1e9}
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of one kernel: raw metric name -> value, with its unit where it has one."""
+    """One launch of one kernel: raw metric name to value, with its unit where it has one."""
 
     kernel: str
     metrics: Mapping[str, Metric]
@@ -116,17 +116,17 @@ def collect(job: Job, metrics: Sequence[str] = METRICS) -> Collected:
 def parse(text: str) -> list[Launch]:
     """The launches in an ncu CSV, whatever else was printed before it."""
     rows = _table(text)
-    found: dict[str, dict[str, Metric]] = {}
+    launches: dict[str, dict[str, Metric]] = {}
     kernels: dict[str, str] = {}
     for row in rows:
-        launch = found.setdefault(row["ID"], {})
+        launch = launches.setdefault(row["ID"], {})
         kernels[row["ID"]] = row["Kernel Name"]
         value = _value(row["Metric Value"], row["Metric Unit"])
         if value is not None and (value or row["Metric Name"] not in _OF_ACCESSES):
             launch[row["Metric Name"]] = value
     return [
         Launch(kernels[number], metrics, _nanoseconds(metrics.get(DURATION)))
-        for number, metrics in found.items()
+        for number, metrics in launches.items()
     ]
 
 
@@ -195,6 +195,6 @@ def summarise(launches: Sequence[Launch], seconds: float = 0.0) -> Collected:
 
 def _call_bytes(launches: Sequence[Launch]) -> float | None:
     """Device memory traffic of all launches together."""
-    told = [launch.metrics.get("dram__bytes.sum") for launch in launches]
-    numbers = [float(str(value).removesuffix(" B")) for value in told if value is not None]
+    counts = [launch.metrics.get("dram__bytes.sum") for launch in launches]
+    numbers = [float(str(value).removesuffix(" B")) for value in counts if value is not None]
     return sum(numbers) if len(numbers) == len(launches) else None

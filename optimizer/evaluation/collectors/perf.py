@@ -32,7 +32,7 @@ MIN_SHARE_PCT = 20.0
 
 
 def collect(job: Job) -> Collected:
-    """Count while the candidate is called."""
+    """Count events while the candidate is called."""
     known = tool(NAME)
     if not known.available:
         return refused(NAME, known.reason)
@@ -56,7 +56,8 @@ def collect(job: Job) -> Collected:
 
 
 def parse(text: str, seconds: float = 0.0) -> Collected:
-    """The lines of `perf stat -x,`: value, unit, event, time counted, share of it, metric, unit."""
+    """Read the lines of `perf stat -x,`: value, unit, event, time counted, share of it, metric,
+    unit."""
     metrics: dict[str, Metric] = {}
     missing: list[str] = []
     for line in text.splitlines():
@@ -77,7 +78,7 @@ def parse(text: str, seconds: float = 0.0) -> Collected:
 
 
 def metrics_sum(before: Metric | None, value: float) -> float:
-    """Hybrid processors report an event once for each kind of core."""
+    """The sum of both: hybrid processors report an event once for each kind of core."""
     return value + (before if isinstance(before, float) else 0.0)
 
 

@@ -31,7 +31,7 @@ _VERSION = re.compile(r"(?:\b(?:version|release)\b:?\s*v?|[)\s]|^)(\d+\.\d[\w.]*
 
 @dataclass(frozen=True)
 class Tool:
-    """One measuring tool. reason: why what it would tell is not measured here."""
+    """One measuring tool. `reason` is why what it would report is not measured here."""
 
     name: str
     available: bool
@@ -43,8 +43,9 @@ class Tool:
 class DeviceIdentity:
     """One physical device and the software in front of it.
 
-    id: the same for the same device and driver. caches: level ("L1d", "L2", ...) -> bytes; of a CPU
-    one core's, as the operating system tells, which in a virtual machine may be the host's.
+    `id` is the same for the same device and driver. `caches` maps a level ("L1d", "L2", ...) to
+    bytes; of a CPU they are one core's, as the operating system reports, which in a virtual machine
+    may be the host's.
     """
 
     id: str
@@ -60,31 +61,34 @@ class DeviceIdentity:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the last level, 0 where it is not known."""
+        """The size of the last level, 0 where it is not known."""
         return max(self.caches.values(), default=0)
 
     def as_json(self) -> dict[str, Any]:
+        """The stored form."""
         return {**asdict(self), "flags": list(self.flags)}
 
 
 @dataclass(frozen=True)
 class Probe:
-    """tools by name; a tool that is not named was not looked for."""
+    """A device and the tools that were tried, by name; a tool that is missing here was not looked
+    for."""
 
     device: DeviceIdentity
     tools: Mapping[str, Tool]
 
     def not_measured(self) -> dict[str, str]:
-        """Tool -> why it tells nothing here."""
+        """Tool to the reason why it reports nothing here."""
         return {t.name: t.reason for t in self.tools.values() if not t.available}
 
     def as_json(self) -> dict[str, Any]:
+        """The printed form."""
         tools = {name: asdict(tool) for name, tool in self.tools.items()}
         return {"device": self.device.as_json(), "tools": tools}
 
 
 def probe(kind: DeviceKind = "cpu") -> Probe:
-    """Try everything once."""
+    """Identify the device and try every tool once."""
     names = ("perf",) if kind == "cpu" else ("nvidia-smi", "ncu", "nvcc", "rocprofv3", "proton")
     tools = {name: tool(name) for name in (*names, "torch_profiler")}
     return Probe(identify(kind), tools)
@@ -97,8 +101,8 @@ def tool(name: str) -> Tool:
         return _perf()
     if name in ("proton", "torch_profiler"):
         package = "triton" if name == "proton" else "torch"
-        found = _package(package)
-        return Tool(name, bool(found), found, "" if found else f"{package} is not installed")
+        version = _package(package)
+        return Tool(name, bool(version), version, "" if version else f"{package} is not installed")
     commands: Mapping[str, Sequence[str]] = {
         "nvidia-smi": ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "ncu": ("ncu", "--version"),
@@ -111,11 +115,11 @@ def tool(name: str) -> Tool:
 def _command(name: str, command: Sequence[str]) -> Tool:
     if shutil.which(command[0]) is None:
         return Tool(name, False, reason=f"{command[0]} is not installed")
-    ok, said = _tried(command)
+    ok, output = _tried(command)
     if not ok:
-        return Tool(name, False, reason=f"{command[0]} does not run: {said[:200]}")
-    found = _VERSION.search(said)
-    return Tool(name, True, found[1] if found else said.strip()[:40])
+        return Tool(name, False, reason=f"{command[0]} does not run: {output[:200]}")
+    version = _VERSION.search(output)
+    return Tool(name, True, version[1] if version else output.strip()[:40])
 
 
 def _perf() -> Tool:
@@ -123,10 +127,10 @@ def _perf() -> Tool:
     version = _command("perf", ("perf", "--version"))
     if not version.available:
         return version
-    ok, said = _tried(("perf", "stat", "-x,", "-e", "cycles,instructions", "true"))
+    ok, output = _tried(("perf", "stat", "-x,", "-e", "cycles,instructions", "true"))
     if not ok:
-        return Tool("perf", False, version.version, f"perf may not count: {said[:200]}")
-    refused = [line.split(",") for line in said.splitlines() if line.startswith("<not")]
+        return Tool("perf", False, version.version, f"perf may not count: {output[:200]}")
+    refused = [line.split(",") for line in output.splitlines() if line.startswith("<not")]
     if refused:
         names = ", ".join(row[2] for row in refused if len(row) > 2)
         return Tool("perf", False, version.version, f"no hardware counters: {names} not supported")
@@ -155,12 +159,12 @@ def _tried(command: Sequence[str]) -> tuple[bool, str]:
 
 @lru_cache(maxsize=4)
 def identify(kind: DeviceKind = "cpu") -> DeviceIdentity:
-    """The first device of this kind. The CPU where there is no GPU to identify."""
+    """The first device of this kind; the CPU where there is no GPU to identify."""
     wanted = "gpu" if kind == "cuda" else "cpu"
-    found = [device for device in detect_devices() if device.kind == wanted]
-    if not found:
+    present = [device for device in detect_devices() if device.kind == wanted]
+    if not present:
         return _cpu(None)
-    return _gpu(found[0]) if kind == "cuda" else _cpu(found[0])
+    return _gpu(present[0]) if kind == "cuda" else _cpu(present[0])
 
 
 def _gpu(device: DetectedDevice) -> DeviceIdentity:
@@ -181,8 +185,8 @@ def _gpu(device: DetectedDevice) -> DeviceIdentity:
 def _l2_bytes() -> int:
     """Asked in another process: a supervisor has no CUDA context."""
     code = "import torch; print(torch.cuda.get_device_properties(0).L2_cache_size)"
-    ok, said = _tried((sys.executable, "-I", "-c", code))
-    last = said.strip().splitlines()[-1:] if ok else []
+    ok, output = _tried((sys.executable, "-I", "-c", code))
+    last = output.strip().splitlines()[-1:] if ok else []
     return int(last[0]) if last and last[0].isdigit() else 0
 
 
@@ -191,8 +195,8 @@ def _cpu(device: DetectedDevice | None) -> DeviceIdentity:
     detail = device.detail if device else {}
     caches = read_caches(_CACHES)
     cores = detail.get("logical_cpus", "")
-    told = (name, cores, *(f"{level}={size}" for level, size in caches.items()))
-    uuid = f"CPU-{_digest(*told, platform.node())}"
+    traits = (name, cores, *(f"{level}={size}" for level, size in caches.items()))
+    uuid = f"CPU-{_digest(*traits, platform.node())}"
     return DeviceIdentity(
         id=_digest(uuid, ""),
         kind="cpu",
@@ -208,8 +212,8 @@ def _cpu(device: DetectedDevice | None) -> DeviceIdentity:
 
 
 def read_caches(folder: Path) -> dict[str, int]:
-    """Data caches of one core from sysfs: level -> bytes."""
-    found: dict[str, int] = {}
+    """Data caches of one core from sysfs: level to bytes."""
+    sizes: dict[str, int] = {}
     for index in sorted(folder.glob("index*")):
         try:
             level, kind, size = (
@@ -220,17 +224,17 @@ def read_caches(folder: Path) -> dict[str, int]:
             continue  # a cache that the hypervisor does not describe
         if kind == "Instruction" or not size[:-1].isdigit():
             continue
-        found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * _UNITS[size[-1]]
-    return found
+        sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * _UNITS[size[-1]]
+    return sizes
 
 
 def _versions() -> dict[str, str]:
-    told = {name: _package(name) for name in ("torch", "triton")}
+    versions = {name: _package(name) for name in ("torch", "triton")}
     for compiler in ("g++", "nvcc"):
-        found = _command(compiler, (compiler, "--version"))
-        told[compiler] = found.version
-    told["python"] = platform.python_version()
-    return {name: version for name, version in told.items() if version}
+        probed = _command(compiler, (compiler, "--version"))
+        versions[compiler] = probed.version
+    versions["python"] = platform.python_version()
+    return {name: version for name, version in versions.items() if version}
 
 
 def _package(name: str) -> str:

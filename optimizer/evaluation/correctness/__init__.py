@@ -1,1 +1,1 @@
-"""Whether a candidate computes the right thing: goldens, error bounds, the check."""
+"""Whether a candidate computes the right result: goldens, error bounds, the check."""

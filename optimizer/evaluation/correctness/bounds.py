@@ -3,8 +3,8 @@
 Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
 of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
 for K terms in a sum (eps of float32 at most, see `_rounding`), whichever is more; that must hold
-for the largest error and for the 99.9 % quantile. Everything else is exact, indices by the values
-they point to. The constants are the same for every problem. Knows tensors, not problems or
+for the largest error and for the 99.9 % quantile. All other outputs are exact, indices by the
+values they point to. The constants are the same for every problem. Knows tensors, not problems or
 candidates.
 """
 
@@ -33,7 +33,7 @@ RELAXED_EPS = 2.0**-7
 
 @dataclass(frozen=True)
 class Pointed:
-    """What an index output points into, and along which dimension."""
+    """The tensor that an index output points into, and along which dimension."""
 
     source: torch.Tensor
     dim: int
@@ -41,10 +41,13 @@ class Pointed:
 
 @dataclass(frozen=True)
 class Bound:
-    """What `compare` needs: `allowed` and `quantile_allowed` are in units of `scale`, which has one
-    value for each of `rows` slices. For exact kinds both are 0 and count the share of elements that
-    differ. unit: of every element's error, float64. finite: whether golden and reference are,
-    everywhere."""
+    """What `compare` needs of one output.
+
+    `allowed` and `quantile_allowed` are in units of `scale`, which has one value for each of `rows`
+    slices. For exact kinds both are 0 and limit the share of elements that differ. `unit` has the
+    unit of every element's error, float64. `finite` says that golden and reference are finite
+    everywhere.
+    """
 
     name: str
     kind: OutputKind
@@ -89,8 +92,8 @@ def allowed(
     name: str = "output0",
     sensitivity: float = 0.0,
 ) -> Bound:
-    """The bound for one output. dtype: of the output; pointed: for an index output; sensitivity: of
-    the golden to rounding its inputs (see there)."""
+    """The bound for one output of this dtype. `pointed` is needed for an index output;
+    `sensitivity` is that of the golden to rounding its inputs (see there)."""
     if kind == "exact":
         return Bound(name, kind, reference)
     if kind == "index":
@@ -133,7 +136,8 @@ def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
 
     Where terms cancel (a norm of values far from zero), summing in another order costs that much a
     term, whatever the reference's own order costs: its vector lanes keep partial sums short. The
-    median, because single elements that jump (over a border, to another bucket) say nothing.
+    median is taken, because single elements that jump (over a border, to another bucket) mean
+    nothing.
     """
     if not golden64.is_floating_point() or not golden64.numel():
         return 0.0
@@ -143,10 +147,10 @@ def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
 
 
 def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:
-    """How far an output is from the golden, beside what is allowed."""
+    """The error of an output against the golden, beside what is allowed."""
     output = output.detach().to(golden64.device)
     if output.shape != bound.reference.shape or output.dtype != bound.reference.dtype:
-        return _told(bound, math.inf, math.inf, ())
+        return _output_error(bound, math.inf, math.inf, ())
     if bound.kind == "index":
         return _compare_index(output, bound)
     if bound.kind == "exact":
@@ -154,18 +158,22 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     if not (bound.finite and _all_finite(output)):
         wrong = _not_finite_where_it_should_be(output, golden64, bound.reference)
         if bool(wrong.any()):
-            return _told(bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape))
+            return _output_error(
+                bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape)
+            )
     assert bound.scale is not None
     unit = _unit(golden64, bound.scale, bound.rows) if bound.unit is None else bound.unit
-    found = _errors(output, golden64, unit)
-    worst = found.worst
+    errors = _errors(output, golden64, unit)
+    worst = errors.worst
     # Sorting is the costliest part, and no quantile is above the maximum.
-    quantile = worst if worst <= bound.quantile_allowed else found.quantile
-    return _told(bound, worst, quantile, _place(found.values, output.shape) if worst else ())
+    quantile = worst if worst <= bound.quantile_allowed else errors.quantile
+    return _output_error(
+        bound, worst, quantile, _place(errors.values, output.shape) if worst else ()
+    )
 
 
 def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
-    """Whether `compare` finds the output right; sooner where a few slices already say no."""
+    """Whether `compare` accepts the output; decided sooner where a few slices are already wrong."""
     step = bound.rows // SAMPLED_ROWS
     fitting = output.shape == golden64.shape and bound.kind == "float"
     if fitting and bound.scale is not None and step > 1:
@@ -183,7 +191,9 @@ def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:
     extent = bound.pointed.source.shape[bound.pointed.dim]
     outside = (output < 0) | (output >= extent)
     if bool(outside.any()):
-        return _told(bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape))
+        return _output_error(
+            bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape)
+        )
     ours = _pointed_values(output, bound.pointed)
     return _shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
 
@@ -229,7 +239,7 @@ def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
 def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
     """Where either is not finite there is no distance: `compare` has looked at those before."""
     pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
-    # On a CPU in pieces that stay in its caches: the arrays are passed over once, not five times.
+    # On a CPU in pieces that stay in its caches: memory is read once, not five times.
     piece = CACHED_ELEMENTS if golden.device.type == "cpu" else max(1, golden.numel())
     values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
     for to, ours, wanted, size in zip(
@@ -269,10 +279,12 @@ def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def _shares(bound: Bound, differ: torch.Tensor) -> OutputError:
     share = float(differ.double().mean()) if differ.numel() else 0.0
     where = _place(differ.flatten().float(), differ.shape) if share else ()
-    return _told(bound, share, share, where)
+    return _output_error(bound, share, share, where)
 
 
-def _told(bound: Bound, worst: float, quantile: float, where: tuple[int, ...]) -> OutputError:
+def _output_error(
+    bound: Bound, worst: float, quantile: float, where: tuple[int, ...]
+) -> OutputError:
     return OutputError(
         bound.name, bound.kind, worst, bound.allowed, quantile, bound.quantile_allowed, where
     )

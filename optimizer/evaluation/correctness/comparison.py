@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.loaded_kernel import LoadedSubject, same_bits
+from optimizer.evaluation.loaded_kernel import LoadedKernel, same_bits
 from optimizer.evaluation.records import CaseCheck, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 
@@ -49,8 +49,8 @@ MOVEMENT = (
 
 
 @dataclass(frozen=True)
-class CaseFound:
-    """`message` is empty when the case is right."""
+class CaseResult:
+    """The checks of one case. `message` is empty when the case is right."""
 
     checks: tuple[CaseCheck, ...]
     flags: tuple[Flag, ...] = ()
@@ -59,58 +59,58 @@ class CaseFound:
 
 def check_case(
     prepared: PreparedCase,
-    subject: LoadedSubject,
+    kernel: LoadedKernel,
     seeds: Sequence[int],
     settings: EvaluationSettings,
-) -> CaseFound:
-    """seeds: the subject holds the values of the first. Raises what the subject raises."""
+) -> CaseResult:
+    """Check every seed; the kernel holds the values of the first. Raises what the kernel raises."""
     checks: list[CaseCheck] = []
     for number, seed in enumerate(seeds):
         if number:
-            subject.renew(prepared.sample(seed), settings.call_seconds)
-        check = _check_seed(prepared, subject, seed, settings)
+            kernel.renew(prepared.sample(seed), settings.call_seconds)
+        check = _check_seed(prepared, kernel, seed, settings)
         checks.append(check)
         if not check.ok:
-            return CaseFound(tuple(checks), (), f"case {prepared.name}: {check.message}")
-    flags = _library_flags(prepared, subject, settings)
-    told = flags[0].message if flags else ""
-    return CaseFound(tuple(checks), tuple(flags), told)
+            return CaseResult(tuple(checks), (), f"case {prepared.name}: {check.message}")
+    flags = _library_flags(prepared, kernel, settings)
+    message = flags[0].message if flags else ""
+    return CaseResult(tuple(checks), tuple(flags), message)
 
 
 def _check_seed(
-    prepared: PreparedCase, subject: LoadedSubject, seed: int, settings: EvaluationSettings
+    prepared: PreparedCase, kernel: LoadedKernel, seed: int, settings: EvaluationSettings
 ) -> CaseCheck:
     if not settings.on(5, 11, 22):
-        subject.leave(prepared.expected(seed).reference)
-    first = [output.clone() for output in subject.call(settings.call_seconds)]
-    changed = subject.inputs_changed(settings.call_seconds)
+        kernel.leave(prepared.expected(seed).reference)
+    first = [output.clone() for output in kernel.call(settings.call_seconds)]
+    changed = kernel.inputs_changed(settings.call_seconds)
     if changed and settings.on(6):
         return CaseCheck(prepared.name, seed, False, (), f"it changed {', '.join(changed)}")
-    # Without defence 6 the reference gets what the candidate made of the inputs.
-    given = [value.clone() for value in subject.current] if changed else None
-    errors = tuple(prepared.errors(first, seed, given))
+    # Without defence 6 the reference gets the inputs as the candidate left them.
+    changed_inputs = [value.clone() for value in kernel.current] if changed else None
+    errors = tuple(prepared.errors(first, seed, changed_inputs))
     wrong = [error for error in errors if not error.ok]
     if wrong:
-        return CaseCheck(prepared.name, seed, False, errors, wrong[0].told())
+        return CaseCheck(prepared.name, seed, False, errors, wrong[0].in_words())
     if settings.on(30):
-        again = subject.call(settings.call_seconds)
+        again = kernel.call(settings.call_seconds)
         apart = []
         if not all(map(same_bits, first, again)):
-            apart = [e for e in prepared.errors(again, seed, given) if not e.ok]
+            apart = [e for e in prepared.errors(again, seed, changed_inputs) if not e.ok]
         if apart:
             return CaseCheck(
-                prepared.name, seed, False, errors, f"a second call differs: {apart[0].told()}"
+                prepared.name, seed, False, errors, f"a second call differs: {apart[0].in_words()}"
             )
     return CaseCheck(prepared.name, seed, True, errors)
 
 
 def _library_flags(
-    prepared: PreparedCase, subject: LoadedSubject, settings: EvaluationSettings
+    prepared: PreparedCase, kernel: LoadedKernel, settings: EvaluationSettings
 ) -> list[Flag]:
     """Where the problem forbids libraries: which operators did the work, as the dispatcher saw."""
     if prepared.open.problem.policy.library == "allowed" or not settings.on(15):
         return []
-    seen = subject.operators(settings.call_seconds)
+    seen = kernel.operators(settings.call_seconds)
     working = [name for name in seen if name not in MOVEMENT]
     if not working:
         return []

@@ -1,10 +1,12 @@
-"""A case made ready once for many candidates: values, float64 goldens, error bounds.
+"""A problem and its cases made ready once for many candidates on one device: values, float64
+goldens, error bounds, least work, and the seeds that candidates are checked with.
 
 Runs only the reference, in the supervisor; nothing of it is ever seen by a candidate's process.
 """
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +14,13 @@ from typing import TypeVar
 
 import torch
 
-from optimizer.evaluation.correctness.bounds import Bound, Pointed, allowed, compare
+from optimizer.evaluation.correctness.bounds import Bound, compare
 from optimizer.evaluation.loaded_kernel import Sample
-from optimizer.evaluation.problem.tensors import Banks, OpenCase
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 from optimizer.evaluation.records import OutputError
+from optimizer.evaluation.roofline import Work, work_of
+from optimizer.evaluation.settings import EvaluationSettings
 
 T = TypeVar("T")
 KEPT_SAMPLES = 4
@@ -26,8 +31,11 @@ BANK = 1 << 20
 
 @dataclass(frozen=True)
 class Expected:
-    """golden: float64 (or exact) outputs; reference: the reference's own, in the case's dtype;
-    bounds: what is allowed to differ, per output."""
+    """What outputs are compared with.
+
+    `golden` are float64 (or exact) outputs, `reference` the reference's own in the case's dtype,
+    `bounds` what is allowed to differ, each for every output.
+    """
 
     golden: tuple[torch.Tensor, ...]
     reference: tuple[torch.Tensor, ...]
@@ -36,9 +44,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Leniency:
-    """What the comparison lets through beside the bounds: nothing, but where a defence is off.
+    """What the comparison accepts beside the bounds: nothing, unless a defence is off.
 
-    tolerance: of everything, relative to the output's size. nan_is_equal: to any value.
+    `tolerance` applies to all outputs, relative to their size. `nan_is_equal` makes NaN equal to
+    any value.
     """
 
     tolerance: float = 0.0
@@ -46,7 +55,7 @@ class Leniency:
 
 
 class PreparedCase:
-    """An open case and what was computed for the seeds that were asked for lately."""
+    """An open case, and what was computed for the seeds of late."""
 
     def __init__(self, case: OpenCase, device: str, leniency: Leniency | None = None) -> None:
         self.open = case
@@ -59,18 +68,19 @@ class PreparedCase:
 
     @property
     def name(self) -> str:
+        """The case's name."""
         return self.open.case.name
 
     def sample(self, seed: int) -> Sample:
         """The values of a seed."""
-        found = self._samples.get(seed)
-        if found is None:
+        sample = self._samples.get(seed)
+        if sample is None:
             drawn = Banks(self.open.inputs(seed), self.open.state(seed))
             if self._banks is None:  # for all seeds: drawing takes long where arrays are large
                 self._banks = self._drawn_banks(seed, drawn)
-            found = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
-            _keep(self._samples, seed, found)
-        return found
+            sample = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
+            _keep(self._samples, seed, sample)
+        return sample
 
     def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
         other = self.open.banks(seed)
@@ -80,15 +90,15 @@ class PreparedCase:
 
     def expected(self, seed: int) -> Expected:
         """Goldens and bounds of a seed."""
-        found = self._expected.get(seed)
-        if found is None:
-            found = self._compute(self.sample(seed).tensors)
-            _keep(self._expected, seed, found)
+        expected = self._expected.get(seed)
+        if expected is None:
+            expected = self._compute(self.sample(seed).tensors)
+            _keep(self._expected, seed, expected)
             if self._device == "cuda":
-                # What computing them took, in float64, is many times what they take: it is for the
-                # candidate to use.
+                # Computing goldens in float64 took many times the memory that they need; the
+                # candidate shall have the rest.
                 torch.cuda.empty_cache()
-        return found
+        return expected
 
     def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
         case = self.open
@@ -97,29 +107,11 @@ class PreparedCase:
         inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
         golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
         reference = case.reference(inputs, state, device=self._device)
-        if self._sensitivities is None:  # of the case, hardly of the seed
+        if self._sensitivities is None:  # it hardly depends on the seed
             self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
-        pointed = self._pointed(tensors)
-        relaxed = case.problem.policy.precision == "relaxed"
-        length = case.reduction_length()
-        bounds = tuple(
-            allowed(
-                g,
-                r,
-                kind,
-                spec.dtype,
-                length,
-                relaxed=relaxed,
-                pointed=pointed if kind == "index" else None,
-                name=spec.name,
-                sensitivity=moved,
-            )
-            for g, r, kind, spec, moved in zip(
-                golden, reference, case.kinds, case.outputs, self._sensitivities, strict=True
-            )
-        )
-        bounds = tuple(self._lenient_bound(bound) for bound in bounds)
-        return Expected(tuple(golden), tuple(reference), bounds)
+        bounds = case.bounds(inputs, golden, reference, self._sensitivities, device=self._device)
+        lenient = tuple(self._lenient_bound(bound) for bound in bounds)
+        return Expected(tuple(golden), tuple(reference), lenient)
 
     def _lenient_bound(self, bound: Bound) -> Bound:
         least = self._lenient.tolerance
@@ -131,22 +123,14 @@ class PreparedCase:
             quantile_allowed=max(bound.quantile_allowed, least),
         )
 
-    def _pointed(self, tensors: Sequence[torch.Tensor]) -> Pointed | None:
-        """The input that index outputs point into."""
-        case = self.open
-        for name, dim in case.problem.policy.index_into.items():
-            source = tensors[case.input_names.index(name)]
-            return Pointed(source.to(self._device), dim)
-        return None
-
     def errors(
         self,
         outputs: Sequence[torch.Tensor],
         seed: int,
         tensors: Sequence[torch.Tensor] | None = None,
     ) -> list[OutputError]:
-        """Each output's error beside its bound. tensors: values to expect the results of, where
-        they are not the seed's."""
+        """Each output's error beside its bound. `tensors` are the values to expect the results of,
+        where they are not the seed's."""
         expected = self.expected(seed) if tensors is None else self._compute(tensors)
         return [
             compare(self._seen(output, golden), golden, bound)
@@ -161,6 +145,7 @@ class PreparedCase:
 
     def disagreement(
         self,
+        *,
         candidate: Sequence[torch.Tensor],
         baseline: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
@@ -168,8 +153,8 @@ class PreparedCase:
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
-        tensors: what the inputs held in that call. Both may be off the golden by the bound of the
-        case, so they may differ by twice that.
+        `tensors` are what the inputs held in that call. Both may be off the golden by the bound of
+        the case, so they may differ by twice that.
         """
         for ours, theirs, bound in zip(
             candidate, baseline, self.expected(seed).bounds, strict=True
@@ -178,7 +163,7 @@ class PreparedCase:
             if _plainly_equal(output, reference, bound):
                 continue
             golden = reference.double() if bound.kind == "float" else reference
-            found = compare(
+            error = compare(
                 output,
                 golden,
                 replace(
@@ -188,13 +173,13 @@ class PreparedCase:
                     quantile_allowed=2 * bound.quantile_allowed,
                     unit=None,
                     finite=False,
-                    pointed=self._pointed(tensors) if bound.pointed else None,
+                    pointed=self.open.pointed(tensors, self._device) if bound.pointed else None,
                 ),
             )
-            if not found.ok:
+            if not error.ok:
                 return (
-                    f"{found.output} of a timed call is off by {found.worst:.3g}"
-                    f" where {found.allowed:.3g} is allowed"
+                    f"{error.output} of a timed call is off by {error.worst:.3g}"
+                    f" where {error.allowed:.3g} is allowed"
                 )
         return None
 
@@ -215,3 +200,46 @@ def _keep(store: OrderedDict[int, T], seed: int, value: T) -> None:
     store[seed] = value
     while len(store) > KEPT_SAMPLES:
         store.popitem(last=False)
+
+
+# What harnesses commonly allow in float32; only without defence 16.
+USUAL_TOLERANCE = 1e-2
+
+
+class PreparedProblem:
+    """The prepared cases of a problem, and the seeds of the values that candidates are checked
+    with."""
+
+    def __init__(self, problem: Problem, device: str, settings: EvaluationSettings) -> None:
+        self._problem = problem
+        self._device = device
+        self._settings = settings
+        self._cases: dict[str, PreparedCase] = {}
+        self._works: dict[str, Work] = {}
+        # Drawn anew each time, so that nothing stored from an earlier one is of use; few, so that
+        # goldens are computed once.
+        self._chance = random.SystemRandom()
+        self._seeds = [self._chance.getrandbits(24) for _ in range(settings.seeds + 1)]
+
+    def case(self, case: Case) -> PreparedCase:
+        """The case with its goldens, made once."""
+        if case.name not in self._cases:
+            lenient = Leniency(
+                tolerance=0.0 if self._settings.on(16) else USUAL_TOLERANCE,
+                nan_is_equal=not self._settings.on(20),
+            )
+            opened = open_case(self._problem, case)
+            self._cases[case.name] = PreparedCase(opened, self._device, lenient)
+        return self._cases[case.name]
+
+    def work(self, case: Case) -> Work:
+        """What one call of the case has to do at least."""
+        if case.name not in self._works:
+            self._works[case.name] = work_of(self.case(case).open)
+        return self._works[case.name]
+
+    def drawn_seeds(self) -> list[int]:
+        """Seeds for one candidate."""
+        if not self._settings.on(24):  # the same values for every candidate can be looked up
+            return list(range(self._settings.seeds))
+        return self._chance.sample(self._seeds, self._settings.seeds)

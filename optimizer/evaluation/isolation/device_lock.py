@@ -12,7 +12,7 @@ import torch
 
 
 def physical(device: str, number: int = 0) -> str:
-    """A name of the very device that this process knows by the number: processes that see different
+    """A name of the very device that this process knows by the number. Processes that see different
     GPUs, as by CUDA_VISIBLE_DEVICES, count each from 0 and need not wait for one another."""
     if device != "cuda" or not torch.cuda.is_available():
         return device if number == 0 else f"{device}{number}"

@@ -1,5 +1,6 @@
 """Two ways to start a runner's process: a fresh interpreter, or a fork of one that has torch
-imported. Both give a `Launched`: its process number, how it ended.
+imported. Both give a `Launched`: its process number, and later its exit code. Also the environment
+variables that every measuring process runs with.
 
 A fork takes milliseconds where an interpreter with torch takes seconds. CUDA cannot be used in a
 fork of a process that has used it: the process that is forked from only imports.
@@ -19,8 +20,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from optimizer.evaluation.isolation.levels import Level, command
-from optimizer.evaluation.runner.environment import threads_and_memory
 from optimizer.evaluation.runner.wire import Wire
+
+# glibc hands freed arrays back to the system when they lie at the end of its heap or were mapped by
+# themselves; whether they do is chance. A process in which they do pays for every page again in
+# every call: the same code was seen to take 3.5 times as long. So nothing is handed back.
+# https://man7.org/linux/man-pages/man3/mallopt.3.html
+STEADY_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+def threads_and_memory(threads: int) -> dict[str, str]:
+    """Environment variables of every measuring process. `threads` is for OpenMP and MKL."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
+
 
 RUNNER = Path(__file__).resolve().parents[1] / "runner"
 START_SECONDS = 120.0
@@ -28,17 +44,17 @@ _STATUS = struct.Struct("=ii")
 
 
 class Launched(Protocol):
-    """pid: of the runner itself, as this process sees it."""
+    """A started process. `pid` is that of the runner itself, as this process sees it."""
 
     pid: int
 
     def wait(self, seconds: float) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None where it still runs after `seconds`."""
         ...
 
 
 class Spawned:
-    """A fresh interpreter."""
+    """A runner in a fresh interpreter."""
 
     def __init__(
         self,
@@ -64,12 +80,13 @@ class Spawned:
         self.pid = self._process.pid
 
     def settle(self) -> None:
-        """Behind `unshare` the runner is that command's only child."""
+        """Find the runner's number: behind `unshare` the runner is that command's only child."""
         if self._level == "namespaces":
             children = _children(self._process.pid)
             self.pid = children[0] if children else self._process.pid
 
     def wait(self, seconds: float) -> int | None:
+        """As `Launched.wait`."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -102,6 +119,7 @@ class Forked:
         return pid, value
 
     def wait(self, seconds: float) -> int | None:
+        """As `Launched.wait`."""
         if self._code is None and self._status >= 0:
             try:
                 self._code = self._read(seconds)[1]
@@ -115,7 +133,7 @@ class Forked:
 
 
 class Zygote:
-    """An interpreter that has imported what its forks need. Not for threads."""
+    """An interpreter that has imported what its forks need. Not for several threads."""
 
     def __init__(
         self,
@@ -124,7 +142,7 @@ class Zygote:
         level: Level,
         environment: Mapping[str, str],
     ) -> None:
-        """program: a file that serves forks (`runner.forking`); it is given the number of its
+        """`program` is a file that serves forks (see `runner.forks`). It gets the number of its
         socket, whether its forks get process namespaces, and the arguments."""
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
@@ -146,13 +164,14 @@ class Zygote:
 
     @classmethod
     def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
-        """One for all runners of the same settings; a request is what a runner is told at its
-        start, with socket, tokens and log."""
+        """A zygote for all runners of the same settings. A request carries what a runner needs at
+        its start, with socket, tokens and log."""
         arguments = [str(threads), device]
-        return cls(RUNNER / "forking" / "zygote.py", arguments, level, threads_and_memory(threads))
+        return cls(RUNNER / "zygote.py", arguments, level, threads_and_memory(threads))
 
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
-        """Raises WireClosed or EOFError where it has ended, TimeoutError if it is silent."""
+        """A process that answers this message. Raises WireClosed or EOFError where the zygote has
+        ended, TimeoutError if it does not answer, OSError where no process could be made."""
         if not self._ready:
             self._wire.receive()
             self._ready = True

@@ -50,9 +50,11 @@ def _works(*shell: str) -> bool:
 
 
 def level_for(wanted: Wanted, device: str = "cpu") -> Level:
-    """The level to run at; a level that was asked for by name and is not to be had is refused.
+    """The level to run at. Raises Unavailable for a level that was chosen by name and cannot be
+    had.
 
-    CUDA looks itself up in /proc by its process number, so there a process namespace needs its own.
+    CUDA looks itself up in /proc by its process number, so there a process namespace needs a /proc
+    of its own.
     """
     if wanted == "process":
         return "process"

@@ -1,4 +1,4 @@
-"""Runners that are there before they are needed. Not for threads."""
+"""Runners that are started before they are needed. Not for several threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class RunnerPool:
     def __init__(
         self, settings: RunnerSettings, spare: int | None = None, fork: bool = True
     ) -> None:
-        """fork: whether runners may be forked; otherwise each is an interpreter of its own."""
+        """`spare` is the number of runners that wait, by default that of the device. `fork` says
+        whether runners may be forked; otherwise each is an interpreter of its own."""
         self._settings = settings
         self._spare = SPARES[settings.device] if spare is None else spare
         self._waiting: deque[RunnerProcess] = deque()
@@ -34,7 +35,7 @@ class RunnerPool:
         self._starting: Future[None] | None = None
 
     def prepare(self) -> None:
-        """Start what is missing, beside whatever comes next."""
+        """Start missing runners, beside whatever comes next."""
         self.settle()
         self._starting = self._starter.submit(self._start_missing)
 
@@ -43,13 +44,13 @@ class RunnerPool:
             self._waiting.append(RunnerProcess(self._settings, self._zygote))
 
     def settle(self) -> None:
-        """Until nothing is being started; raises what that raised."""
+        """Wait until nothing is being started; raises what that raised."""
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.result()
 
     def take(self) -> RunnerProcess:
-        """A runner that is ready."""
+        """A runner that is ready. Raises RunnerDied or RunnerHung."""
         self.settle()
         if not self._waiting:
             self.prepare()
@@ -59,11 +60,12 @@ class RunnerPool:
         return runner
 
     def end(self, runner: RunnerProcess) -> Future[bool]:
-        """End it, beside whatever comes next (the system takes a while to give memory back). The
-        result is whether nothing of it is left."""
+        """End a runner, beside whatever comes next (the system takes a while to give memory back).
+        The result is whether nothing of it is left."""
         return self._enders.submit(runner.end)
 
     def close(self) -> None:
+        """End all waiting runners, and wait for those that are being ended."""
         self._starter.shutdown()  # after what is being started, which is ended with the others
         while self._waiting:
             self.end(self._waiting.popleft())

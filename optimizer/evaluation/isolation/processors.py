@@ -1,17 +1,43 @@
-"""How many processors other work left to us over a while, by the kernel's own account.
+"""The processors of this machine: which they are, and how many of them other work left to us.
 
-What a thread waits in the run queue does not show everything: on a virtual machine under load the
-host takes time that no guest thread is said to have waited for. Standard library only, Linux only;
-elsewhere nothing is known.
+A name such as "AMD EPYC", and the name that a compiler gives to `-march=native`, are shared by
+generations of which one computes 512 bits at a time and another twice 256: what one runs fastest,
+the other does not. What a thread waits in the run queue does not show everything either: on a
+virtual machine under load the host takes time that no guest thread is reported to have waited for.
+Standard library only. The account of the kernel is read on Linux only; elsewhere it is unknown.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+# Keys of /proc/cpuinfo: CPUID leaf 1 on x86, MIDR_EL1 on Arm.
+KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
+
+
+def signature(cpuinfo: str) -> str:
+    """The identification of the first processor; empty where the text has none of it."""
+    first: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        first.setdefault(key.strip(), value.strip())
+    return " ".join(first[key] for key in KEYS if first.get(key))
+
+
+@cache
+def processor() -> str:
+    """This machine's processor, such as "AuthenticAMD 25 17" (family, model) or "0x41 0xd4f 0x0";
+    else the architecture."""
+    text = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.is_file() else ""
+    return signature(text) or platform.machine()
+
 
 _STAT = Path("/proc/stat")
 # Columns of /proc/stat that are work or stolen: user, nice, system, irq, softirq, steal (proc(5)).
@@ -20,7 +46,8 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 @dataclass(frozen=True)
 class Account:
-    """Seconds since boot that our processors were busy, that our own processes used, and now."""
+    """Seconds since boot that our processors were busy, seconds that our own processes used, the
+    time of the account, and the number of processors."""
 
     busy: float
     own: float
@@ -29,7 +56,8 @@ class Account:
 
 
 def account(processes: Sequence[int]) -> Account | None:
-    """processes: of ours, beside this one. None where the kernel keeps no such account."""
+    """The kernel's account now. `processes` are ours, beside this one. None where the kernel keeps
+    no such account."""
     if not _STAT.is_file() or not hasattr(os, "sched_getaffinity"):
         return None
     mine = os.sched_getaffinity(0)
@@ -44,7 +72,7 @@ def account(processes: Sequence[int]) -> Account | None:
 
 
 def left_between(before: Account | None, after: Account | None) -> float | None:
-    """Processors that others left to us on average; None where that is not known."""
+    """Processors that other work left to us on average; None where that is not known."""
     if before is None or after is None or after.at - before.at < MIN_SECONDS:
         return None
     foreign = (after.busy - before.busy) - (after.own - before.own)
@@ -57,7 +85,7 @@ MIN_SECONDS = 0.2  # the account is kept in hundredths of a second
 def _used(pid: int) -> int:
     """Ticks of all threads of a process; 0 when it is gone."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return 0
-    return int(told[11]) + int(told[12])
+    return int(fields[11]) + int(fields[12])

@@ -1,8 +1,8 @@
 """One runner as the supervisor sees it: start, ask with a deadline, stop, wake, end for certain.
 
 Everything it started ends with it: at level `namespaces` because the process namespace dies with
-its first process, at level `process` by its process group and by looking through /proc for what
-carries the runner's mark in its environment.
+its first process, at level `process` by its process group and by looking through /proc for
+processes that carry the runner's mark in their environment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from optimizer.evaluation.isolation.launch import START_SECONDS, Launched, Spawned, Zygote
+from optimizer.evaluation.isolation.launch import (
+    START_SECONDS,
+    Launched,
+    Spawned,
+    Zygote,
+    threads_and_memory,
+)
 from optimizer.evaluation.isolation.levels import Level
-from optimizer.evaluation.runner.environment import threads_and_memory
 from optimizer.evaluation.runner.wire import Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
@@ -39,13 +44,13 @@ PASSED = (
     "LANG",
 )
 MAX_LOG = 64 * 1024
-# Inductor starts processes ahead that compile for GPUs; on the processors they disturb the timing.
+# Inductor starts processes in advance that compile for GPUs; on a CPU they disturb the timing.
 ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 Device = Literal["cpu", "cuda"]
 
 
 class RunnerDied(Exception):
-    """The process ended while it was asked; `log` is what it had printed."""
+    """The process ended while a request was pending; `log` is what it had printed."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -61,17 +66,17 @@ class RunnerHung(Exception):
 
 
 class RunnerForged(Exception):
-    """Something that is not the runner wrote into its channel; `told` is what it wrote."""
+    """Something that is not the runner wrote into its channel; `content` is what was written."""
 
-    def __init__(self, message: str, told: Any = None, log: str = "") -> None:
+    def __init__(self, message: str, content: Any = None, log: str = "") -> None:
         super().__init__(message)
-        self.told = told
+        self.content = content
         self.log = log
 
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """threads: of torch and OpenMP."""
+    """What all runners of a pool have in common. `threads` is for torch and OpenMP."""
 
     device: Device = "cpu"
     threads: int = 1
@@ -79,10 +84,10 @@ class RunnerSettings:
 
 
 class RunnerProcess:
-    """A process that evaluates one subject."""
+    """A process that evaluates one kernel."""
 
     def __init__(self, settings: RunnerSettings, zygote: Zygote | None = None) -> None:
-        """zygote: what to fork it from; without one a fresh interpreter starts."""
+        """`zygote` is what to fork it from; without it a fresh interpreter starts."""
         self.settings = settings
         self.scratch = Path(tempfile.mkdtemp(prefix="kernlore-run-"))
         self._mark = secrets.token_hex(8)
@@ -130,7 +135,7 @@ class RunnerProcess:
     # -- conversation
 
     def wait_ready(self) -> None:
-        """Until it has imported what it needs. Raises RunnerDied or RunnerHung."""
+        """Wait until it has imported what it needs. Raises RunnerDied or RunnerHung."""
         if self._ready:
             return
         self.await_answer(START_SECONDS)
@@ -147,13 +152,15 @@ class RunnerProcess:
         return self.await_answer(seconds)
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send a request; `await_answer` gets the answer. Raises RunnerDied."""
         try:
             self.wire.send(message, fds)
         except WireClosed:
             raise self._died() from None
 
     def await_answer(self, seconds: float) -> dict[str, Any]:
-        """The answer to what was sent. Raises RunnerDied, RunnerHung or RunnerForged."""
+        """The answer to the request that was sent. Raises RunnerDied, RunnerHung or
+        RunnerForged."""
         self._socket.settimeout(seconds)
         try:
             return self.wire.receive()[0]
@@ -164,13 +171,13 @@ class RunnerProcess:
             raise self._died() from None
         except (WireForged, ValueError) as forged:
             self.end()
-            raise RunnerForged(str(forged), getattr(forged, "told", None), self.log) from forged
+            raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
     def feed(self, calls: int) -> None:
         """Let a block run so many calls: one token each, then the end.
 
-        What waits in a pipe can be counted, and a candidate that knows the last call works in that
-        one only: so a random number of blanks lies behind the end.
+        What waits in a pipe can be counted, and a candidate that knows the last call would work in
+        that call only: so a random number of blanks lies behind the end.
         """
         blanks = secrets.randbelow(MAX_BLANKS)
         os.write(self._tokens, b"c" * calls + b"e" + b" " * blanks + b"z")
@@ -201,7 +208,7 @@ class RunnerProcess:
             self._stopped = True
 
     def wake(self) -> None:
-        """Raises RunnerDied."""
+        """Let a stopped runner go on. Raises RunnerDied."""
         if self._stopped:
             self._signal(signal.SIGCONT)
             self._stopped = False
@@ -214,14 +221,14 @@ class RunnerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the runner itself, as this process sees it."""
+        """The process number of the runner itself, as this process sees it."""
         return self._launched.pid
 
     def waited_ns(self) -> int:
-        """How long its threads stood ready without getting a processor, so far, in nanoseconds."""
+        """How long its threads were ready without getting a processor, so far, in nanoseconds."""
         tasks = f"/proc/{self._launched.pid}/task"
         try:
-            with os.scandir(tasks) as threads:  # four times a pair of blocks; pathlib takes 5 x
+            with os.scandir(tasks) as threads:  # often called; pathlib takes 5 x
                 return sum(_schedstat(f"{thread.path}/schedstat", 1) for thread in threads)
         except OSError:
             return 0
@@ -267,7 +274,7 @@ class RunnerProcess:
 
 
 def own_wait_ns() -> int:
-    """How long the calling thread stood ready without getting a processor, in nanoseconds."""
+    """How long the calling thread was ready without getting a processor, in nanoseconds."""
     return _schedstat("/proc/thread-self/schedstat", 1)
 
 
@@ -287,19 +294,19 @@ def marked(mark: str, session: int) -> list[int]:
     """Processes of the session, and those whose environment holds the mark: what a runner starts
     inherits it, in any session."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            told = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            state, its_session = told[0], int(told[3])
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            state, its_session = fields[0], int(fields[3])
             marked = wanted in (entry / "environ").read_bytes().split(b"\0")
         except (OSError, IndexError):
             continue  # gone, or another user's
         if state != b"Z" and (marked or its_session == session):
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def _kill(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether a problem can tell a right kernel from a wrong one.
+"""Whether a problem can distinguish a right kernel from a wrong one.
 
 Three questions for every case: does each control (an output nobody would call a kernel's) fail the
 bound, does the output depend on everything that goes in, and is there enough work to time. Knows
@@ -21,14 +21,15 @@ from optimizer.evaluation.problem.tensors import OpenCase, open_case
 # measures that. 1 MiB at 2 TB/s is 0.5 us, on two cores 100 us.
 MIN_BYTES = 1 << 20
 MIN_FLOPS = 50_000_000
-# Of its RMS: an output that varies less is one number with noise on it.
+# Of its RMS: an output that varies less is a single number with noise on it.
 MIN_SPREAD = 1e-6
 SEED = 11
 
 
 @dataclass(frozen=True)
 class Finding:
-    """severity `invalid`: results on this case mean nothing. `warning`: they may say little."""
+    """A fault of a case. Severity `invalid`: results on this case mean nothing. `warning`: they may
+    mean little."""
 
     case: str
     severity: Literal["invalid", "warning"]
@@ -52,24 +53,24 @@ class _Run:
 def check_problem(
     problem: Problem, *, cases: Sequence[Case] | None = None, device: str = "cpu"
 ) -> list[Finding]:
-    """Everything that is wrong with the problem's cases for this kind of device."""
+    """All faults of the problem's cases for this kind of device, or of the given cases."""
     chosen = cases if cases is not None else [c for c in problem.cases if c.fits(device)]
     opened = (open_case(problem, case) for case in chosen)
     return [finding for case in opened for finding in check_case(case, device)]
 
 
 def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
-    """What is wrong with one case. device: where the reference runs."""
+    """The faults of one case. `device` is where the reference runs."""
     run = _run(case, device)
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]
-    found = list(_repeatable(run))
-    if found:  # a golden of other random numbers says nothing
-        return found
-    found = [*_controls(run), *_constant(run)]
-    if not found:  # on an invalid bound nothing would be seen to change
-        found = list(_sensitivity(run))
-    return [*found, *_size(run)]
+    findings = list(_repeatable(run))
+    if findings:  # a golden of other random numbers means nothing
+        return findings
+    findings = [*_controls(run), *_constant(run)]
+    if not findings:  # on an invalid bound nothing would be seen to change
+        findings = list(_sensitivity(run))
+    return [*findings, *_size(run)]
 
 
 def _run(case: OpenCase, device: str) -> _Run:
@@ -162,7 +163,7 @@ def _repeatable(run: _Run) -> Iterator[Finding]:
         if not within(other, golden, bound):
             yield _invalid(
                 run,
-                f"{bound.name} is another one in the next call",
+                f"{bound.name} differs in the next call",
                 "Take random numbers as inputs instead of drawing them in forward.",
             )
 

@@ -1,4 +1,4 @@
-"""What a problem.toml says, checked as a whole: every mistake is reported at once.
+"""What a problem.toml declares, checked as a whole: every mistake is reported at once.
 
 Knows the keys and their types, not the problem file's meaning.
 """
@@ -32,7 +32,8 @@ class Declaration:
 
 
 def read_declaration(path: Path, text: str, constants: Collection[str]) -> Declaration:
-    """The toml as data. constants: what a case of this problem file may set."""
+    """Read the toml. `constants` are the names that a case of this problem file may set. Raises
+    InvalidRequest with every mistake."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -46,7 +47,7 @@ def read_declaration(path: Path, text: str, constants: Collection[str]) -> Decla
     policy = reader.policy(top.get("policy", {}))
     declared = tuple(reader.case(row, n, constants) for n, row in enumerate(cases, 1))
     reader.whole(declared)
-    told = Declaration(
+    declaration = Declaration(
         name=reader.value(top, "name", str, "", "name"),
         op=canonical_op(reader.value(top, "op", str, "", "op")),
         summary=reader.value(top, "summary", str, "", "summary"),
@@ -59,7 +60,7 @@ def read_declaration(path: Path, text: str, constants: Collection[str]) -> Decla
             hint=f"Correct {'this' if len(reader.problems) == 1 else 'these'} in {path}.",
             details={"problems": reader.problems},
         )
-    return told
+    return declaration
 
 
 class _Reader:
@@ -84,31 +85,31 @@ class _Reader:
     ) -> Any:
         if key not in row:
             return default
-        found = row[key]
+        value = row[key]
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds):
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = " or ".join(k.__name__ for k in kinds)
-            self.problems.append(f"{at}: must be {names}, is {found!r}")
+            self.problems.append(f"{at}: must be {names}, is {value!r}")
             return default
-        return found
+        return value
 
     def choice(
         self, row: Mapping[str, Any], key: str, allowed: Collection[str], default: Any, at: str
     ) -> Any:
-        found = self.value(row, key, str, default, at)
-        if found is not default and found not in allowed:
-            near = nearest(found, allowed, 1)
+        choice = self.value(row, key, str, default, at)
+        if choice is not default and choice not in allowed:
+            near = nearest(choice, allowed, 1)
             guess = f", did you mean {near[0]}?" if near else ""
-            self.problems.append(f"{at}: {found!r} is none of {', '.join(allowed)}{guess}")
+            self.problems.append(f"{at}: {choice!r} is none of {', '.join(allowed)}{guess}")
             return default
-        return found
+        return choice
 
     def names(self, row: Mapping[str, Any], key: str, at: str) -> tuple[str, ...]:
-        found = self.value(row, key, list, [], at)
-        if not all(isinstance(part, str) for part in found):
+        names = self.value(row, key, list, [], at)
+        if not all(isinstance(part, str) for part in names):
             self.problems.append(f"{at}: must be a list of names")
             return ()
-        return tuple(found)
+        return tuple(names)
 
     def policy(self, raw: Any) -> Policy:
         row = self.table(raw, tuple(Policy.__dataclass_fields__), "policy")
@@ -143,8 +144,8 @@ class _Reader:
         row = self.table(raw, tuple(Case.__dataclass_fields__), at)
         if "name" not in row:
             self.problems.append(f"{at}: has no name")
-        given = self.value(row, "constants", dict, {}, f"{at}.constants")
-        for name in given:
+        values = self.value(row, "constants", dict, {}, f"{at}.constants")
+        for name in values:
             if name not in constants:
                 near = nearest(name, constants, 1)
                 guess = f", did you mean {near[0]}?" if near else ""
@@ -162,7 +163,7 @@ class _Reader:
             self.problems.append(f"{at}.weight: must not be negative")
         return Case(
             name=str(label),
-            constants=given,
+            constants=values,
             dtype=self._dtype(dtype, at),
             distribution=self.choice(
                 row, "distribution", DISTRIBUTIONS, "as_given", f"{at}.distribution"
@@ -176,11 +177,11 @@ class _Reader:
     def _dtype(self, dtype: str | None, at: str) -> str | None:
         if dtype is None:
             return None
-        found = canonical_dtype(dtype)
-        if found not in DTYPES:
+        canonical = canonical_dtype(dtype)
+        if canonical not in DTYPES:
             self.problems.append(f"{at}.dtype: {dtype!r} is none of {', '.join(DTYPES)}")
             return None
-        return found
+        return canonical
 
     def whole(self, cases: tuple[Case, ...]) -> None:
         names = [case.name for case in cases]

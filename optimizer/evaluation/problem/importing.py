@@ -24,8 +24,8 @@ _NO_GPU = ("NVIDIA driver", "CUDA", "cuda", "HIP", "hip")
 
 
 @contextmanager
-def running(problem: Problem, what: str) -> Iterator[None]:
-    """Run a piece of the problem file; whatever it raises becomes an InvalidRequest."""
+def running(problem: Problem, step: str) -> Iterator[None]:
+    """Run a step of the problem file; whatever it raises becomes an InvalidRequest."""
     try:
         yield
     except InvalidRequest:
@@ -34,7 +34,7 @@ def running(problem: Problem, what: str) -> Iterator[None]:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         raise InvalidRequest(
-            f"{problem.path.name}: {what} failed: {text[:500]}", hint=_advice(problem, text)
+            f"{problem.path.name}: {step} failed: {text[:500]}", hint=_advice(problem, text)
         ) from error
 
 
@@ -48,7 +48,8 @@ def _advice(problem: Problem, text: str) -> str:
 
 
 def substituted(problem: Problem, constants: Mapping[str, Any]) -> str:
-    """The source with other values for its module-level constants."""
+    """The source with other values for its module-level constants. Raises InvalidRequest for a name
+    that the file does not assign."""
     if not constants:
         return problem.source
     tree = ast.parse(problem.source)
@@ -101,7 +102,8 @@ def _replace(lines: list[str], place: ast.expr, text: str) -> None:
 
 
 def import_problem(problem: Problem, constants: Mapping[str, Any]) -> types.ModuleType:
-    """The file as a module; its folder is importable while it runs, as when started by hand."""
+    """Import the file as a module with these constants. Its folder is importable while it runs, as
+    when started by hand. Raises InvalidRequest for whatever the file raises."""
     source = substituted(problem, constants)
     digest = hashlib.sha256(f"{problem.path}\0{source}".encode()).hexdigest()[:16]
     module = types.ModuleType(f"kernlore_problem_{digest}")

@@ -22,7 +22,8 @@ _SPREAD_SEED = 0x5EED
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Every generator that a problem file may draw from starts at `seed`, and is put back."""
+    """Every generator that a problem file may draw from starts at `seed`, and is restored
+    afterwards."""
     ours = random.getstate()
     with torch.random.fork_rng(devices=[]), _numpy_seeded(seed):
         torch.manual_seed(seed)
@@ -75,7 +76,7 @@ def _wide(shape: torch.Size, decades: float, seed: int) -> torch.Tensor:
 
 def lively(name: str, value: torch.Tensor, is_parameter: bool, seed: int) -> torch.Tensor:
     """Other values for a weight that starts as one constant (a norm's scale of ones, its bias of
-    zeros, running statistics): a kernel that leaves it out must be found out."""
+    zeros, running statistics), so that a kernel that leaves it out is wrong."""
     statistic = name.rpartition(".")[2] in ("running_mean", "running_var")
     if not (is_parameter or statistic) or not value.is_floating_point() or value.numel() < 2:
         return value
@@ -87,18 +88,18 @@ def lively(name: str, value: torch.Tensor, is_parameter: bool, seed: int) -> tor
     return (noise - 0.5 if first == 0 else first * (noise + 0.5)).to(value.dtype)
 
 
-def replaceable(one: torch.Tensor, other: torch.Tensor) -> bool:
+def replaceable(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether stretches of a floating tensor may be replaced by stretches of a second draw of it,
     at other places.
 
     Not if both draws are equal (a table, not a sample), or share a structure that a candidate may
     rely on: the same zeros, symmetry, sorted rows.
     """
-    if not one.is_floating_point() or not one.numel() or torch.equal(one, other):
+    if not first.is_floating_point() or not first.numel() or torch.equal(first, other):
         return False
-    zeros = one == 0
+    zeros = first == 0
     if bool(zeros.any()) and torch.equal(zeros, other == 0):
         return False
-    if one.dim() >= 2 and one.shape[-1] == one.shape[-2] > 1 and torch.equal(one, one.mT):
+    if first.dim() >= 2 and first.shape[-1] == first.shape[-2] > 1 and torch.equal(first, first.mT):
         return False
-    return not (one.dim() and one.shape[-1] > 2 and bool((one.diff(dim=-1) >= 0).all()))
+    return not (first.dim() and first.shape[-1] > 2 and bool((first.diff(dim=-1) >= 0).all()))

@@ -1,7 +1,8 @@
-"""A problem from a file in the KernelBench convention, with or without a toml beside it.
+"""A problem from a file in the KernelBench convention, with or without a toml beside it, and the
+operator that it most likely is.
 
-Nothing of the file is executed here: it is parsed for what it defines. How a case becomes tensors
-is known to `tensors`.
+Nothing of the file is executed here: it is parsed for what it defines and what it calls. How a case
+becomes tensors is known to `tensors`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from kb.errors import InvalidRequest, NotFound, nearest
 from optimizer.evaluation.problem.declared import Declaration, read_declaration
-from optimizer.evaluation.problem.guess import guess_op
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
 
 SHIPPED = Path(__file__).parents[2] / "problems"
@@ -30,7 +30,8 @@ def shipped_problems() -> list[str]:
 
 
 def load_problem(path: Path) -> Problem:
-    """The problem at a `.py` file, in a folder with a `problem.py`, or built in under this name."""
+    """The problem at a `.py` file, in a folder with a `problem.py`, or built in under this name.
+    Raises NotFound where there is none, InvalidRequest where it is not a problem file."""
     file = _file_of(path)
     try:
         source = file.read_text(encoding="utf-8")
@@ -39,18 +40,18 @@ def load_problem(path: Path) -> Problem:
     constants = _checked(file, source)
     toml = _toml_beside(file)
     text = toml.read_text(encoding="utf-8") if toml else ""
-    told = read_declaration(toml, text, constants) if toml else Declaration()
+    declaration = read_declaration(toml, text, constants) if toml else Declaration()
     default = file.parent.name if file.name == SOURCE_NAME else file.stem
     return Problem(
-        name=told.name or default,
+        name=declaration.name or default,
         path=file,
         source=source,
         sha256=hashlib.sha256(f"{source}\0{text}".encode()).hexdigest(),
-        op=told.op or guess_op(source),
-        cases=told.cases or (Case("declared"),),
-        policy=told.policy or Policy(),
+        op=declaration.op or guess_op(source),
+        cases=declaration.cases or (Case("declared"),),
+        policy=declaration.policy or Policy(),
         declared=toml is not None,
-        summary=told.summary or _summary(source),
+        summary=declaration.summary or _summary(source),
     )
 
 
@@ -93,9 +94,9 @@ def _checked(file: Path, source: str) -> frozenset[str]:
     defined = _defined(tree)
     missing = [name for name in ("Model", "get_inputs") if name not in defined]
     if missing:
-        found = ", ".join(sorted(defined)) or "nothing"
+        names = ", ".join(sorted(defined)) or "nothing"
         raise InvalidRequest(
-            f"{file.name} does not define {' and '.join(missing)} (it defines {found})",
+            f"{file.name} does not define {' and '.join(missing)} (it defines {names})",
             hint=_CONVENTION,
         )
     return assigned(tree)
@@ -134,3 +135,63 @@ def _summary(source: str) -> str:
         if text:
             return text.splitlines()[0].strip()
     return ""
+
+
+# operator -> what a source calls. The first that occurs decides, so what marks a file as something
+# particular stands before what many files use.
+_CALLS = {
+    "attention": "scaled_dot_product_attention MultiheadAttention",
+    "conv_transpose": "ConvTranspose1d ConvTranspose2d ConvTranspose3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d",
+    "conv": "Conv1d Conv2d Conv3d conv1d conv2d conv3d",
+    "embedding_bag": "EmbeddingBag embedding_bag",
+    "embedding": "Embedding embedding",
+    "loss": "cross_entropy CrossEntropyLoss mse_loss MSELoss nll_loss NLLLoss kl_div KLDivLoss "
+    "smooth_l1_loss SmoothL1Loss HuberLoss cosine_embedding_loss TripletMarginLoss",
+    "linear": "Linear linear",
+    "bmm": "bmm baddbmm",
+    "matmul": "matmul mm einsum addmm mv @",
+    "layernorm": "LayerNorm layer_norm",
+    "rmsnorm": "RMSNorm rms_norm",
+    "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d batch_norm",
+    "groupnorm": "GroupNorm group_norm InstanceNorm1d InstanceNorm2d instance_norm",
+    "softmax": "softmax Softmax log_softmax LogSoftmax logsumexp",
+    "pooling": "MaxPool1d MaxPool2d MaxPool3d max_pool1d max_pool2d max_pool3d "
+    "AvgPool1d AvgPool2d AvgPool3d avg_pool1d avg_pool2d avg_pool3d",
+    "scan": "cumsum cumprod logcumsumexp",
+    "bucketize": "bucketize searchsorted",
+    "sort": "sort topk argsort",
+    "scatter": "scatter_add scatter_add_ index_add index_add_ scatter_reduce",
+    "gather": "gather index_select take",
+    "reduction": "sum mean amax amin argmax argmin max min prod var std norm",
+    "elementwise": "relu ReLU gelu GELU sigmoid Sigmoid tanh Tanh silu SiLU exp elu ELU selu "
+    "softplus hardtanh leaky_relu LeakyReLU clamp mul add + * - /",
+}
+_OPERATORS = {ast.MatMult: "@", ast.Add: "+", ast.Mult: "*", ast.Sub: "-", ast.Div: "/"}
+
+
+def guess_op(source: str) -> str:
+    """The operator that a source most likely is: an id of kb/problem_terms.toml, or "unknown".
+    Model is read first, then the whole file."""
+    tree = ast.parse(source)
+    model = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"]
+    for scope in (*model, tree):
+        called = _called(scope)
+        for op, names in _CALLS.items():
+            if called.intersection(names.split()):
+                return op
+    return "unknown"
+
+
+def _called(scope: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.BinOp):
+            names.add(_OPERATORS.get(type(node.op), ""))
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Attribute):
+                names.add(called.attr)
+            elif isinstance(called, ast.Name):
+                names.add(called.id)
+    return names

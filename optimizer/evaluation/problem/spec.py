@@ -21,11 +21,12 @@ DISTRIBUTIONS: tuple[Distribution, ...] = ("as_given", "mean_zero", "offset", "w
 class Case:
     """One shape, dtype and distribution of a problem.
 
-    constants: module-level names of the problem file (batch_size, ...) set before its inputs are
-    made. dtype: of the floating inputs and weights, None as the file makes them. weight: in means
-    over cases. timed: whether it is measured, or only checked. held_out: only seen when a winner is
-    measured again. devices: kinds it is meant for ("cpu", "cuda"), empty for any; a size for a GPU
-    is no use on two cores.
+    `constants` are module-level names of the problem file (batch_size, ...) that are set before its
+    inputs are made. `dtype` is that of the floating inputs and weights, None as the file makes
+    them. `weight` counts in means over cases. `timed` says whether the case is measured, or only
+    checked. `held_out` cases are only seen when a winner is measured again. `devices` are the kinds
+    that the case is meant for ("cpu", "cuda"), empty for any; a size for a GPU is no use on two
+    cores.
     """
 
     name: str
@@ -46,16 +47,17 @@ class Case:
 class Policy:
     """What a candidate may do.
 
-    precision: `strict` computes floats at least as precisely as the inputs' dtype, `relaxed` may
-    use tf32 or 16-bit matrix units inside. library: whether ready-made operators of torch may do
-    the work. weights: `varying` weights change between calls, `frozen` ones may be packed once.
-    outputs: how each output is compared: float within the error bound, exact bitwise, index by the
-    value it points to; one entry, or one per output. index_into: for an index output, the input it
-    points into and the dimension.
-    reduction_length: terms in one output element; None where it follows from the shapes.
-    perturb: names of integer inputs whose elements may be replaced independently of each other.
-    fixed: names of floating inputs and weights whose values hang together (sorted borders, lookup
-    tables, probabilities): no distribution is applied to them and none of their elements replaced.
+    * `precision`: `strict` computes floats at least as precisely as the inputs' dtype, `relaxed`
+      may use tf32 or 16-bit matrix units inside.
+    * `library`: whether ready-made operators of torch may do the work.
+    * `weights`: `varying` weights change between calls, `frozen` weights may be packed once.
+    * `outputs`: how each output is compared: float within the error bound, exact bitwise, index by
+      the value it points to; one entry, or one per output.
+    * `index_into`: for an index output, the input it points into and the dimension.
+    * `reduction_length`: terms in one output element; None where it follows from the shapes.
+    * `perturb`: names of integer inputs whose elements may be replaced independently.
+    * `fixed`: names of floating inputs and weights whose values belong together (sorted borders,
+      lookup tables, probabilities): no distribution is applied to them and no element is replaced.
     """
 
     precision: Literal["strict", "relaxed"] = "strict"
@@ -70,10 +72,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Problem:
-    """source: text of the problem file; sha256: of it and of everything the toml says.
+    """A problem file and what its toml declares.
 
-    op: canonical operator of kb/problem_terms.toml. declared: whether a problem.toml stands beside
-    it; without one only the shape that the file itself makes is claimed.
+    `source` is the text of the file; `sha256` is of it and of the whole toml. `op` is a canonical
+    operator of kb/problem_terms.toml. `declared` says whether a problem.toml stands beside the
+    file; without a toml only the shape that the file itself makes is claimed.
     """
 
     name: str
@@ -93,4 +96,5 @@ class Problem:
 
     @property
     def held_out(self) -> tuple[Case, ...]:
+        """The cases that only a winner is measured on."""
         return tuple(case for case in self.cases if case.held_out)

@@ -144,16 +144,17 @@ _ALONG_ROWS = ("norm", "softmax", "reduction", "scan", "loss")
 
 
 def write_problem(name: str, folder: Path, op: str = "elementwise") -> Path:
-    """`folder/name/` with problem.py and problem.toml; the folder made. Overwrites nothing."""
+    """Write `folder/name/` with problem.py and problem.toml, and return it. Raises Conflict where
+    it exists, InvalidRequest for a name that is not a lower-case identifier."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InvalidRequest(
-            f"{name!r} is no name for a problem", hint="Use lower case, digits and underscores."
+            f"{name!r} is not a name for a problem", hint="Use lower case, digits and underscores."
         )
     where = folder / name
     if where.exists():
         raise Conflict(f"{where} exists", hint="Choose another name, or another --dir.")
-    found = canonical_op(op)
-    source, toml = _texts(name, found)
+    canonical = canonical_op(op)
+    source, toml = _texts(name, canonical)
     where.mkdir(parents=True)
     (where / SOURCE_NAME).write_text(source, encoding="utf-8")
     (where / TOML_NAME).write_text(toml, encoding="utf-8")

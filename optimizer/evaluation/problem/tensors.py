@@ -1,4 +1,5 @@
-"""A case as tensors: inputs, weights, what the reference makes of them, and what it costs at least.
+"""A case as tensors: inputs, weights, what the reference computes from them, and what it costs at
+least.
 
 Everything is drawn on the CPU from seeds, so that any process makes the same values. Knows nothing
 of candidates.
@@ -23,9 +24,9 @@ from optimizer.evaluation.problem.convention import (
     hidden_tensors,
     positional,
 )
-from optimizer.evaluation.problem.costs import counted_flops, formula_value
 from optimizer.evaluation.problem.importing import import_problem, running, substituted
 from optimizer.evaluation.problem.input_values import distributed, lively, replaceable, seeded
+from optimizer.evaluation.problem.operators import counted_flops, formula_value
 from optimizer.evaluation.problem.spec import Case, OutputKind, Problem
 
 _NUDGE_SEED = 0xE9
@@ -47,12 +48,14 @@ class Banks(NamedTuple):
 
 
 def open_case(problem: Problem, case: Case) -> OpenCase:
-    """Import the problem file with this case's constants. Runs the file's code."""
+    """Import the problem file with this case's constants. Runs the file's code. Raises
+    InvalidRequest for whatever is wrong with the file."""
     return OpenCase(problem, case)
 
 
 class OpenCase:
-    """One case of a problem, with its file imported."""
+    """One case of a problem, with its file imported. Every method that runs the file's code raises
+    InvalidRequest for whatever it raises."""
 
     def __init__(self, problem: Problem, case: Case) -> None:
         self.problem = problem
@@ -66,9 +69,9 @@ class OpenCase:
     # -- the model
 
     def _class(self) -> type[torch.nn.Module]:
-        found = self._module.__dict__.get("Model")
-        if isinstance(found, type) and issubclass(found, torch.nn.Module):
-            return found
+        model_class = self._module.__dict__.get("Model")
+        if isinstance(model_class, type) and issubclass(model_class, torch.nn.Module):
+            return model_class
         raise InvalidRequest(
             f"{self.problem.path.name}: Model is not a class derived from torch.nn.Module",
             hint="Write `class Model(nn.Module)` with a `forward`.",
@@ -78,9 +81,9 @@ class OpenCase:
         """Positional arguments for Model, whatever form get_init_inputs has."""
         make = self._module.__dict__.get("get_init_inputs")
         with running(self.problem, "get_init_inputs()"), seeded(0):
-            given = make() if make is not None else []
+            returned = make() if make is not None else []
         with running(self.problem, "matching get_init_inputs() with Model.__init__"):
-            return positional(self._class().__init__, given, "get_init_inputs()", skip=1)
+            return positional(self._class().__init__, returned, "get_init_inputs()", skip=1)
 
     def _build(self, seed: int) -> torch.nn.Module:
         with running(self.problem, "Model(...)"), seeded(seed), torch.no_grad():
@@ -93,12 +96,12 @@ class OpenCase:
         """The model that every reference run copies."""
         model = self._build(0)
         # Random values that are in no state_dict would differ from one process to the next.
-        one, other = hidden_tensors(model), hidden_tensors(self._build(1))
-        random = sorted(n for n in one if n not in other or not torch.equal(one[n], other[n]))
+        first, other = hidden_tensors(model), hidden_tensors(self._build(1))
+        random = sorted(n for n in first if n not in other or not torch.equal(first[n], other[n]))
         if random:
             raise InvalidRequest(
                 f"{self.problem.path.name}: Model keeps random values in {', '.join(random)}, "
-                "which are no parameters or buffers",
+                "which are neither parameters nor buffers",
                 hint="Use nn.Parameter or register_buffer, so that a candidate gets them too.",
             )
         return model
@@ -117,6 +120,7 @@ class OpenCase:
 
     @property
     def input_names(self) -> tuple[str, ...]:
+        """Names of forward's arguments, in order."""
         return self._form.names
 
     @property
@@ -140,16 +144,16 @@ class OpenCase:
     def _values(self, seed: int) -> list[Any]:
         """What get_inputs() makes, in the order of forward's arguments."""
         with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad():
-            given = self._module.__dict__["get_inputs"]()
+            returned = self._module.__dict__["get_inputs"]()
             forward = self._class().forward
         with running(self.problem, "matching get_inputs() with Model.forward"):
-            values = positional(forward, given, "get_inputs()", skip=1)
+            values = positional(forward, returned, "get_inputs()", skip=1)
         for number, value in enumerate(values):
             check_value(self.problem, f"input {number}", value)
         return values
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        """Contiguous CPU tensors; a Python number is a tensor of no dimensions."""
+        """Contiguous CPU tensors; a Python number is a tensor without dimensions."""
         values = self._values(seed)
         fixed = self.problem.policy.fixed
         return [
@@ -202,23 +206,23 @@ class OpenCase:
         """Which of inputs and weights may be partly replaced between calls."""
         return self.fresh_of(Banks(self.inputs(0), self.state(0)), self.banks(0))
 
-    def fresh_of(self, one: Banks, other: Banks) -> tuple[bool, ...]:
-        """The same, as two draws tell."""
+    def fresh_of(self, first: Banks, other: Banks) -> tuple[bool, ...]:
+        """As `fresh`, from two draws."""
         policy = self.problem.policy
-        known = zip(self.input_names, self.scalars, one.inputs, other.inputs, strict=True)
-        found = [
+        known = zip(self.input_names, self.scalars, first.inputs, other.inputs, strict=True)
+        fresh = [
             not scalar
             and name not in policy.fixed
             and (name in policy.perturb or replaceable(a, b))
             for name, scalar, a, b in known
         ]
-        found += [
+        fresh += [
             self._varying and name not in policy.fixed and replaceable(value, other.state[name])
-            for name, value in one.state.items()
+            for name, value in first.state.items()
         ]
-        return tuple(found)
+        return tuple(fresh)
 
-    # -- what the reference makes of them
+    # -- results of the reference
 
     def reference(
         self,
@@ -229,16 +233,17 @@ class OpenCase:
         device: str = "cpu",
         noise: int = 0,
     ) -> list[torch.Tensor]:
-        """The outputs of Model in eval mode, on copies. dtype: of all floating values, for a golden
-        result; None leaves them as they are. noise: seed of what forward itself may draw."""
+        """The outputs of Model in eval mode, on copies. `dtype` is that of all floating values, for
+        a golden result; None leaves them as they are. `noise` seeds what forward itself may
+        draw."""
         model = copy.deepcopy(self._model)
         for_model = dtype or self._dtype
         if for_model is not None:
             model = model.to(for_model)
         model = model.to(device)
         model.load_state_dict(dict(state))
-        given = [
-            # To the device first: large arrays are cast there in no time.
+        arguments = [
+            # To the device first, where large arrays are cast quickly.
             tensor.item() if scalar else _cast(tensor.to(device), dtype).clone()
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
@@ -248,7 +253,7 @@ class OpenCase:
             try:
                 if dtype is not None:
                     torch.set_default_dtype(dtype)  # what forward itself makes is as precise
-                result = model(*given)
+                result = model(*arguments)
             finally:
                 torch.set_default_dtype(before)
         return self._outputs(result)
@@ -270,8 +275,8 @@ class OpenCase:
 
     @cached_property
     def signature(self) -> Signature:
-        """Everything a candidate is handed for this case. Runs the reference once: on tensors
-        without memory where the case is too large for here and the file allows it."""
+        """The arrays that a candidate gets for this case. Runs the reference once: on tensors
+        without memory where the case is too large for this machine and the file allows it."""
         if not self.case.fits("cpu"):
             try:
                 return self._imagined()
@@ -283,17 +288,17 @@ class OpenCase:
     def _imagined(self) -> Signature:
         """The signature from shapes and dtypes alone."""
         with FakeTensorMode(allow_non_fake_inputs=True):
-            given, state, result = self._imagined_run()
-            inputs = [torch.as_tensor(value) for value in given]
+            values, state, result = self._imagined_run()
+            inputs = [torch.as_tensor(value) for value in values]
             return self._signature_of(inputs, state, self._outputs(result))
 
     def _imagined_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
         """Inputs, weights and result; to be called where tensors have no memory."""
         values, model = self._values(0), self._build(0)
-        given = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
+        inputs = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
         state = {name: _cast(value, self._dtype) for name, value in model.state_dict().items()}
         with running(self.problem, "Model.forward"), torch.no_grad():
-            return given, state, torch.func.functional_call(model, state, tuple(given))
+            return inputs, state, torch.func.functional_call(model, state, tuple(inputs))
 
     def _signature_of(
         self,
@@ -309,21 +314,23 @@ class OpenCase:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the signature."""
         return self.signature.of("output")
 
     @property
     def kinds(self) -> tuple[OutputKind, ...]:
-        """How each output is compared."""
-        told, count = self.problem.policy.outputs, len(self.outputs)
-        if not told:
+        """How each output is compared. Raises InvalidRequest where the policy names another number
+        of outputs."""
+        named, count = self.problem.policy.outputs, len(self.outputs)
+        if not named:
             return tuple("float" if "float" in output.dtype else "exact" for output in self.outputs)
-        if len(told) not in (1, count):
+        if len(named) not in (1, count):
             raise InvalidRequest(
-                f"{self.problem.name}: policy.outputs names {len(told)} kinds, Model has {count} "
+                f"{self.problem.name}: policy.outputs names {len(named)} kinds, Model has {count} "
                 "outputs",
                 hint="Give one kind, or one for each output.",
             )
-        return told * count if len(told) == 1 else told
+        return named * count if len(named) == 1 else named
 
     def bounds(
         self,
@@ -331,9 +338,12 @@ class OpenCase:
         goldens: Sequence[torch.Tensor],
         references: Sequence[torch.Tensor],
         sensitivities: Sequence[float] = (),
+        *,
+        device: str = "cpu",
     ) -> list[Bound]:
-        """What each output is held to; goldens and references are `reference`'s on these inputs,
-        sensitivities those of `sensitivities`, 0 without."""
+        """The bound of each output. `goldens` and `references` are `reference`'s results for these
+        inputs, `sensitivities` what `sensitivities` returned, by default 0. `device` is where an
+        index output is compared."""
         length = self.reduction_length()
         relaxed = self.problem.policy.precision == "relaxed"
         return [
@@ -344,7 +354,7 @@ class OpenCase:
                 spec.dtype,
                 length,
                 relaxed=relaxed,
-                pointed=self._pointed(inputs) if kind == "index" else None,
+                pointed=self.pointed(inputs, device) if kind == "index" else None,
                 name=spec.name,
                 sensitivity=moved,
             )
@@ -377,21 +387,23 @@ class OpenCase:
         results = self.reference(moved, state, dtype=torch.float64, device=device)
         return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
 
-    def _pointed(self, inputs: Sequence[torch.Tensor]) -> Pointed:
-        """What an index output points into; by default the last dimension of the first input."""
-        told = self.problem.policy.index_into
-        name, dim = next(iter(told.items()), (self.input_names[0], -1))
+    def pointed(self, inputs: Sequence[torch.Tensor], device: str = "cpu") -> Pointed:
+        """The input that index outputs point into, moved to `device`; by default the last dimension
+        of the first input. Raises InvalidRequest where the policy names no input."""
+        into = self.problem.policy.index_into
+        name, dim = next(iter(into.items()), (self.input_names[0], -1))
         if name not in self.input_names:
             raise InvalidRequest(
                 f"{self.problem.name}: policy.index_into names {name!r}",
                 hint=f"The inputs are {', '.join(self.input_names)}.",
             )
-        return Pointed(inputs[self.input_names.index(name)], dim)
+        return Pointed(inputs[self.input_names.index(name)].to(device), dim)
 
     # -- what it costs
 
     @property
     def compulsory_bytes(self) -> int:
+        """Bytes of inputs, weights and outputs, each counted once."""
         return self.signature.compulsory_bytes
 
     def flops(self) -> int:
@@ -411,11 +423,11 @@ class OpenCase:
 
     def reduction_length(self) -> int:
         """Terms in one output element: of the policy, else from counted flops, else from sizes."""
-        told = self.problem.policy.reduction_length
-        if isinstance(told, int):
-            return max(1, told)
-        if isinstance(told, str):
-            return formula_value(told, vars(self._module), self.problem)
+        stated = self.problem.policy.reduction_length
+        if isinstance(stated, int):
+            return max(1, stated)
+        if isinstance(stated, str):
+            return formula_value(stated, vars(self._module), self.problem)
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
         return max(1, self.flops() // (2 * outputs), largest // outputs)

@@ -1,4 +1,5 @@
-"""`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: the supervisor gave the descriptors."""
+"""`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: a runner in a fresh interpreter. SOCKET
+and TOKENS are descriptors that the supervisor passes on."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> None:
+    """Serve until the supervisor leaves, then end the process without exit handlers."""
     sock, tokens, nonce, device, threads = arguments
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)

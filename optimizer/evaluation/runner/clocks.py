@@ -1,15 +1,18 @@
-"""The clocks, taken before any candidate code runs.
+"""The clocks of a runner, taken before any candidate code runs, and how long its threads wait for a
+processor.
 
-A candidate may replace `time.perf_counter` or methods of `torch.cuda.Event`; these closures hold
-the originals. The supervisor's own clock is the judge all the same: what is measured here only
-refines it.
+A candidate may replace `time.perf_counter` or methods of `torch.cuda.Event`; the closures here hold
+the originals. The supervisor's own clock decides all the same: what is measured here only refines
+it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,10 +32,11 @@ class CpuClock:
 
 
 class TrustingCpuClock(CpuClock):
-    """Looks the timer up at each call, as harnesses do whose timer a candidate replaces. Only to
-    show that the exploit works (`kernlore doctor --exploits --without 4`)."""
+    """Looks the timer up at each call, as harnesses do whose timer a candidate replaces. Only used
+    to show that the exploit works (`kernlore doctor --exploits --without 4`)."""
 
     def time(self, call: Callable[[], Any]) -> tuple[Any, int, int]:
+        """As `CpuClock.time`."""
         started = time.perf_counter_ns()
         result = call()
         took = time.perf_counter_ns() - started
@@ -48,7 +52,8 @@ class CudaClock:
     """
 
     def __init__(self, flush_bytes: int, forget: bool = True) -> None:
-        """forget: make persisting lines ordinary ones (`--without 21` leaves them)."""
+        """`flush_bytes` is the size of the buffer that is overwritten. `forget` makes persisting
+        lines ordinary ones (`--without 21` leaves them)."""
         self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
         self._forget = _persisting_reset() if forget else None
         self._event: Callable[..., torch.cuda.Event] = torch.cuda.Event
@@ -56,6 +61,7 @@ class CudaClock:
         self._sync = torch.cuda.synchronize
 
     def time(self, call: Callable[[], Any]) -> tuple[Any, int, int]:
+        """The call's result, the time between events, and the wall time, both in nanoseconds."""
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self._sync()
         if self._forget is not None:
@@ -73,25 +79,26 @@ class CudaClock:
 def _persisting_reset() -> Callable[[], Any] | None:
     """The driver's call that makes persisting lines of L2 ordinary ones; None before CUDA 11."""
     try:
-        found: Callable[[], Any] = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
+        reset: Callable[[], Any] = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache
     except (OSError, AttributeError):
         return None
-    return found
+    return reset
 
 
 def now_ns() -> int:
+    """The original performance counter, in nanoseconds."""
     return _now()
 
 
 def replaced() -> bool:
-    """Whether something that a candidate must not replace is another thing than at the start."""
+    """Whether a function that a candidate must not replace is no longer the one of the start."""
     return _identities() != _ORIGINAL
 
 
 def _identities() -> tuple[int, ...]:
     return tuple(
-        id(thing)
-        for thing in (
+        id(function)
+        for function in (
             time.perf_counter_ns,
             time.perf_counter,
             time.time,
@@ -110,3 +117,54 @@ def _identities() -> tuple[int, ...]:
 
 # Taken when the runner starts, long before a candidate is imported.
 _ORIGINAL = _identities()
+
+
+SPAN_NS = 1_000_000
+_TASKS = Path("/proc/self/task")
+
+
+class Spans:
+    """Calls in spans of a millisecond or more, each with how long this process was ready without a
+    processor meanwhile: so a disturbed stretch of a block can be separated from the quiet rest of
+    it. `rows` holds calls, their time and the wait, in nanoseconds, of each span.
+
+    The kernel's files are opened once: reading them costs microseconds, and what is spent between
+    calls is held against a candidate. Threads that start later are not seen.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int]] = []
+        self._calls = self._ns = 0
+        self._files = [os.open(task, os.O_RDONLY) for task in _TASKS.glob("*/schedstat")]
+        self._waited = self._wait_ns()
+
+    def add(self, took: int) -> None:
+        """Count one call that took so many nanoseconds."""
+        self._calls += 1
+        self._ns += took
+        if self._ns >= SPAN_NS:
+            self._next()
+
+    def close(self) -> None:
+        """End the last span; nothing can be added afterwards."""
+        if self._calls:
+            self._next()
+        for file in self._files:
+            os.close(file)
+        self._files = []
+
+    def _next(self) -> None:
+        waited = self._wait_ns()
+        self.rows.append((self._calls, self._ns, waited - self._waited))
+        self._calls, self._ns, self._waited = 0, 0, waited
+
+    def _wait_ns(self) -> int:
+        """Run-queue wait of the threads so far: schedstat's second field."""
+        return sum(_second(file) for file in self._files)
+
+
+def _second(file: int) -> int:
+    try:
+        return int(os.pread(file, 80, 0).split()[1])
+    except (OSError, IndexError):
+        return 0  # the thread has ended, or the kernel does not keep account

@@ -1,8 +1,8 @@
 """The runner gives up what a candidate has no need of, just before candidate code is loaded:
 writing outside its own folders (Landlock), memory, processor time, large files, many processes.
 
-Irreversible for this process and its children. Network and process namespaces are the supervisor's
-doing, at start.
+Irreversible for this process and its children. Network and process namespaces are set up by the
+supervisor, at start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATH_BENEATH = 1
 # the kernel's Documentation/userspace-api/landlock.rst. Reading and executing stay free.
 _WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-_FILE_RIGHTS = (1 << 1) | _TRUNCATE  # of a rule about a file that is no folder
+_FILE_RIGHTS = (1 << 1) | _TRUNCATE  # of a rule about a file that is not a folder
 # Devices by name: /dev as a whole holds /dev/shm, where files outlive their writer.
 _WRITABLE = (
     "/proc/self",
@@ -34,7 +34,9 @@ _GPU_DEVICES = "nvidia*"
 def confine(
     writable: Sequence[Path], limits: Mapping[str, int], landlock: bool = True
 ) -> list[str]:
-    """Apply what this system has; the names of what was applied. writable: folders."""
+    """Apply what this system supports, and return the names of what was applied. `writable` lists
+    folders; `limits` has the keys memory_bytes, cpu_seconds, file_bytes and processes, each
+    optional."""
     applied = []
     if "memory_bytes" in limits:
         _limit(resource.RLIMIT_AS, _address_space() + limits["memory_bytes"])
@@ -66,7 +68,7 @@ def _address_space() -> int:
 
 
 def only_writes_to(*writable: Path) -> bool:
-    """Forbid this process to write anywhere else; False where the kernel has no Landlock."""
+    """Forbid this process to write anywhere else. False where the kernel has no Landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(_CREATE_RULESET, None, 0, 1)
     if abi < 1:

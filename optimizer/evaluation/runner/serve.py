@@ -1,7 +1,7 @@
-"""The runner's life: import, wait, set one subject up, call it as told, die.
+"""The runner's life: import, wait, set one kernel up, call it as requested, die.
 
-Requests: `load`, `call`, `block`, `trace`, `bye`. A failure of the candidate is an answer, with the
-kind of failure; what the supervisor makes of it is not known here.
+Requests: `load`, `renew`, `inputs`, `call`, `block`, `trace`, `bye`. A failure of the candidate is
+an answer, with the kind of failure; what the supervisor concludes from it is not known here.
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ from typing import Any
 import torch
 
 from optimizer.evaluation.runner import clocks
+from optimizer.evaluation.runner.clocks import Spans
 from optimizer.evaluation.runner.confine import confine
-from optimizer.evaluation.runner.memory.arrays import Arrays, places_from
-from optimizer.evaluation.runner.memory.fresh import refresh
-from optimizer.evaluation.runner.memory.outputs import OutputRefused, check, store
-from optimizer.evaluation.runner.memory.pinned import pin, unpin
-from optimizer.evaluation.runner.spans import Spans
-from optimizer.evaluation.runner.subjects import (
-    Subject,
-    SubjectError,
-    library_subject,
-    module_subject,
+from optimizer.evaluation.runner.kernels import (
+    CallableKernel,
+    KernelError,
+    library_kernel,
+    module_kernel,
+    traced,
 )
-from optimizer.evaluation.runner.trace import traced
+from optimizer.evaluation.runner.memory import (
+    Arrays,
+    OutputRefused,
+    check,
+    pin,
+    places_from,
+    refresh,
+    store,
+    unpin,
+)
 from optimizer.evaluation.runner.wire import Wire, WireClosed
 
 JOIN_SECONDS = 5.0
@@ -40,7 +46,7 @@ MAX_TRACE = 4_000  # characters of a traceback
 
 
 def settle_torch(threads: int, device: str) -> None:
-    """What every runner sets before it knows its subject; on a GPU, the context too."""
+    """Settings that every runner makes before it knows its kernel; on a GPU, the context too."""
     torch.set_num_threads(threads)
     if device == "cuda":
         # As for the golden results: where a problem allows less precision, a candidate asks for it.
@@ -49,13 +55,13 @@ def settle_torch(threads: int, device: str) -> None:
 
 
 class Runner:
-    """One subject and its arrays."""
+    """One kernel and its arrays."""
 
     def __init__(self, wire: Wire, tokens: int, device: str) -> None:
         self._wire = wire
         self._tokens = tokens
         self._device = device
-        self._subject: Subject | None = None
+        self._kernel: CallableKernel | None = None
         self._confined: list[str] | None = None
         self._targets: list[torch.Tensor | None] = []
         self._banks: list[torch.Tensor | None] = []
@@ -68,7 +74,7 @@ class Runner:
         self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
 
     def serve(self) -> None:
-        """Answer until the supervisor leaves."""
+        """Answer requests until the supervisor leaves."""
         answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
             "renew": self._renew,
@@ -94,29 +100,29 @@ class Runner:
             return {"ok": True, **answer(message, fds)}
         except OutputRefused as refused:
             return {"ok": False, "failure": "refused", "message": str(refused)}
-        except SubjectError as error:
+        except KernelError as error:
             return {"ok": False, "failure": "subject", "message": str(error)}
         except MemoryError:
             return {"ok": False, "failure": "memory", "message": "out of memory"}
         except WireClosed:
             raise
-        # The candidate's code may raise anything at all, SystemExit included: it is its verdict.
+        # The candidate's code may raise anything at all, SystemExit included, and fails by it.
         except BaseException as error:
-            told = "".join(traceback.format_exception(error))[-MAX_TRACE:]
-            return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": told}
+            log = "".join(traceback.format_exception(error))[-MAX_TRACE:]
+            return {"ok": False, "failure": "raised", "message": repr(error)[:500], "log": log}
 
     # -- load
 
     def _load(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Map the arrays, give up privileges, set the subject up. May be asked again, for another
-        case of the same candidate."""
+        """Map the arrays, give up privileges, set the kernel up. May be requested again, for
+        another case of the same candidate."""
         # Rows of the exploit table whose defence is off (`doctor --exploits --without`).
         self._without = frozenset(message["without"])
         if self._confined is None:
             self._confined = confine(
                 _own_folders(message), message["limits"], landlock=24 not in self._without
             )
-        self._last = self._subject = None
+        self._last = self._kernel = None
         self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
@@ -126,10 +132,12 @@ class Runner:
         self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
         tensors = [self._here(t) for t in self._mapped["inputs"].tensors]
         count = message["inputs"]
-        given = [self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)]
+        inputs = [
+            self._value(t, kind) for t, kind in zip(tensors, message["scalars"], strict=False)
+        ]
         state = dict(zip(message["state"], tensors[count:], strict=True))
-        self._subject = self._set_up(message, given[:count], state)
-        weights: Sequence[torch.Tensor | None] = self._subject.weights
+        self._kernel = self._set_up(message, inputs[:count], state)
+        weights: Sequence[torch.Tensor | None] = self._kernel.weights
         self._targets = [*tensors[:count], *(weights or [None] * len(state))]
         banks = [self._here(t) for t in self._mapped["banks"].tensors]
         fresh = message["fresh"]
@@ -139,7 +147,7 @@ class Runner:
         elif 4 in self._without:
             self._clock = clocks.TrustingCpuClock()
         return {
-            "notes": self._subject.notes,
+            "notes": self._kernel.notes,
             "threads": threading.active_count(),
             "confined": self._confined,
         }
@@ -173,25 +181,25 @@ class Runner:
         return tensor.item() if scalar else tensor
 
     def _set_up(
-        self, message: dict[str, Any], given: list[Any], state: dict[str, torch.Tensor]
-    ) -> Subject:
+        self, message: dict[str, Any], inputs: list[Any], state: dict[str, torch.Tensor]
+    ) -> CallableKernel:
         path, entry = Path(message["path"]), message["entry"]
         if message["kind"] == "interpreter":
             os.environ["TRITON_INTERPRET"] = "1"
         if message["kind"] == "c_abi":
-            return library_subject(
+            return library_kernel(
                 path,
                 entry,
-                inputs=given,
+                inputs=inputs,
                 state=state,
                 outputs=self._expected,
                 device=self._device,
             )
-        return module_subject(
+        return module_kernel(
             path,
             entry,
             init_args=message["init_args"],
-            inputs=given,
+            inputs=inputs,
             state=state,
             seed=message["seed"],
             dtype=message["dtype"],
@@ -201,28 +209,28 @@ class Runner:
     # -- calls
 
     @property
-    def _call_subject(self) -> Callable[[], Any]:
-        if self._subject is None:
-            raise SubjectError("nothing is loaded")
-        return self._subject.call
+    def _call_kernel(self) -> Callable[[], Any]:
+        if self._kernel is None:
+            raise KernelError("nothing is loaded")
+        return self._kernel.call
 
     def _call(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """One call on the inputs as they are; its outputs go to shared memory."""
         del fds
         self._last = None
         self._leave_behind()
-        result, took, wall = self._clock.time(self._call_subject)
+        result, took, wall = self._clock.time(self._call_kernel)
         self._store(result)
         return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
 
     def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """As many calls as there come tokens, each on fresh values.
+        """Time as many calls as there come tokens, each on fresh values.
 
-        The number of calls is never in this process, so that no call can be told from the last one,
-        whose outputs are compared.
+        The number of calls is never in this process, so that no call can be distinguished from the
+        last one, whose outputs are compared.
         """
         del fds
-        call, clock, seed = self._call_subject, self._clock, message["seed"]
+        call, clock, seed = self._call_kernel, self._clock, message["seed"]
         before = threading.active_count()
         times: list[int] = []
         walls: list[int] = []
@@ -279,7 +287,7 @@ class Runner:
     def _trace(self, message: dict[str, Any], fds: list[int]) -> Reply:
         """Which operators one call really ran."""
         del fds, message
-        return {"operators": traced(self._call_subject)}
+        return {"operators": traced(self._call_kernel)}
 
 
 def _own_folders(message: dict[str, Any]) -> list[Path]:
@@ -298,8 +306,8 @@ def _own_folders(message: dict[str, Any]) -> list[Path]:
 
 
 def join_threads() -> None:
-    """Wait for what calls left running: what a harness does not see that compares later (without
-    defence 2)."""
+    """Wait for threads that calls left running: a harness that compares later does not see them
+    (without defence 2)."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)

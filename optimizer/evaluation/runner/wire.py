@@ -23,24 +23,26 @@ class WireClosed(Exception):
 
 
 class WireForged(Exception):
-    """A message without the nonce; `told` is what it says."""
+    """A message without the nonce; `content` is what it holds."""
 
-    def __init__(self, message: str, told: Any = None) -> None:
+    def __init__(self, message: str, content: Any = None) -> None:
         super().__init__(message)
-        self.told = told
+        self.content = content
 
 
 class Wire:
-    """One end of the conversation. Not for threads."""
+    """One end of the conversation. Not for several threads."""
 
     def __init__(self, sock: socket.socket, nonce: str) -> None:
         self._sock = sock
         self._nonce = nonce
 
     def fileno(self) -> int:
+        """The socket's descriptor, for `select`."""
         return self._sock.fileno()
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send one message with file descriptors. Raises WireClosed."""
         body = json.dumps({**message, "nonce": self._nonce}).encode()
         try:
             socket.send_fds(self._sock, [_LENGTH.pack(len(body))], list(fds))
@@ -49,7 +51,8 @@ class Wire:
             raise WireClosed(str(gone)) from gone
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next message and the descriptors that came with it."""
+        """The next message and the descriptors that came with it. Raises WireClosed, or WireForged
+        for a message that does not carry the nonce."""
         try:
             head, fds, _, _ = socket.recv_fds(self._sock, _LENGTH.size, MAX_FDS)
         except ConnectionError as gone:
@@ -79,4 +82,5 @@ class Wire:
         return b"".join(parts)
 
     def close(self) -> None:
+        """Close the socket."""
         self._sock.close()

@@ -1,1 +1,2 @@
-"""How long it takes beside the reference: blocks in two processes, and figures from them."""
+"""How long a candidate takes beside the reference: blocks in two processes, and figures from
+them."""

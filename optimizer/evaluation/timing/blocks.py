@@ -1,8 +1,8 @@
 """How long the candidate takes beside the reference: two processes, driven alternately in blocks of
 random length (A B B A), one at a time, the idle one stopped.
 
-Decides by the supervisor's clock: what a runner says of its own time counts only while it agrees
-with the wall around the block. Every block ends with a comparison of both sides' last outputs.
+The supervisor's clock decides: the time that a runner reports counts only while it agrees with the
+wall around the block. Every block ends with a comparison of both sides' last outputs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.loaded_kernel import Block, LoadedSubject, SubjectFailed
+from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 
-# How much of a block may be missing from the candidate's clocks before it is no delay of the
-# machine: shares of a block and of a call, and what waking a process and copying outputs take.
 CROWD = 0.5  # processors that other work may use
 MAX_CALIBRATION = 5  # blocks of each side
 SLOW_CALIBRATION_NS = 1_000_000_000
 TELLING_BLOCKS = 4  # with fewer, chance explains much
+# How much may be missing from the candidate's clocks and still pass for a delay of the machine:
+# shares of a block and of a call, and what waking a process and copying outputs take.
 HIDDEN_SHARE, HIDDEN_NS = 0.15, 2_000_000
 OUTSIDE_SHARE, OUTSIDE_NS = 0.3, 50_000
 BUSY_SHARE, BUSY_NS = 0.1, 50_000
@@ -52,25 +52,27 @@ WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
-RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, SubjectFailed)
+RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, KernelFailed)
 # Whether the defences of some rows of the exploit table are all on.
 On = Callable[..., bool]
 
 
 class BaselineFailed(Exception):
-    """The reference's own process did not do its part."""
+    """The reference's own process failed. That is no verdict about the candidate."""
 
 
 @dataclass(frozen=True)
 class TimingPolicy:
-    """block_ms: aimed length of one block, None for that of the device; pairs: at least and at
-    most, in steps of two.
+    """How a case is timed.
 
-    narrow: the half-width (log units) within the two processes at which measuring stops early.
-    between: see `ratio_interval`; where it is not given, that of the device. threads: processors
-    that both sides need for themselves, 0 where that does not matter.
-    quiet: the share of a span of calls that its threads may wait for a processor. calls: of every
-    block, 0 for a random number that follows from block_ms; a known number can be counted to.
+    `block_ms` is the aimed length of one block, None for that of the device. `min_pairs` and
+    `max_pairs` bound the pairs of blocks, in steps of two. `narrow` is the half-width (log units)
+    within the two processes at which measuring stops early. `between` is described at
+    `ratio_interval`; None stands for that of the device. `threads` counts processors that both
+    sides need for themselves, 0 where that does not matter. `quiet` is the share of a span of calls
+    that its threads may wait for a processor. `seconds` is the deadline of a block. `calls` is the
+    number of calls of every block, 0 for a random number that follows from block_ms; a known number
+    can be counted to.
     """
 
     block_ms: float | None = None
@@ -86,22 +88,26 @@ class TimingPolicy:
 
     @property
     def block_ns(self) -> float:
+        """The aimed length in nanoseconds; `block_ms` must be set."""
         assert self.block_ms is not None
         return self.block_ms * 1e6
 
 
 @dataclass
 class Side:
-    """One of the two: its runner, its subject, what was measured of it."""
+    """One of the two sides: its runner, its kernel, and the time of a call by calibration.
+    `trusted` marks the reference."""
 
     name: str
     runner: RunnerProcess
-    subject: LoadedSubject
+    kernel: LoadedKernel
     trusted: bool = False
     per_call_ns: float = 0.0
 
     def run(self, seed: int, calls: int, seconds: float) -> Block:
-        return self._awake(lambda: self.subject.block(seed, calls, seconds))
+        """Run one block and stop the runner. Raises BaselineFailed where the trusted side fails,
+        else what the kernel raises."""
+        return self._awake(lambda: self.kernel.block(seed, calls, seconds))
 
     def _awake(self, act: Callable[[], T]) -> T:
         """Whatever goes wrong on the trusted side is no verdict about a candidate."""
@@ -118,7 +124,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """The timing of one case and what was noticed while measuring."""
+    """The timing of one case, the flags that measuring raised, and the mismatch of outputs that
+    ended it."""
 
     timing: CaseTiming
     flags: tuple[Flag, ...] = ()
@@ -126,13 +133,14 @@ class Measured:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is the comparison of clocks alone that speaks against the candidate."""
-        told = {flag.defence for flag in self.flags}
-        return self.mismatch is None and bool(told) and told <= set(CLOCKS)
+        """Whether only the comparison of clocks speaks against the candidate."""
+        rows = {flag.defence for flag in self.flags}
+        return self.mismatch is None and bool(rows) and rows <= set(CLOCKS)
 
 
 def measure(
     case: str,
+    *,
     baseline: Side,
     candidate: Side,
     policy: TimingPolicy,
@@ -140,7 +148,13 @@ def measure(
     seed: int,
     on: On,
 ) -> Measured:
-    """Time both sides against each other. Raises what the subjects raise."""
+    """Time both sides of a case against each other.
+
+    `compare` returns how the last outputs of both sides (candidate, baseline) disagree, or None.
+    `seed` decides block lengths and fresh values. `on` returns whether the defences of some rows of
+    the exploit table are all on. Raises BaselineFailed where the reference fails, else what the
+    candidate's kernel raises.
+    """
     chance = random.Random(seed)
     _calibrate(baseline, candidate, chance, policy)
     pairs: list[tuple[Block, Block]] = []
@@ -150,7 +164,7 @@ def measure(
     for first, second in order_of(baseline, candidate, policy.max_pairs):
         pair = _pair(first, second, chance, policy)
         blocks = pair if first is baseline else (pair[1], pair[0])
-        mismatch = compare(candidate.subject.outputs, baseline.subject.outputs)
+        mismatch = compare(candidate.kernel.outputs, baseline.kernel.outputs)
         if mismatch:
             return Measured(CaseTiming(case, "none", reason=mismatch), (), mismatch)
         if any(_busy(block, policy) for block in blocks):
@@ -209,7 +223,7 @@ def _calibrate(
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
         if calls >= 3 and calls * slower * 4 >= policy.block_ns:
             break
-        # One call after waking says little: at least a few, and at most a quarter of a block.
+        # A single call after waking means little: at least a few, and at most a quarter of a block.
         calls = max(min(4 * calls, 3), min(4 * calls, int(policy.block_ns / slower / 4)))
         if calls * slower > SLOW_CALIBRATION_NS:
             break
@@ -266,13 +280,13 @@ def _conclude(
             reason=f"timing must be repeated: the processors were busy in {noisy} of "
             f"{noisy + len(pairs)} pairs of blocks; stop other work and evaluate again",
         )
-    found = _ratio(pairs, policy)
+    speedup = _ratio(pairs, policy)
     return CaseTiming(
         case,
         "measured",
         baseline_us=_typical([_quiet(b, policy) for b, _ in pairs]),
         candidate_us=_typical([_quiet(c, policy) for _, c in pairs]),
-        speedup=found,
+        speedup=speedup,
         calls=calls,
     )
 
@@ -320,8 +334,8 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
 
 
 def _outside_flag(row: int, ns: float) -> Flag:
-    told = f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
-    return Flag(row, "reject", told)
+    message = f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
+    return Flag(row, "reject", message)
 
 
 def _late_ns(blocks: Sequence[Block]) -> float:
@@ -346,7 +360,7 @@ def _unseen_ns(block: Block) -> float:
     sides alike. Other processes do not add to it. Where a GPU works, its clock is another one."""
     if block.walls != block.times:
         return 0.0
-    # Whoever was put off a processor finds its caches cold when it comes back.
+    # A process that lost its processor finds cold caches when it comes back.
     refill = REFILL_SHARE * (block.waited_ns + block.delayed_ns)
     return (block.busy_ns - refill - sum(block.times)) / len(block.times)
 

@@ -1,4 +1,4 @@
-"""Figures from pairs of blocks: a ratio with its interval, and whether the machine was quiet.
+"""Figures from pairs of blocks: a ratio with its interval, and means over cases.
 
 Standard library only.
 """
@@ -24,11 +24,12 @@ _T = (
 def ratio_interval(
     baseline: Sequence[float], candidate: Sequence[float], between: float
 ) -> Interval:
-    """Baseline over candidate: the trimmed mean of log ratios of the pairs, with 95 % interval.
+    """Baseline over candidate: the trimmed mean of log ratios of the pairs, with its 95 % interval.
 
-    between: standard deviation, in log units, of the ratio of two processes that run the same code.
-    They differ by where their memory lies; pairs within the same two processes do not show it.
-    `python -m benchmarks.evaluation.checks` shows whether it is large enough.
+    `between` is the standard deviation, in log units, of the ratio of two processes that run the
+    same code. They differ by where their memory lies; pairs within the same two processes do not
+    show it. `python -m benchmarks.evaluation.checks` shows whether it is large enough. Raises
+    ValueError or ZeroDivisionError for times that are not positive.
     """
     centre, within = log_ratio(baseline, candidate)
     half = math.hypot(within, NORMAL * between)
@@ -61,13 +62,12 @@ def quantile(degrees: int) -> float:
 
 
 def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
-    """upper / lower of two figures from sessions of their own; None where a bound of either is 0 or
+    """upper / lower of two figures from separate sessions; None where a bound of either is 0 or
     infinite, as after one pair of blocks: nothing is known of the ratio then.
 
     Errors are independent, so their distances from the two values add as squares, on the log scale
     and for each side by itself: the interval of a difference by Zou and Donner, Statistics in
-    Medicine 27 (2008) 1693-1702. `skills.curator.reading.gate.ratio` is the same rule for the
-    curator's records, which may not import this package.
+    Medicine 27 (2008) 1693-1702.
     """
     if not (_bounded(upper) and _bounded(lower)):
         return None
@@ -78,12 +78,13 @@ def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
     return Interval(value, low, high, min(upper.n, lower.n))
 
 
-def _bounded(found: Interval) -> bool:
-    return 0 < found.low <= found.value <= found.high < math.inf
+def _bounded(interval: Interval) -> bool:
+    return 0 < interval.low <= interval.value <= interval.high < math.inf
 
 
 def combined(intervals: Sequence[tuple[Interval, float]]) -> Interval:
-    """The weighted geometric mean over cases; errors of the cases are independent."""
+    """The weighted geometric mean of (interval, weight) pairs over cases; errors of the cases are
+    independent."""
     total = sum(weight for _, weight in intervals)
     centre = sum(weight * math.log(i.value) for i, weight in intervals) / total
     halves = [weight * (math.log(i.high) - math.log(i.low)) / 2 for i, weight in intervals]

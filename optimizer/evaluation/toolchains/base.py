@@ -1,5 +1,5 @@
-"""What a toolchain is: compile one language for one hardware, say how the result is run, and report
-what the compiler knew. A new one implements `Toolchain` and is named in `registry`.
+"""What a toolchain is: it compiles one language for one hardware, states how the result is run, and
+reports what the compiler knew. A new one implements `Toolchain` and is named in `registry`.
 
 Does not measure and does not judge. Standard library only.
 """
@@ -15,7 +15,7 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 
 Metric = float | str
-CACHE = "compiled_when_called"  # folder of a candidate in which its compilers keep what they made
+CACHE = "compiled_when_called"  # folder of a candidate for the results of its compilers
 LoaderKind = Literal["python", "interpreter", "c_abi", "command"]
 
 
@@ -23,9 +23,10 @@ LoaderKind = Literal["python", "interpreter", "c_abi", "command"]
 class Target:
     """Where a candidate is to run.
 
-    hardware: id of the registry. lineage: it and the ids above it. arch: what its compiler calls it
-    ("90", "gfx942", "native"). device: "cpu" or "cuda" where it can run here, else None. facts:
-    numbers of the chip by key. templates: command templates of its toolchain for this language.
+    `hardware` is the id of the registry, `lineage` that id and the ids above it. `arch` is the
+    compiler's name for the chip ("90", "gfx942", "native"). `device` is "cpu" or "cuda" where it
+    can run here, else None. `facts` are numbers of the chip by key. `templates` are the command
+    templates of its toolchain for this language.
     """
 
     hardware: str
@@ -38,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Availability:
-    """`reason` and `hint` say why not, and what to install."""
+    """Whether something can be used; `reason` and `hint` state why not, and what to install."""
 
     ok: bool
     reason: str = ""
@@ -49,7 +50,7 @@ class Availability:
 class Loader:
     """How a runner gets at the candidate.
 
-    kind: `python` imports `path` and calls the class `entry`; `interpreter` the same inside
+    The kind `python` imports `path` and calls the class `entry`; `interpreter` does the same inside
     Triton's interpreter; `c_abi` loads the library at `path` and calls the function `entry`;
     `command` is run by the toolchain itself.
     """
@@ -61,13 +62,14 @@ class Loader:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of compiling.
+    """The result of compiling.
 
-    log: what the compiler printed, for the signature index. metrics: of its reports, by the raw
-    names that retrieval/data/metrics.toml knows for the collector `static` (registers per thread,
-    spill bytes, shared memory, vector instructions ...), whole-candidate values; `kernels` has them
-    per kernel where there are several. loader: None when it failed or cannot run anywhere here.
-    notes: what the reader should know, such as "compiled only, not run".
+    `log` is what the compiler printed, for the signature index. `metrics` come from its reports, by
+    the raw names that retrieval/data/metrics.toml knows for the collector `static` (registers per
+    thread, spill bytes, shared memory, vector instructions ...); they are values of the whole
+    candidate, and `kernels` has them per kernel where there are several. `loader` is None when
+    compiling failed or the result cannot run anywhere here. `notes` are for the reader, such as
+    "compiled only, not run".
     """
 
     ok: bool
@@ -92,7 +94,8 @@ class Toolchain(Protocol):
         ...
 
     def version(self) -> str:
-        """Of compiler and what else decides its output; part of every evaluation's key."""
+        """The version of the compiler and of what else decides its output; part of every
+        evaluation's key."""
         ...
 
     def compile(
@@ -100,7 +103,7 @@ class Toolchain(Protocol):
     ) -> Compiled:
         """Compile in `workdir`, in a killable process group with a deadline.
 
-        signatures: of the cases it will run with; some compilers specialise on shapes. A candidate
-        that does not compile is an answer (`ok` False with its log), never an exception.
+        `signatures` are those of the cases it will run with; some compilers specialise on shapes. A
+        candidate that does not compile is an answer (`ok` False with its log), never an exception.
         """
         ...

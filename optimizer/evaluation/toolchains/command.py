@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 SOURCES, BUILT, RUN = "src", "program.out", "run"
-TOLD = ".told.json"
+PLACEMENTS = ".placements.json"
 COMPILE_LIMITS = Limits(seconds=120.0)
 RUN_LIMITS = Limits(memory_bytes=16 << 30)
 FILE_ROOM = 64 << 20  # for what a simulator writes beside the outputs
@@ -52,9 +52,10 @@ Failure = Literal["", "crashed", "timed_out", "output"]
 class CommandRun:
     """One call of the program on one case.
 
-    failure: why there are no outputs, "" when there are; message says it in words. cycles, time_us:
-    of one call, as the program reports it; timing says whose time that is, and is `none` without a
-    report. seconds: of the whole command, simulator and start-up included; never a kernel's time.
+    `failure` is why there are no outputs, "" when there are; `message` explains it. `cycles` and
+    `time_us` are those of one call, as the program reports them; `timing` states whose time that
+    is, and is `none` without a report. `seconds` is the time of the whole command, simulator and
+    start-up included; it is never a kernel's time.
     """
 
     failure: Failure = ""
@@ -70,6 +71,7 @@ class CommandRun:
 
     @property
     def ok(self) -> bool:
+        """Whether there are outputs."""
         return not self.failure
 
 
@@ -128,13 +130,13 @@ class CommandToolchain:
     def version(self) -> str:
         """A digest of the templates and of the files that they name."""
         digest = hashlib.sha256()
-        told = [*self._templates, self.template.suffix, self.template.timing]
-        digest.update(json.dumps([told, sorted(self.template.env.items())]).encode())
+        named = [*self._templates, self.template.suffix, self.template.timing]
+        digest.update(json.dumps([named, sorted(self.template.env.items())]).encode())
         for template in self._templates:
             for word in _plain_words(template):
-                found = shutil.which(word, path=_path()) or word
-                if Path(found).is_file():
-                    digest.update(_state_of(Path(found)))
+                program = shutil.which(word, path=_path()) or word
+                if Path(program).is_file():
+                    digest.update(_state_of(Path(program)))
         return f"command {digest.hexdigest()[:16]}"
 
     # -- compile
@@ -142,7 +144,7 @@ class CommandToolchain:
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
-        """By the compile template; without one the source is what is run."""
+        """Compile by the compile template. Without it the source is what is run."""
         workdir = workdir.resolve()  # commands run in it, so a relative path would be another
         workdir.mkdir(parents=True, exist_ok=True)
         source = _write_source(bundle, workdir / SOURCES, self.template.suffix)
@@ -156,7 +158,7 @@ class CommandToolchain:
             "entry": bundle.entry,
         }
         absolute = {**placed, "source": str(source), "output": str(output)}
-        _told_of(output).write_text(json.dumps(absolute), encoding="utf-8")
+        _placements_path(output).write_text(json.dumps(absolute), encoding="utf-8")
         loader = Loader("command", output, bundle.entry)
         if not self.template.compile:
             return Compiled(ok=True, loader=loader, notes=("not compiled, run as source",))
@@ -193,11 +195,12 @@ class CommandToolchain:
         workdir: Path,
         seconds: float,
     ) -> CommandRun:
-        """Run what `compile` made on one case, for at most `seconds`.
+        """Run what `compile` made on one case, for at most `seconds`. A program that fails is an
+        answer.
 
-        tensors: inputs, then parameters and buffers. A simulator is run by its profile template
-        where there is one: what it counts does not change its time. Real hardware is timed by the
-        run template alone.
+        `tensors` are inputs, then parameters and buffers. A simulator is run by its profile
+        template where there is one: what it counts does not change its time. Real hardware is timed
+        by the run template alone.
         """
         if compiled.loader is None:
             return CommandRun("crashed", "there is nothing to run: it did not compile")
@@ -205,12 +208,12 @@ class CommandToolchain:
         if folder.exists():
             shutil.rmtree(folder)  # outputs of an earlier call must not pass for this one's
         folder.mkdir(parents=True)
-        placed = json.loads(_told_of(compiled.loader.path).read_text(encoding="utf-8"))
-        told = write_manifest(
+        placed = json.loads(_placements_path(compiled.loader.path).read_text(encoding="utf-8"))
+        manifest = write_manifest(
             tensors, signature, folder, entry=compiled.loader.entry, hardware=placed["hardware"]
         )
         report = folder / REPORT
-        placed |= {"input": str(told), "report": str(report), "workdir": str(folder)}
+        placed |= {"input": str(manifest), "report": str(report), "workdir": str(folder)}
         finished = self._run(
             _filled(self._run_template, placed), folder, _run_limits(signature, seconds), placed
         )
@@ -270,8 +273,8 @@ def _write_source(bundle: Bundle, folder: Path, suffix: str) -> Path:
     return renamed
 
 
-def _told_of(output: Path) -> Path:
-    return output.with_name(output.name + TOLD)
+def _placements_path(output: Path) -> Path:
+    return output.with_name(output.name + PLACEMENTS)
 
 
 def _filled(template: str, placed: Mapping[str, str]) -> list[str]:
@@ -295,10 +298,10 @@ def _path() -> str:
 
 
 def _state_of(path: Path) -> bytes:
-    told = path.stat()
-    if told.st_size <= HASHED:
+    status = path.stat()
+    if status.st_size <= HASHED:
         return hashlib.sha256(path.read_bytes()).digest()
-    return f"{path.resolve()} {told.st_size} {told.st_mtime_ns}".encode()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
 
 
 def _run_limits(signature: Signature, seconds: float) -> Limits:
@@ -311,8 +314,8 @@ def _failure(finished: Finished, seconds: float) -> tuple[Failure, str] | None:
         return "timed_out", f"the run was stopped after {seconds:g} s"
     if finished.code == 0:
         return None
-    said = finished.log.splitlines()
-    last = f": {said[-1][:300]}" if said else " and printed nothing"
+    lines = finished.log.splitlines()
+    last = f": {lines[-1][:300]}" if lines else " and printed nothing"
     return "crashed", f"the run {_ending(finished.code)}{last}"
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.isolation.processors import processor
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.evaluation.toolchains.processor import processor
-from optimizer.evaluation.toolchains.reports.cpu import Loops, count_instructions, parse_loops
+from optimizer.evaluation.toolchains.reports import Loops, count_instructions, parse_loops
 
 LIBRARY = "candidate.so"
-SOURCES = "src"  # relative, so that logs do not tell one working directory from another
+SOURCES = "src"  # relative, so that logs are equal in every working directory
 REPORT = "vectoriser.txt"
 LIMITS = Limits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
 OBJDUMP_LIMITS = Limits(seconds=20.0, output_bytes=64 << 20)
@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 DEFAULTS: Mapping[str, str] = {"opt_level": "3", "march": "native"}
 MARKED = re.compile(r"^\s*(?://|/?\*+)\s*kernlore-flags:\s*(.+?)\s*(?:\*/)?$", re.MULTILINE)
 
-# What `platform.machine()` says -> ids of the hardware registry that it can be.
+# What `platform.machine()` returns -> ids of the hardware registry that it can be.
 MACHINES: Mapping[str, tuple[str, ...]] = {
     "x86_64": ("x86-64",),
     "amd64": ("x86-64",),
@@ -59,13 +59,13 @@ _TORCH = re.compile(r"^\s*#\s*include\s*[<\"](?:torch|ATen|c10|pybind11)/", re.M
 
 
 class RefusedFlag(Exception):
-    """A flag variant that is not on the list."""
+    """A flag variant that is not on the list; the message names those that are."""
 
 
 def flags_of(bundle: Bundle) -> list[str]:
     """Optimisation flags: the defaults, a `// kernlore-flags: name=value ...` line of the main
-    file, then the bundle's parameters. Names that are no variant are somebody else's.
-    """
+    file, then the bundle's parameters. Parameters that are no variant are ignored. Raises
+    RefusedFlag."""
     chosen = dict(DEFAULTS)
     for line in MARKED.findall(bundle.source):
         for word in line.split():
@@ -94,6 +94,7 @@ class CppToolchain:
         self._limits = limits
 
     def available(self, target: Target) -> Availability:
+        """Whether the compiler is installed and this machine is of the target's architecture."""
         if shutil.which(self._compiler) is None:
             return Availability(
                 False, f"{self._compiler} is not installed", "Install it, as with apt install g++."
@@ -115,11 +116,14 @@ class CppToolchain:
         )
 
     def version(self) -> str:
+        """The compiler's version, what `-march=native` means to it, and the processor."""
         return _version(self._compiler)
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Compile to a shared library. A candidate without its entry, or with a refused flag, does
+        not compile."""
         del target, signatures
         began = time.monotonic()
         refusal = self._refusal(bundle)
@@ -167,7 +171,7 @@ class CppToolchain:
         report = f"-fopt-info-vec-optimized-missed={REPORT}"
         options = [*BASE_FLAGS, *flags_of(bundle), report, f"-I{SOURCES}"]
         if sys.platform == "linux":
-            options.append("-Wl,-z,defs")  # else a missing function is only found at the first call
+            options.append("-Wl,-z,defs")  # else a missing function only shows at the first call
         return [self._compiler, *options, *language, "-o", LIBRARY, main, "-lm"]
 
 
@@ -183,7 +187,7 @@ def _failed(done: Finished, command: Sequence[str], limits: Limits) -> Compiled:
     if done.timed_out:
         log = f"error: compilation timed out after {limits.seconds:g} s\n{log}"
     elif not log:
-        log = f"error: the compiler ended with status {done.code} and said nothing"
+        log = f"error: the compiler ended with status {done.code} and printed nothing"
     return Compiled(
         False,
         log=log,
@@ -214,7 +218,7 @@ def _version(compiler: str) -> str:
     """The compiler's first line without its name, what -march=native means to it, and on what."""
     if shutil.which(compiler) is None:
         return f"{compiler} is not installed"
-    told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     native = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target"],
         capture_output=True,
@@ -222,5 +226,5 @@ def _version(compiler: str) -> str:
         check=False,
     )
     arch = re.search(r"^\s*-march=\s+(\S+)", native.stdout, re.MULTILINE)
-    said = told.stdout.splitlines()[0].removeprefix(f"{Path(compiler).name} ")
-    return f"{said}; native={arch[1] if arch else platform.machine()} on {processor()}"
+    first = version.stdout.splitlines()[0].removeprefix(f"{Path(compiler).name} ")
+    return f"{first}; native={arch[1] if arch else platform.machine()} on {processor()}"

@@ -19,8 +19,8 @@ from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.evaluation.toolchains.reports.gpu import parse_ptx, parse_ptxas, whole
-from optimizer.evaluation.toolchains.triton.nvidia import capability
+from optimizer.evaluation.toolchains.reports import parse_ptx, parse_ptxas, whole
+from optimizer.evaluation.toolchains.triton.toolchains import capability
 
 LIBRARY, SOURCES = "candidate.so", "src"
 LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)
@@ -35,12 +35,12 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+(?P<name>\w+)", re.MULT
 
 
 def find_nvcc(env: Mapping[str, str] | None = None) -> str | None:
-    """On the PATH, or under CUDA_HOME or CUDA_PATH."""
+    """The path of nvcc on the PATH, or under CUDA_HOME or CUDA_PATH; None without it."""
     known = os.environ if env is None else env
-    found = shutil.which("nvcc", path=known.get("PATH", ""))
+    on_path = shutil.which("nvcc", path=known.get("PATH", ""))
     homes = (known.get("CUDA_HOME"), known.get("CUDA_PATH"))
     places = [shutil.which("nvcc", path=str(Path(home) / "bin")) for home in homes if home]
-    return next((place for place in [found, *places] if place), None)
+    return next((place for place in [on_path, *places] if place), None)
 
 
 class Nvcc:
@@ -54,6 +54,7 @@ class Nvcc:
         self._limits = limits
 
     def available(self, target: Target) -> Availability:
+        """Whether nvcc is here and compiles for the target's compute capability."""
         if self._nvcc is None:
             return Availability(
                 False,
@@ -78,11 +79,13 @@ class Nvcc:
         return Availability(True)
 
     def version(self) -> str:
+        """The version of nvcc."""
         return _version(self._nvcc) if self._nvcc else "nvcc is not installed"
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Compile to a shared library; it is only loaded where a CUDA device is."""
         del signatures
         began = time.monotonic()
         bundle.write(workdir / SOURCES)
@@ -109,7 +112,7 @@ class Nvcc:
         arch = capability(target)
         suffix = "a" if arch in SPECIFIC else ""
         source = f"{SOURCES}/{bundle.main}"
-        # The PTX is kept: it says what the resource report does not, such as the width of loads.
+        # The PTX is kept: it shows what the resource report does not, such as the width of loads.
         kept = ["-keep", "-keep-dir", "."]
         options = [*FLAGS, f"-arch=sm_{arch}{suffix}", f"-I{SOURCES}", *kept]
         return [str(self._nvcc), *options, "-x", "cu", "-o", LIBRARY, source]
@@ -127,20 +130,20 @@ def _kernels(log: str, workdir: Path) -> dict[str, dict[str, Metric]]:
     for path in sorted(workdir.glob("*.ptx")):
         text = path.read_text(encoding="utf-8", errors="replace")
         starts = [*_PTX_ENTRY.finditer(text)]
-        ends = [*(found.start() for found in starts[1:]), len(text)]
-        for found, end in zip(starts, ends, strict=True):
-            kernels.setdefault(found["name"], {}).update(parse_ptx(text[found.start() : end]))
+        ends = [*(entry.start() for entry in starts[1:]), len(text)]
+        for entry, end in zip(starts, ends, strict=True):
+            kernels.setdefault(entry["name"], {}).update(parse_ptx(text[entry.start() : end]))
     return kernels
 
 
 @lru_cache(maxsize=4)
 def _version(nvcc: str) -> str:
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"V[\d.]+", told.stdout)
-    return f"nvcc {found[0] if found else 'of unknown version'}"
+    printed = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"V[\d.]+", printed.stdout)
+    return f"nvcc {version[0] if version else 'of unknown version'}"
 
 
 @lru_cache(maxsize=4)
 def _architectures(nvcc: str) -> tuple[int, ...]:
-    told = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
-    return tuple(sorted({int(digits) for digits in re.findall(r"sm_(\d+)", told.stdout)}))
+    printed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    return tuple(sorted({int(digits) for digits in re.findall(r"sm_(\d+)", printed.stdout)}))

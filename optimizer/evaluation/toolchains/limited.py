@@ -17,10 +17,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def set_limits(resources: dict[str, int]) -> None:
-    """Of this process and what it starts. resources: by the names of the module `resource`."""
+    """Limit this process and what it starts. Keys are names of the module `resource`."""
     for name, value in resources.items():
         kind = getattr(resource, name)
-        # Of processor time the soft limit comes first: its signal says which limit it was.
+        # Of processor time the soft limit comes first: its signal shows which limit it was.
         pair = (value, value + 1) if name == "RLIMIT_CPU" else (value, value)
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
@@ -29,6 +29,7 @@ def set_limits(resources: dict[str, int]) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Take the limits on, then become the command."""
     limits = json.loads(arguments[0])
     set_limits(limits["resources"])
     if sys.platform == "linux":

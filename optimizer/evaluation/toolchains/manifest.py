@@ -38,12 +38,13 @@ MAX_METRICS = 1000
 
 
 class BadOutput(Exception):
-    """What a program wrote is not what it was asked for; the message says how."""
+    """What a program wrote does not follow the manifest; the message explains how."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """cycles and time_us: of one call, None where the program does not say."""
+    """A program's report. `cycles` and `time_us` are those of one call, None where the report has
+    none."""
 
     cycles: int | None = None
     time_us: float | None = None
@@ -51,7 +52,8 @@ class Report:
 
 
 def file_of(number: int, tensor: TensorSpec) -> str:
-    """Names come from arguments and state_dict keys; only their letters and digits are kept."""
+    """The file name of a tensor. Names come from arguments and state_dict keys; only their letters
+    and digits are kept."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in tensor.name)[:60]
     return f"{number:03d}_{plain}.npy"
 
@@ -64,11 +66,13 @@ def write_manifest(
     entry: str,
     hardware: str,
 ) -> Path:
-    """Write what the program reads; `tensors` are inputs, parameters and buffers in ABI order."""
-    given = signature.of("input", "parameter", "buffer")
-    if len(tensors) != len(given):
+    """Write what the program reads, and return the manifest's path. `tensors` are inputs,
+    parameters and buffers in ABI order. Raises InvalidRequest where they do not fit the
+    signature."""
+    specs = signature.of("input", "parameter", "buffer")
+    if len(tensors) != len(specs):
         raise InvalidRequest(
-            f"{len(tensors)} tensors for {len(given)} inputs and parameters",
+            f"{len(tensors)} tensors for {len(specs)} inputs and parameters",
             hint="Pass inputs, then parameters and buffers, without the outputs.",
         )
     waiting = iter(tensors)
@@ -79,9 +83,9 @@ def write_manifest(
         if spec.role != "output":
             _write_array(next(waiting), spec, folder / name)
         rows.append({**spec.as_json(), "stored": stored, "file": name})
-    told = {"format": FORMAT, "entry": entry, "hardware": hardware, "report": REPORT}
+    header = {"format": FORMAT, "entry": entry, "hardware": hardware, "report": REPORT}
     path = folder / MANIFEST
-    path.write_text(json.dumps({**told, "tensors": rows}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**header, "tensors": rows}, indent=1) + "\n", encoding="utf-8")
     return path
 
 
@@ -105,7 +109,8 @@ def _write_array(tensor: torch.Tensor, spec: TensorSpec, path: Path) -> None:
 
 
 def read_outputs(signature: Signature, folder: Path) -> list[torch.Tensor]:
-    """The outputs in ABI order; BadOutput when one is missing or not as the manifest asks."""
+    """The outputs in ABI order. Raises BadOutput when one is missing or not as the manifest
+    asks."""
     return [
         _read_array(spec, folder / file_of(number, spec))
         for number, spec in enumerate(signature.tensors)
@@ -144,26 +149,26 @@ def _header(stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
             raise BadOutput(f"output {name} is .npy of version {version}, expected 1.0")
         shape, column_major, dtype = readers[version](stream)
     except (ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as problem:
-        raise BadOutput(f"output {name} is no .npy file: {str(problem)[:200]}") from problem
+        raise BadOutput(f"output {name} is not a .npy file: {str(problem)[:200]}") from problem
     return tuple(shape), bool(column_major), dtype
 
 
 @contextmanager
-def _plain_file(path: Path, what: str, limit: int) -> Iterator[IO[bytes]]:
+def _plain_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
     """Open a regular file of at most `limit` bytes: no link, and no pipe that would block."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise BadOutput(f"{what} was not written: there is no {path.name}") from None
+        raise BadOutput(f"{label} was not written: there is no {path.name}") from None
     except OSError as problem:
-        raise BadOutput(f"{what} cannot be read: {problem.strerror}") from problem
-    told = os.fstat(descriptor)
-    if not stat.S_ISREG(told.st_mode):
+        raise BadOutput(f"{label} cannot be read: {problem.strerror}") from problem
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise BadOutput(f"{what}: {path.name} is no regular file")
+        raise BadOutput(f"{label}: {path.name} is not a regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        if told.st_size > limit:
-            raise BadOutput(f"{what} is too large: {told.st_size:,} bytes, at most {limit:,}")
+        if status.st_size > limit:
+            raise BadOutput(f"{label} is too large: {status.st_size:,} bytes, at most {limit:,}")
         yield stream
 
 
@@ -171,29 +176,29 @@ def _plain_file(path: Path, what: str, limit: int) -> Iterator[IO[bytes]]:
 
 
 def read_report(path: Path) -> Report:
-    """The report of a run; BadOutput when it is missing or garbled."""
+    """The report of a run. Raises BadOutput when it is missing or garbled."""
     with _plain_file(path, "the report", MAX_REPORT) as stream:
         data = stream.read(MAX_REPORT + 1)
     try:
-        told = json.loads(data, parse_constant=_not_finite)
+        report = json.loads(data, parse_constant=_not_finite)
     except (ValueError, RecursionError) as problem:
         raise BadOutput(f"the report is not JSON: {str(problem)[:200]}") from problem
-    if not isinstance(told, dict):
-        raise BadOutput("the report is no JSON object with cycles or time_us, and metrics")
-    cycles = _positive(told, "cycles")
+    if not isinstance(report, dict):
+        raise BadOutput("the report is not a JSON object with cycles or time_us, and metrics")
+    cycles = _positive(report, "cycles")
     return Report(
         cycles=None if cycles is None else int(cycles),
-        time_us=_positive(told, "time_us"),
-        metrics=_metrics(told.get("metrics", {})),
+        time_us=_positive(report, "time_us"),
+        metrics=_metrics(report.get("metrics", {})),
     )
 
 
 def _not_finite(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
-def _positive(told: Mapping[str, Any], key: str) -> float | None:
-    value = told.get(key)
+def _positive(report: Mapping[str, Any], key: str) -> float | None:
+    value = report.get(key)
     if value is None:
         return None
     number = _number(value)
@@ -211,11 +216,11 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _metrics(told: object) -> Mapping[str, Metric]:
-    if not isinstance(told, dict) or len(told) > MAX_METRICS:
-        raise BadOutput(f"the report's metrics are no object of at most {MAX_METRICS} entries")
+def _metrics(reported: object) -> Mapping[str, Metric]:
+    if not isinstance(reported, dict) or len(reported) > MAX_METRICS:
+        raise BadOutput(f"the report's metrics are not an object of at most {MAX_METRICS} entries")
     metrics: dict[str, Metric] = {}
-    for name, value in told.items():
+    for name, value in reported.items():
         if isinstance(value, bool):
             metrics[name] = float(value)
         elif isinstance(value, str) and len(value) <= 200:

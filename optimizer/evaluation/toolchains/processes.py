@@ -1,23 +1,32 @@
-"""Run a command in a process group of its own, under limits, to a deadline, and leave nothing of
-that group behind.
+"""Run a command, or a Python program in a fork of an interpreter that has its imports done, under
+limits and to a deadline, and leave nothing of its process group behind.
 
-No shell. Does not know what the command is; a process that starts a session of its own leaves the
-group and is not this module's to find. Standard library only.
+No shell. What takes seconds to import (torch, triton) is imported once for all candidates; forks
+are for Linux only. Does not know what the command is; a process that starts a session of its own
+leaves the group and is not this module's to find. Standard library only.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from optimizer.evaluation.isolation import levels
+from optimizer.evaluation.isolation.launch import Forked, Zygote
+from optimizer.evaluation.runner.wire import WireClosed
 
 LAUNCHER = Path(__file__).with_name("limited.py")
 KILL_SECONDS = 5.0  # for the kernel to end a group that was sent SIGKILL
@@ -36,9 +45,11 @@ KEPT_ENV = (
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: of wall time. cpu_seconds, memory_bytes (of address space), file_bytes: of each
-    process. processes: of the user, the kernel counts no finer; None sets none. output_bytes: kept
-    of each stream, from its start.
+    """Limits of a command.
+
+    `seconds` is wall time. `cpu_seconds`, `memory_bytes` (of address space) and `file_bytes` apply
+    to each process. `processes` counts those of the user, the kernel counts no finer; None sets no
+    limit. `output_bytes` is what is kept of each stream, from its start.
     """
 
     seconds: float = 60.0
@@ -50,22 +61,24 @@ class Limits:
 
     @property
     def resources(self) -> dict[str, int]:
-        """By the names of the module `resource`."""
-        told = {
+        """The limits by the names of the module `resource`."""
+        limits = {
             "RLIMIT_CPU": self.cpu_seconds or int(2 * self.seconds) + 1,
             "RLIMIT_AS": self.memory_bytes,
             "RLIMIT_FSIZE": self.file_bytes,
             "RLIMIT_NPROC": self.processes,
             "RLIMIT_CORE": 0,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in limits.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Finished:
-    """code: exit status, negative for a signal. truncated: output went over the cap.
+    """An ended command. `code` is the exit status, negative for a signal. `truncated` says that
+    output went over the cap.
 
-    survivors: processes of the group that a SIGKILL did not end in time; empty is the proof.
+    `survivors` are processes of the group that a SIGKILL did not end in time; an empty tuple proves
+    that none is left.
     """
 
     code: int
@@ -78,6 +91,7 @@ class Finished:
 
     @property
     def ok(self) -> bool:
+        """Whether it ended with status 0 within its deadline."""
         return self.code == 0 and not self.timed_out
 
     @property
@@ -95,12 +109,12 @@ def run(
 ) -> Finished:
     """Run `command` with nothing on its standard input, and wait.
 
-    A program that is not there is a result with a code, like any other failure.
+    A program that does not exist is a result with a code, like any other failure.
     """
     began = time.monotonic()
-    told = json.dumps({"resources": limits.resources, "parent": os.getpid()})
+    settings = json.dumps({"resources": limits.resources, "parent": os.getpid()})
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(LAUNCHER), told, *command],
+        [sys.executable, "-I", "-S", str(LAUNCHER), settings, *command],
         cwd=cwd,
         env=dict(env) if env is not None else None,
         stdin=subprocess.DEVNULL,
@@ -116,25 +130,25 @@ def run(
 
 
 class Started(Protocol):
-    """A process that leads a group of its own. pid: as this process sees it."""
+    """A process that leads a group of its own. `pid` is its number as this process sees it."""
 
     @property
     def pid(self) -> int: ...
 
     def wait(self, seconds: float) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """The exit status, negative for a signal; None where it still runs after `seconds`."""
         ...
 
 
 def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: float) -> Finished:
-    """Wait for a process and leave nothing of its group. pipes: ends to read its output and its
-    errors from. began: `time.monotonic` at its start."""
+    """Wait for a process and leave nothing of its group. `pipes` are the ends to read its output
+    and its errors from; `began` is `time.monotonic` at its start."""
     try:
         captured, timed_out = _collect(process, pipes, began + limits.seconds, limits.output_bytes)
     finally:
         survivors = end_group(process.pid)
         code = process.wait(KILL_SECONDS)
-    if code is None:  # the kernel has not let go of it yet
+    if code is None:  # the kernel has not ended it yet
         code = -signal.SIGKILL
     return Finished(
         code=code,
@@ -180,7 +194,7 @@ class _Captured:
 
 
 def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
-    """What a compiler needs to know of the surroundings; no keys of the service's are among it."""
+    """The environment of a compiler; no keys of the service are in it."""
     kept = {name: os.environ[name] for name in KEPT_ENV if name in os.environ}
     places = {"HOME": str(workdir), "TMPDIR": str(workdir), "LC_ALL": "C.UTF-8"}
     return {**kept, **places, **extra}
@@ -209,12 +223,12 @@ def _collect(
                 captured.add(key.data, data)
                 if not data:
                     selector.unregister(key.fileobj)
-    # One that closed its streams may still end in time.
+    # A command that closed its streams may still end in time.
     return captured, process.wait(max(0.0, deadline - time.monotonic())) is None
 
 
 def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:
-    """Kill a process group and wait until none of it lives; those that still do."""
+    """Kill a process group and wait until none of it lives. Returns the processes that still do."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -234,12 +248,91 @@ def members(group: int) -> tuple[int, ...]:
 
     Without /proc (a Mac) nothing can be listed.
     """
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            told = entry.read_text().rpartition(")")[2].split()
+            fields = entry.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(told[2]) == group and told[0] not in "ZX":
-            found.append(int(entry.parent.name))
-    return tuple(found)
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            pids.append(int(entry.parent.name))
+    return tuple(pids)
+
+
+ATTEMPTS = 2  # a server that ended because it was idle is started again
+
+
+def can_fork() -> bool:
+    """Whether forks can be served here."""
+    return sys.platform.startswith("linux")
+
+
+class ForkServer:
+    """Runs a Python program in forks of one interpreter. It starts with the first request, has a
+    folder for temporary files of its own, and may be used by several threads."""
+
+    def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
+        """`program` is a file that serves forks (see `runner.forks`): each of its forks gets two
+        pipes for what it prints, and runs the request's `arguments` in the folder `cwd`."""
+        self._program = program
+        self._environment = dict(environment)
+        self._folder = tempfile.TemporaryDirectory(prefix="kernlore-forks-")
+        self._zygote: Zygote | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        limits: Limits,
+        env: Mapping[str, str],
+    ) -> Finished:
+        """Run the program with these arguments in a fork, and wait. It sees nothing of this
+        process's environment."""
+        message = {
+            "arguments": list(arguments),
+            "cwd": str(cwd),
+            "environment": dict(env),
+            "resources": limits.resources,
+        }
+        with ExitStack() as opened:
+            out, out_end = self._pipe(opened)
+            err, err_end = self._pipe(opened)
+            process = self._fork(message, (out_end, err_end))
+            os.close(out_end)
+            os.close(err_end)
+            return follow(process, (out, err), limits, time.monotonic())
+
+    @staticmethod
+    def _pipe(opened: ExitStack) -> tuple[int, int]:
+        """The end to read from is closed with `opened`, the other one by whoever passed it on."""
+        readable, writable = os.pipe()
+        opened.callback(os.close, readable)
+        return readable, writable
+
+    def _fork(self, message: Mapping[str, object], fds: tuple[int, int]) -> Forked:
+        with self._lock:
+            for attempt in range(ATTEMPTS):
+                if self._zygote is None:
+                    level = levels.level_for("auto")
+                    environment = {**self._environment, "TMPDIR": self._folder.name}
+                    self._zygote = Zygote(self._program, [], level, environment)
+                try:
+                    return self._zygote.fork(message, fds)
+                except (WireClosed, EOFError):
+                    self._end()
+                    if attempt == ATTEMPTS - 1:
+                        raise
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """End the server and its forks; the next request starts it again."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()

@@ -1,8 +1,8 @@
 """Which toolchain compiles a language for a hardware.
 
-A hardware.toml names a built-in one, or carries command templates. Languages that need nothing of
-the chip (torch) are known here. Does not decide whether a toolchain can work here: `available` of
-the toolchain says.
+A hardware.toml names a built-in toolchain, or carries command templates. Languages that need
+nothing of the chip (torch) are known here. Does not decide whether a toolchain can work here:
+`available` of the toolchain does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
 from optimizer.evaluation.toolchains.torch_python import TorchPython
-from optimizer.evaluation.toolchains.triton.amd import TritonAmd
-from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
+from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
 
 BUILTIN: Mapping[str, Callable[[], Toolchain]] = {
     "g++": CppToolchain,
@@ -36,8 +35,8 @@ NOT_BUILT: Mapping[str, str] = {
 def toolchain_for(language: str, target: Target, builtin_name: str | None = None) -> Toolchain:
     """The toolchain of `builtin_name`, else of the target's command templates, else the language's.
 
-    InvalidRequest: nothing compiles this language for this hardware. Unavailable: it cannot be
-    used here; the hint says what to install.
+    Raises InvalidRequest where nothing compiles this language for this hardware, Unavailable where
+    the toolchain cannot be used here; the hint names what to install.
     """
     name = builtin_name or str(target.templates.get("builtin") or "")
     if not name and target.templates:
@@ -54,7 +53,8 @@ def toolchain_for(language: str, target: Target, builtin_name: str | None = None
 
 
 def usable_toolchain(language: str, target: Target, builtin_name: str | None = None) -> Toolchain:
-    """`toolchain_for`, or Unavailable when it cannot compile for the target here."""
+    """As `toolchain_for`; also raises Unavailable when the toolchain cannot compile for the target
+    here."""
     chain = toolchain_for(language, target, builtin_name)
     answer = chain.available(target)
     if not answer.ok:
@@ -68,12 +68,12 @@ def usable_toolchain(language: str, target: Target, builtin_name: str | None = N
 
 def installed(target: Target) -> dict[str, str]:
     """Every built-in toolchain: its version, or why it cannot compile for the target."""
-    told = {}
+    states = {}
     for name, make in BUILTIN.items():
         chain = make()
         answer = chain.available(target)
-        told[name] = chain.version() if answer.ok else f"unavailable: {answer.reason}"
-    return told
+        states[name] = chain.version() if answer.ok else f"unavailable: {answer.reason}"
+    return states
 
 
 def _builtin(name: str, language: str, target: Target) -> Toolchain:

@@ -27,6 +27,7 @@ class TorchPython:
     languages: tuple[str, ...] = ("torch",)
 
     def available(self, target: Target) -> Availability:
+        """Whether torch is installed and can use the target here."""
         lacking = missing_packages()
         if lacking is not None and "torch" in lacking.reason:
             return lacking
@@ -39,11 +40,13 @@ class TorchPython:
         return Availability(True)
 
     def version(self) -> str:
+        """The versions of torch, Triton and Python."""
         return f"{versions()}, python {sys.version_info.major}.{sys.version_info.minor}"
 
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
+        """Check the syntax of the main file."""
         del target, signatures
         path = bundle.write(workdir / SOURCES)
         command = [sys.executable, "-I", "-S", "-c", CHECK, f"{SOURCES}/{bundle.main}"]

@@ -11,12 +11,12 @@ from kb.errors import InvalidRequest
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.prepared_problem import PreparedProblem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
@@ -154,6 +154,6 @@ class LocalBench:
                 ceilings=self.ceilings,
                 signatures=self.signatures,
                 prepared=None if fresh else self._prepared(seat),
+                lock=seat.lock,
             )
-            self._evaluators[key].lock = seat.lock
         return self._evaluators[key]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from optimizer.evaluation.problem.operators import traits_of
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
-from optimizer.evaluation.problem.traits import traits_of
 from optimizer.search.context import CaseView, ProblemView
 
 

@@ -231,8 +231,8 @@ def _unknown(node: Node) -> list[str]:
     reasons = [t.reason for t in found.timings if t.reason] if found is not None else []
     if node.state == "unmeasured":
         return [f"{name}: correct, not measured: {'; '.join(reasons) or 'the machine was busy'}"]
-    told = found.verdict.get("not_measured", {}) if found is not None else {}
-    return [f"{name}: {tool}: {why}" for tool, why in told.items()]
+    refusals = found.verdict.not_measured if found is not None else {}
+    return [f"{name}: {tool}: {why}" for tool, why in refusals.items()]
 
 
 def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:

@@ -232,8 +232,8 @@ def _shares(node: Node) -> dict[str, float]:
     if node.evaluation is None:
         return {}
     known: dict[str, Any] = {}
-    for signal in node.evaluation.verdict.get("signals", ()):
-        known |= {row["name"]: row["value"] for row in signal.get("evidence", ())}
+    for signal in node.evaluation.verdict.signals:
+        known |= {row["name"]: row["value"] for row in signal.evidence}
     known |= node.evaluation.metrics
     return {n: float(known[n]) for n in SHARES if isinstance(known.get(n), int | float)}
 

@@ -107,7 +107,7 @@ def _provenance(found: Evaluation) -> dict[str, Any]:
         "checks": len(found.checks),
         "checks_passed": sum(check.ok for check in found.checks),
         "flags": [asdict(flag) for flag in found.flags],
-        "signals": [signal["id"] for signal in found.verdict.get("signals", ())],
+        "signals": list(found.verdict.signal_ids),
         "isolation": found.isolation.level if found.isolation else None,
     }
 

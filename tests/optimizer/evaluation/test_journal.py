@@ -22,7 +22,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import evaluation_from_json
+from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
@@ -75,8 +75,8 @@ def evaluate(folder: Path, sleep: float) -> None:
     bundle = Bundle({"m.py": CANDIDATE.format(sleep=sleep)}, "m.py", "torch", "ModelNew")
     problem = load_problem(folder / "double.py")
     with Evaluator(problem, CPU, SETTINGS, journal) as evaluator:
-        found = evaluator.evaluate(bundle, TorchPython())
-    assert found.correct, found
+        evaluation = evaluator.evaluate(bundle, TorchPython())
+    assert evaluation.correct, evaluation
     catalog.close()
 
 
@@ -130,3 +130,25 @@ def test_a_killed_evaluation_goes_on(store: tuple[Path, Catalog], stage: str) ->
     notes = Evaluations(catalog).find(after.key).record["notes"]  # type: ignore[attr-defined, union-attr, index]
     assert any("interrupted" in note for note in notes) == (stage == "correctness")
     assert len(rows(catalog, t.evaluation_cases)) == 1
+
+
+def test_a_verdict_keeps_its_stored_form() -> None:
+    stored = {
+        "signals": [{"id": "memory_bound", "confidence": "B", "evidence": [{"name": "x"}]}],
+        "unrecognised": [],
+        "ruled_out": [{"signal": "poor_reuse"}],
+        "abstained": [],
+        "measure_next": ["ipc"],
+        "signatures": [],
+        "hint": "",
+        "metrics": {"call_us": 3.0},
+        "problem": {"flops": 4},
+        "case": "main",
+        "primary": "memory_bound",
+        "kernels": [{"name": "add", "us": 3.0}],
+        "not_measured": {"perf": "no counters"},
+    }
+    assert json.dumps(verdict_from_json(stored).as_json()) == json.dumps(stored)
+    assert verdict_from_json({}).as_json() == {}
+    older = verdict_from_json({"signals": [{"id": "poor_reuse"}], "of_a_newer_harness": 1})
+    assert older.signal_ids == ("poor_reuse",) and older.metrics == {}

@@ -68,7 +68,7 @@ def evaluated(evaluator: Evaluator, number: int, old: str = "", new: str = "") -
 
 
 def reference_pid(evaluator: Evaluator) -> int:
-    (kept,) = evaluator._baselines._kept.values()
+    (kept,) = evaluator.context.baselines._kept.values()
     return kept.side.runner.pid
 
 
@@ -88,9 +88,9 @@ def test_a_lost_process_of_the_reference_is_no_verdict_and_is_made_anew(
 ) -> None:
     evaluated(evaluator, 1)
     os.kill(reference_pid(evaluator), signal.SIGKILL)
-    found = evaluated(evaluator, 2)
-    assert (found.validity, found.timing) == ("correct", "repeat")
-    assert "reference's process failed" in found.timings[0].reason
+    evaluation = evaluated(evaluator, 2)
+    assert (evaluation.validity, evaluation.timing) == ("correct", "repeat")
+    assert "reference's process failed" in evaluation.timings[0].reason
     assert evaluated(evaluator, 3).timing == "measured"
 
 
@@ -101,7 +101,7 @@ def test_a_process_does_not_serve_for_ever(
     evaluated(evaluator, 1)
     first = reference_pid(evaluator)
     evaluated(evaluator, 2)
-    assert not evaluator._baselines._kept
+    assert not evaluator.context.baselines._kept
     evaluated(evaluator, 3)
     assert reference_pid(evaluator) != first
 
@@ -110,12 +110,12 @@ def test_memory_is_used_again_and_holds_nothing_of_the_candidate_before(
     evaluator: Evaluator,
 ) -> None:
     evaluated(evaluator, 1)
-    held = {shared.fd for shared in evaluator.store._free}
+    held = {shared.fd for shared in evaluator.context.store._free}
     assert held  # of the candidate, whose process is gone
     idle = evaluated(evaluator, 2, "y[i] = x[i] * 2", "if (i < 0) y[i] = x[i] * 2")
     assert idle.validity == "incorrect"
-    assert {shared.fd for shared in evaluator.store._free} == held
-    assert all(shared.used for shared in evaluator.store._free)
+    assert {shared.fd for shared in evaluator.context.store._free} == held
+    assert all(shared.used for shared in evaluator.context.store._free)
 
 
 def test_memory_that_a_process_may_still_map_is_not_given_out_again() -> None:
@@ -144,8 +144,8 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
     real: Any = blocks.measure
     measured: list[Measured] = []
 
-    def delayed(*arguments: object) -> Any:
-        found = real(*arguments)
+    def delayed(*arguments: object, **options: object) -> Any:
+        found = real(*arguments, **options)
         measured.append(found)
         late = Flag(13, "reject", "9.0 ms of a block are missing from its own clock")
         return replace(found, flags=(late,)) if len(measured) <= times else found
@@ -176,7 +176,7 @@ def test_several_timed_cases_are_timed_in_one_process(
     cases = [case, replace(case, name="again")]
     with Evaluator(problem, CPU, SETTINGS) as evaluator:
         bundle = Bundle({"k.cpp": KERNEL}, "k.cpp", "cpp", "kernlore_run")
-        found = evaluator.evaluate(bundle, CppToolchain(), cases)
-        assert sorted(evaluator._baselines._kept) == ["again", case.name]
-    assert found.validity == "correct", found
-    assert [timing.state for timing in found.timings] == ["measured"] * 2
+        evaluation = evaluator.evaluate(bundle, CppToolchain(), cases)
+        assert sorted(evaluator.context.baselines._kept) == ["again", case.name]
+    assert evaluation.validity == "correct", evaluation
+    assert [timing.state for timing in evaluation.timings] == ["measured"] * 2

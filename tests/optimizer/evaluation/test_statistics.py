@@ -14,11 +14,11 @@ def test_errors_of_independent_figures_add_as_squares() -> None:
     """3 and 4 per cent of a log unit are 5; a side that is wider than the other stays wider."""
     upper = Interval(2.0, 2.0 * math.exp(-0.03), 2.0 * math.exp(0.06), 20)
     lower = Interval(1.25, 1.25 * math.exp(-0.08), 1.25 * math.exp(0.04), 8)
-    found = independent_ratio(upper, lower)
-    assert found is not None and found.n == 8
-    assert found.value == pytest.approx(1.6)
-    assert math.log(found.value / found.low) == pytest.approx(0.05)
-    assert math.log(found.high / found.value) == pytest.approx(0.10)
+    interval = independent_ratio(upper, lower)
+    assert interval is not None and interval.n == 8
+    assert interval.value == pytest.approx(1.6)
+    assert math.log(interval.value / interval.low) == pytest.approx(0.05)
+    assert math.log(interval.high / interval.value) == pytest.approx(0.10)
 
 
 @pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.0, 2.0), (1.0, math.inf)])

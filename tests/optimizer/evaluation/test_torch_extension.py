@@ -52,5 +52,5 @@ def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path) -> None:
     target = Target("x86-64", ("x86-64",), None, "cpu")
     settings = EvaluationSettings(threads=1, load_seconds=240.0)
     with Evaluator(load_problem(path), target, settings) as evaluator:
-        found = evaluator.evaluate(bundle, TorchPython())
-    assert found.correct, f"{found.message}\n{found.log}"
+        evaluation = evaluator.evaluate(bundle, TorchPython())
+    assert evaluation.correct, f"{evaluation.message}\n{evaluation.log}"

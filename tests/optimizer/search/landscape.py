@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
 from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, Query, Remedy
@@ -60,7 +60,7 @@ def evaluation(bundle: Bundle | None, value: float | None, validity: str = "corr
         timing="measured" if found else "none",
         reached="benchmark",
         speedup=found,
-        verdict={"signals": [{"id": "memory_bound"}]},
+        verdict=verdict_from_json({"signals": [{"id": "memory_bound"}]}),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import Evaluation, verdict_from_json
 from optimizer.search.context import Context, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
@@ -18,11 +18,11 @@ FOUND = Evaluation(
     key="", problem="p", candidate="", language="cpp", hardware="x86-64", device="cpu",
     toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
     metrics={"packed_instructions": 3},
-    verdict={
+    verdict=verdict_from_json({
         "signals": [{"id": "poor_reuse"}, {"id": "memory_bound"}],
         "metrics": {"packed_instructions": 3, "roofline_pct": 40.0},
         "problem": {"reduction_length": 64, "element_bytes": 4},
-    },
+    }),
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
 
 
 def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
-    old = replace(FOUND, verdict={"signals": [{"id": "poor_reuse"}]})
+    old = replace(FOUND, verdict=verdict_from_json({"signals": [{"id": "poor_reuse"}]}))
     asked = query(TASK, Node(1, 0, "evaluated", None, old))
     assert asked.metrics == {"packed_instructions": 3} and asked.problem == {}
     row = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",

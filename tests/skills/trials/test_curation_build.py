@@ -10,7 +10,14 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
+from optimizer.evaluation.records import (
+    CaseCheck,
+    CaseTiming,
+    Evaluation,
+    Flag,
+    Interval,
+    verdict_from_json,
+)
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
 from optimizer.search.store import RunRow
@@ -47,7 +54,7 @@ def found(of: Bundle | None, value: float | None, **changes: object) -> Evaluati
         checks=(CaseCheck("main", 1, True), CaseCheck("odd", 1, True)),
         timings=(CaseTiming("main", "measured", 20.0, 10.0, ratio, 100),),
         speedup=ratio,
-        verdict={"signals": [{"id": "latency_bound"}, {"id": "memory_bound"}]},
+        verdict=verdict_from_json({"signals": [{"id": "latency_bound"}, {"id": "memory_bound"}]}),
     )
     return replace(told, **changes)  # type: ignore[arg-type]
 
@@ -120,13 +127,14 @@ def test_the_problem_is_told_with_its_cases(told: Trajectory) -> None:
 def test_sizes_that_bound_advice_are_read_from_verdicts() -> None:
     def node(number: int, case: str | None, length: int) -> Node:
         verdict = {"problem": {"reduction_length": length, "precision_policy": "strict"}}
-        named = verdict if case is None else {**verdict, "case": case}
+        named = verdict_from_json(verdict if case is None else {**verdict, "case": case})
         return Node(number, None, "evaluated", None, replace(found(None, None), verdict=named))
 
     led = measured_sizes([node(0, "main", 64), node(1, "odd", 32), node(2, "main", 8)])
     assert led == {"main": {"reduction_length": 64.0}, "odd": {"reduction_length": 32.0}}
     (timing,) = {timing.case for timing in found(bundle(8), 1.5).timings}
-    old = replace(found(bundle(8), 1.5), verdict={"problem": {"reduction_length": 16}})
+    older = verdict_from_json({"problem": {"reduction_length": 16}})
+    old = replace(found(bundle(8), 1.5), verdict=older)
     assert measured_sizes([Node(0, None, "evaluated", None, old)]) == {
         timing: {"reduction_length": 16.0}
     }

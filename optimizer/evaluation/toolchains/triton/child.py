@@ -36,29 +36,31 @@ UNKNOWN_NUMBER = 2  # 1 and multiples of 16 would be compiled in
 
 
 class Events:
-    """What is told to the supervisor, one line at a time."""
+    """What is reported to the supervisor, one line at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kernels = 0
 
     def of_case(self, number: int) -> None:
-        """From here on told in a folder of its own."""
+        """Report in a folder of this case from here on."""
         self._folder = self._folder / f"{number:03d}"
         self._folder.mkdir()
 
-    def say(self, **event: Any) -> None:
+    def write(self, **event: Any) -> None:
+        """Add one event."""
         with (self._folder / "events").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, default=str) + "\n")
 
     def kernel(self, compiled: Any, source: Any, log: str) -> None:
+        """Report a compiled kernel; its assembly goes to a file of its own."""
         number = self._kernels
         self._kernels += 1
         kind = "ptx" if "ptx" in compiled.asm else "amdgcn"
         name = f"{number:02d}.{kind}"
         (self._folder / name).write_text(compiled.asm[kind], encoding="utf-8")
         names = source.fn.arg_names
-        self.say(
+        self.write(
             kernel=compiled.name,
             hash=compiled.hash,
             assembly=name,
@@ -78,17 +80,17 @@ def _path(names: list[str], key: Any) -> str:
 
 
 def install(request: Request, events: Events) -> None:
-    """Make Triton compile for the target, tell `events`, and launch nothing."""
+    """Make Triton compile for the target, report to `events`, and launch nothing."""
     from optimizer.evaluation.toolchains.triton.pretend import (
         CompileOnly,
         pretend_cuda,
         properties_of,
     )
 
-    told = request["target"]
-    arch = int(told["arch"]) if told["backend"] == "cuda" else told["arch"]
+    chip = request["target"]
+    arch = int(chip["arch"]) if chip["backend"] == "cuda" else chip["arch"]
     make_target = import_module("triton.backends.compiler").GPUTarget
-    target = make_target(told["backend"], arch, told["warp_size"])
+    target = make_target(chip["backend"], arch, chip["warp_size"])
     facts = properties_of(request["facts"])
     import_module("triton").runtime.driver.set_active(CompileOnly(target, facts))
     compiler: Any = import_module("triton.compiler")
@@ -105,16 +107,16 @@ def install(request: Request, events: Events) -> None:
 
 
 def host_launcher() -> Callable[[Any, Any], object] | None:
-    """What makes the host's side of a launch, which Triton builds with a C compiler at the first
-    one: done here it does not occupy the device. None where it cannot be built; the runner says
-    why."""
+    """What builds the host's side of a launch, which Triton does with a C compiler at the first
+    launch: built here it does not occupy the device. None where it cannot be built; the runner
+    reports why."""
     try:
         driver = import_module("triton.backends.nvidia.driver")
         driver.CudaUtils()
     except Exception:  # a missing header, compiler or libcuda
         return None
-    made: Callable[[Any, Any], object] = driver.CudaLauncher
-    return made
+    launcher: Callable[[Any, Any], object] = driver.CudaLauncher
+    return launcher
 
 
 def recording(
@@ -123,13 +125,13 @@ def recording(
     shared_limit: float | None,
     launcher: Callable[[Any, Any], object] | None,
 ) -> Callable[..., Any]:
-    """Triton's `compile`, telling of each kernel once, and refusing what the device would."""
+    """Triton's `compile`, reporting each kernel once, and refusing what the device would refuse."""
     refused = import_module("triton.runtime.errors").OutOfResources
     seen: set[str] = set()
 
     def recorded(source: Any, target: Any = None, options: Any = None, **rest: Any) -> Any:
         printed = io.StringIO()
-        events.say(compiling=source.name)
+        events.write(compiling=source.name)
         with contextlib.redirect_stdout(printed):
             compiled = compile_kernel(source, target=target, options=options, **rest)
         if shared_limit is not None and compiled.metadata.shared > shared_limit:
@@ -138,7 +140,7 @@ def recording(
             seen.add(compiled.hash)
             events.kernel(compiled, source, printed.getvalue())
             if launcher is not None:
-                with contextlib.suppress(Exception):  # the runner says why
+                with contextlib.suppress(Exception):  # the runner reports why
                     launcher(source, compiled.metadata)
         return compiled
 
@@ -146,7 +148,7 @@ def recording(
 
 
 def first_that_fits(events: Events) -> Callable[..., list[float]]:
-    """Instead of timing configurations: the first that compiles and fits wins."""
+    """Instead of timing configurations: the first that compiles and fits is chosen."""
     errors = import_module("triton.runtime.errors")
     failed = import_module("triton.compiler.errors").CompileTimeAssertionFailure
     skipped = (errors.OutOfResources, errors.PTXASError, failed)
@@ -163,13 +165,16 @@ def first_that_fits(events: Events) -> Callable[..., list[float]]:
         except skipped:
             return [math.inf]
         done[id(tuner.nargs)] = tuner.nargs
-        events.say(autotuned=tuner.base_fn.__name__, configs=len(tuner.configs), chosen=str(config))
+        events.write(
+            autotuned=tuner.base_fn.__name__, configs=len(tuner.configs), chosen=str(config)
+        )
         return [0.0]
 
     return bench
 
 
 def load(path: Path) -> ModuleType:
+    """Import the candidate's file. Raises what the file raises."""
     spec = importlib.util.spec_from_file_location("candidate", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -181,16 +186,16 @@ def load(path: Path) -> ModuleType:
 
 def trace(error: BaseException, folder: Path) -> str:
     """The error and its causes, with the candidate's own frames only."""
-    told = traceback.TracebackException.from_exception(error)
+    report = traceback.TracebackException.from_exception(error)
     if type(error).__name__ == "CompilationError":
-        # It repeats what caused it, which else would pass for an error of its own.
-        told.__cause__ = told.__context__ = None
-    part: traceback.TracebackException | None = told
+        # It repeats its cause, which else would look like another error.
+        report.__cause__ = report.__context__ = None
+    part: traceback.TracebackException | None = report
     while part is not None:
         own = [frame for frame in part.stack if Path(frame.filename).is_relative_to(folder)]
         part.stack = traceback.StackSummary.from_list(own)
         part = part.__cause__ or part.__context__
-    text = "".join(told.format())
+    text = "".join(report.format())
     for place in (folder, Path.cwd()):
         text = text.replace(f"{place}{os.sep}", "")
     return text[-MAX_TRACE:]
@@ -201,7 +206,8 @@ class NotCalled(Exception):
 
 
 def build(module: ModuleType, entry: str, case: Request) -> Any:
-    """The candidate's object, with what is known of its arguments."""
+    """The candidate's object, with what is known of its arguments. Raises NotCalled where they are
+    not known."""
     import torch
 
     cls = getattr(module, entry, None)
@@ -228,21 +234,22 @@ def arguments_of(case: Request, home: str) -> list[Any]:
     import torch
 
     values = case.get("scalars") or {}
-    made: list[Any] = []
+    arguments: list[Any] = []
     for tensor in case["tensors"]:
         if tensor["role"] != "input":
             continue
         dtype = getattr(torch, tensor["dtype"])
         if tensor["name"] in values:
-            made.append(values[tensor["name"]])
+            arguments.append(values[tensor["name"]])
         elif not tensor["shape"] and tensor["dtype"] in ("int64", "float64", "bool"):
-            made.append(torch.ones((), dtype=dtype).mul(UNKNOWN_NUMBER).tolist())
+            arguments.append(torch.ones((), dtype=dtype).mul(UNKNOWN_NUMBER).tolist())
         else:
-            made.append(torch.ones(tensor["shape"], dtype=dtype, device=home))
-    return made
+            arguments.append(torch.ones(tensor["shape"], dtype=dtype, device=home))
+    return arguments
 
 
 def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
+    """Call the candidate on one case, with real tensors on the CPU or with shapes alone."""
     import torch
 
     from optimizer.evaluation.toolchains.triton.pretend import pretending
@@ -256,7 +263,7 @@ def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether Triton, MLIR or ptxas said no, here or in what caused it."""
+    """Whether Triton, MLIR or ptxas refused the kernel, here or in what caused the error."""
     base = import_module("triton.errors").TritonError
     seen: BaseException | None = error
     while seen is not None:
@@ -280,24 +287,25 @@ def attempt(request: Request, module: ModuleType, case: Request, events: Events)
     inputs = [tensor for tensor in case["tensors"] if tensor["role"] == "input"]
     small = sum(math.prod(tensor["shape"]) * 8 for tensor in inputs) <= REAL_BYTES
     for real in (False, True) if small else (False,):
-        events.say(calling=request["entry"], real=real)
+        events.write(calling=request["entry"], real=real)
         try:
             call(module, request["entry"], case, real)
             return
         # The candidate's code may raise anything at all, SystemExit included.
         except BaseException as error:
             last = real or not small or isinstance(error, NotCalled)
-            told = trace(error, Path(request["path"]).parent)
+            trace_text = trace(error, Path(request["path"]).parent)
             if is_compile_error(error) or (last and raised_in_triton(error)):
-                events.say(failed=repr(error)[:500], trace=told)
+                events.write(failed=repr(error)[:500], trace=trace_text)
                 return
             if last:
-                events.say(not_called=f"{type(error).__name__}: {error}"[:500], trace=told)
+                events.write(not_called=f"{type(error).__name__}: {error}"[:500], trace=trace_text)
                 return
 
 
 def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
-    """Cases side by side; one after the other where a fork would be worth nothing, or not safe."""
+    """Compile cases side by side; one after the other where a fork would gain nothing, or is not
+    safe."""
     cases, most = request["cases"], min(len(request["cases"]), request["at_once"])
     if most < 2 or threading.active_count() > 1:
         for case in cases:
@@ -319,21 +327,22 @@ def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
 
 
 def await_fork(events: Events) -> None:
-    """The next that ends; one that a signal ended has not told so itself."""
+    """Wait for the next fork that ends. A fork that a signal ended could not report that itself."""
     _, status = os.wait()
     if status != 0:
-        events.say(ended=os.waitstatus_to_exitcode(status))
+        events.write(ended=os.waitstatus_to_exitcode(status))
 
 
 def finish(events: Events) -> None:
-    """Without exit handlers: a candidate may have registered some."""
-    events.say(done=True)
+    """End the process without exit handlers: a candidate may have registered some."""
+    events.write(done=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def main(arguments: list[str]) -> None:
+    """Compile what the request names, then end the process."""
     sys.path.insert(0, ROOT)
     from optimizer.evaluation.runner.confine import only_writes_to
 
@@ -349,7 +358,7 @@ def main(arguments: list[str]) -> None:
         module = load(path)
     # A file that cannot be imported is the candidate's failure, whatever it raises.
     except BaseException as error:
-        events.say(failed=repr(error)[:500], trace=trace(error, path.parent))
+        events.write(failed=repr(error)[:500], trace=trace(error, path.parent))
     else:
         attempt_all(request, module, events)
     finish(events)

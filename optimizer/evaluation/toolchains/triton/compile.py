@@ -1,7 +1,9 @@
 """Compile every Triton kernel of a candidate for a named chip, in a process that can be killed.
 
-What NVIDIA's and AMD's toolchains share; the work itself is in `child`. Imports neither
-torch nor triton.
+NVIDIA's and AMD's toolchains share this; the work itself is in `child`. Beside the signature, a
+Python candidate is constructed with init arguments, constants and the values of plain numbers:
+these are handed over as a file in the working directory. Without the file the candidate's own
+`get_init_inputs` is used, if it has one. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,49 @@ from optimizer.evaluation.toolchains.base import (
     Metric,
     Target,
 )
-from optimizer.evaluation.toolchains.forked import ForkServer, can_fork
-from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
-from optimizer.evaluation.toolchains.reports.gpu import whole
-from optimizer.evaluation.toolchains.triton.cases import case_requests
+from optimizer.evaluation.toolchains.processes import (
+    Finished,
+    ForkServer,
+    Limits,
+    can_fork,
+    clean_env,
+    run,
+)
+from optimizer.evaluation.toolchains.reports import whole
+
+SETUPS = "setups.json"
+
+
+@dataclass(frozen=True)
+class CaseSetup:
+    """What a candidate is constructed with for one case, beside its signature. Everything is JSON.
+
+    `dtype` is that of the floating weights, None as the candidate makes them. `scalars` are values
+    of inputs that are plain numbers, by name.
+    """
+
+    init_args: Sequence[Any] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    scalars: Mapping[str, int | float | bool] = field(default_factory=dict)
+
+
+def write_setups(workdir: Path, setups: Sequence[CaseSetup]) -> None:
+    """Write one setup for each signature, in the same order."""
+    text = json.dumps([asdict(setup) for setup in setups])
+    (workdir / SETUPS).write_text(text, encoding="utf-8")
+
+
+def case_requests(workdir: Path, signatures: Sequence[Signature]) -> list[dict[str, Any]]:
+    """Each signature with its setup, as the compiling process reads them."""
+    path = workdir / SETUPS
+    setups = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    setups += [{}] * (len(signatures) - len(setups))
+    return [
+        {**setup, "tensors": [tensor.as_json() for tensor in signature.tensors]}
+        for setup, signature in zip(setups, signatures, strict=False)
+    ]
+
 
 CHILD = Path(__file__).with_name("child.py")
 SERVER = Path(__file__).with_name("server.py")
@@ -49,7 +90,7 @@ Reader = Callable[[str, str], Kernel]  # assembly and log -> raw metrics
 
 @dataclass(frozen=True)
 class Chip:
-    """As Triton's GPUTarget."""
+    """The fields of Triton's GPUTarget."""
 
     backend: str
     arch: str
@@ -57,7 +98,7 @@ class Chip:
 
 
 def missing_packages() -> Availability | None:
-    """What of torch and triton is not installed."""
+    """Which of torch and triton is not installed; None when both are."""
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             return Availability(
@@ -67,18 +108,18 @@ def missing_packages() -> Availability | None:
 
 
 def versions() -> str:
-    """Of the packages that decide what comes out."""
-    told = []
+    """Versions of the packages that decide what is compiled."""
+    named = []
     for name in ("triton", "torch"):
         try:
-            told.append(f"{name} {importlib.metadata.version(name)}")
+            named.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            told.append(f"{name} is not installed")
-    return ", ".join(told)
+            named.append(f"{name} is not installed")
+    return ", ".join(named)
 
 
 def triton_folder() -> Path | None:
-    """Where the wheel is, without importing it."""
+    """The folder of Triton's wheel, found without importing it."""
     spec = importlib.util.find_spec("triton")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
@@ -92,7 +133,8 @@ def compile_triton(
     reader: Reader,
     limits: Limits = LIMITS,
 ) -> Compiled:
-    """Compile for `chip` all that the candidate launches on its cases."""
+    """Compile for `chip` all that the candidate launches on its cases. `reader` makes metrics of a
+    kernel's assembly and log."""
     path = bundle.write(workdir / SOURCES)
     output = workdir / OUTPUT
     output.mkdir(exist_ok=True)
@@ -144,10 +186,13 @@ def _env(workdir: Path) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Events:
-    """What the child told. kernels: each once, with the folder that holds its assembly. failed:
-    traces of compile errors; not_called: why no kernel could be learnt from a case; called: whether
-    the file was imported; compiling: the kernel it was at when it ended; ended: how a case's
-    process did that could not say so itself."""
+    """What the child reported.
+
+    `kernels` has each kernel once, with the folder that holds its assembly. `failed` are traces of
+    compile errors, `not_called` reasons why no kernel could be learnt from a case. `called` says
+    whether the file was imported. `compiling` is the kernel that it was compiling when it ended,
+    `ended` the exit status of a case's process that could not report its own end.
+    """
 
     kernels: tuple[tuple[Path, Mapping[str, Any]], ...]
     failed: tuple[str, ...]
@@ -160,28 +205,28 @@ class Events:
 
     @classmethod
     def read(cls, folder: Path) -> Events:
-        """Of the whole, then of its cases in their order."""
-        parts = [_told(folder), *map(_told, sorted(folder.glob("[0-9][0-9][0-9]")))]
-        told = [event for _, events in parts for event in events]
+        """Read the events of the whole, then of its cases in their order."""
+        parts = [_events_in(folder), *map(_events_in, sorted(folder.glob("[0-9][0-9][0-9]")))]
+        every = [event for _, events in parts for event in events]
         last = [events[-1] if events else {} for _, events in parts]
         kernels: dict[str, tuple[Path, Mapping[str, Any]]] = {}
         for place, event in ((p, e) for p, events in parts for e in events if "kernel" in e):
             known = kernels.setdefault(str(event["hash"]), (place, event))
-            if event["log"] and not known[1]["log"]:  # ptxas speaks to the case that was first
+            if event["log"] and not known[1]["log"]:  # ptxas prints for the first case only
                 kernels[str(event["hash"])] = (place, event)
         return cls(
             tuple(kernels.values()),
-            tuple(str(event["trace"]) for event in told if "failed" in event),
-            tuple(str(event["not_called"]) for event in told if "not_called" in event),
-            tuple(_autotuned(event) for event in told if "autotuned" in event),
-            any("calling" in event for event in told),
+            tuple(str(event["trace"]) for event in every if "failed" in event),
+            tuple(str(event["not_called"]) for event in every if "not_called" in event),
+            tuple(_autotuned(event) for event in every if "autotuned" in event),
+            any("calling" in event for event in every),
             next((str(event["compiling"]) for event in last if "compiling" in event), None),
-            next((int(event["ended"]) for event in told if "ended" in event), None),
+            next((int(event["ended"]) for event in every if "ended" in event), None),
             all("done" in event for event in last),
         )
 
     def rows(self, reader: Reader) -> dict[str, Kernel]:
-        """Metrics by kernel; the same one with other constants gets a number."""
+        """Metrics by kernel. The same kernel with other constants gets a number."""
         rows: dict[str, Kernel] = {}
         for folder, event in self.kernels:
             assembly = (folder / event["assembly"]).read_text(encoding="utf-8")
@@ -202,7 +247,7 @@ def _autotuned(event: Mapping[str, Any]) -> str:
     )
 
 
-def _told(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+def _events_in(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     path = folder / "events"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return folder, [event for line in lines if (event := _event(line))]
@@ -211,10 +256,10 @@ def _told(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
 def _event(line: str) -> dict[str, Any] | None:
     """A line; None for one that the deadline cut."""
     try:
-        told = json.loads(line)
+        event = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return told if isinstance(told, dict) else None
+    return event if isinstance(event, dict) else None
 
 
 def _answer(
@@ -269,7 +314,7 @@ _DUMP = re.compile(r"^={20,}$.*?^={20,}$", re.MULTILINE | re.DOTALL)
 
 
 def _log(events: Events, done: Finished, limits: Limits, ok: bool) -> str:
-    """Errors first, then what ptxas said of each kernel."""
+    """Errors first, then what ptxas printed for each kernel."""
     parts: list[str] = []
     if ok:
         pass

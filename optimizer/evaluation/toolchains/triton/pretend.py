@@ -23,31 +23,38 @@ class CompileOnly:
         self.utils = SimpleNamespace(get_device_properties=lambda device: facts)
 
     def get_current_target(self) -> Any:
+        """The pretended chip."""
         return self._target
 
     def get_current_device(self) -> int:
+        """The only device."""
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """There is one."""
+        """Does nothing: there is one device."""
 
     def get_current_stream(self, device: int = 0) -> int:
+        """The default stream."""
         return 0
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        """Major and minor number of the chip."""
         return _capability(self._target)
 
     def get_active_torch_device(self) -> Any:
+        """The device that tensors claim to be on."""
         import torch
 
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> Any:
+        """The patched `torch.cuda`."""
         import torch
 
         return torch.cuda
 
     def map_python_to_cpp_type(self, kind: str) -> str:
+        """Unchanged: nothing is launched."""
         return kind
 
 
@@ -59,6 +66,7 @@ def _capability(target: Any) -> tuple[int, int]:
 
 
 def properties_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Device properties from facts of the chip, under every name that Triton and torch use."""
     units = int(facts.get("compute_units", 128))
     shared = int(facts.get("shared_memory_per_block", 65_536))
     return {
@@ -76,7 +84,7 @@ def properties_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pretend_cuda(facts: Mapping[str, Any], target: Any) -> None:
-    """What candidates ask torch about the device, answered for the target."""
+    """Answer for the target what candidates ask torch about the device."""
     import torch
 
     properties = SimpleNamespace(
@@ -108,9 +116,8 @@ def _not_compiled(model: Any = None, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def pretending(home: str) -> Iterator[None]:
-    """Tensors say that they are on the GPU, and are on `home`: "meta", where they have a shape and
-    no contents, or "cpu".
-    """
+    """Tensors claim to be on the GPU, and are on `home`: "meta", where they have a shape and no
+    contents, or "cpu"."""
     import torch
     from torch.overrides import TorchFunctionMode
 

@@ -1,7 +1,7 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES`: has torch and triton imported; every request is a fork
-that compiles one candidate, as `child` says.
+"""`python -I THIS_FILE SOCKET NAMESPACES`: an interpreter that has torch and triton imported. Every
+request is a fork that compiles one candidate, as `child` describes.
 
-Ends by itself when nothing was asked for IDLE_SECONDS: it holds some hundred megabytes.
+It ends by itself when there was no request for IDLE_SECONDS: it holds some hundred megabytes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LATER = (
 
 
 def main(arguments: list[str]) -> None:
+    """Import what compilations need, then serve forks."""
     sock, namespaces = arguments
     sys.path.insert(0, ROOT)
     import torch  # noqa: F401  (imported for the forks)
 
-    from optimizer.evaluation.runner.forking.forks import Separate, serve
-    from optimizer.evaluation.runner.forking.triton_once import work_out
+    from optimizer.evaluation.runner.forks import Separate, serve, work_out
     from optimizer.evaluation.toolchains.triton import child
 
     for name in LATER:
@@ -64,7 +64,8 @@ def main(arguments: list[str]) -> None:
 
 
 def run_child(message: dict[str, Any], fds: list[int], built: Path) -> None:
-    """built: what every candidate's cache begins with, if it is there."""
+    """Compile one candidate in this fork. Every candidate's cache begins with the folder `built`,
+    if it exists."""
     from optimizer.evaluation.toolchains.limited import set_limits
     from optimizer.evaluation.toolchains.triton import child
 

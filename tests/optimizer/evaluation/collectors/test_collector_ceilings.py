@@ -12,6 +12,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from kb.catalog.tables.hardware import devices, hardware
+from optimizer.evaluation.catalog_journal import store_device
 from optimizer.evaluation.collectors.ceilings import (
     BUSY,
     CHILD,
@@ -25,7 +26,6 @@ from optimizer.evaluation.collectors.ceilings import (
     interpolated,
     joined,
 )
-from optimizer.evaluation.collectors.device_rows import store_device
 from optimizer.evaluation.collectors.probe import identify
 from tests.catalogs import fresh_data_dir
 

@@ -11,17 +11,23 @@ import torch
 
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.collectors import torch_profile
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
-from optimizer.evaluation.collectors.collect import collect_all, refusals
 from optimizer.evaluation.collectors.job import Collected, Job, write_job
 from optimizer.evaluation.collectors.probe import tool
-from optimizer.evaluation.collectors.work import Work
+from optimizer.evaluation.collectors.profilers import collect_all, collect_torch_profile, refusals
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.diagnose import Surroundings, diagnose_evaluation
+from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
-from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, OutputError
+from optimizer.evaluation.records import (
+    CaseCheck,
+    CaseTiming,
+    Evaluation,
+    EvaluationVerdict,
+    Flag,
+    OutputError,
+)
+from optimizer.evaluation.roofline import Work
 from optimizer.evaluation.toolchains.base import Compiled, Loader, Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
@@ -79,15 +85,13 @@ def timed(microseconds: float, **changes: object) -> Evaluation:
     return replace(EVALUATION, timings=(timing,), **changes)  # type: ignore[arg-type]
 
 
-def around(work: Work = STREAM, **changes: object) -> Surroundings:
-    told = Surroundings(("x86-64", "any"), {}, {"main": work}, DEVICE)
+def around(work: Work = STREAM, **changes: object) -> DiagnosisInputs:
+    told = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
     return replace(told, **changes)  # type: ignore[arg-type]
 
 
-def ids(verdict: dict[str, object]) -> list[str]:
-    signals = verdict["signals"]
-    assert isinstance(signals, tuple | list)
-    return [finding["id"] for finding in signals]
+def ids(verdict: EvaluationVerdict) -> list[str]:
+    return list(verdict.signal_ids)
 
 
 # -- what works
@@ -98,8 +102,8 @@ def test_a_stream_near_the_copy_bandwidth_is_done(tmp_path: Path) -> None:
     assert done.ok and int(done.metrics["packed_instructions"]) > 0
     verdict = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
     assert ids(verdict) == ["memory_bound", "at_roofline"]
-    assert verdict["primary"] == "memory_bound"
-    share, _ = [e for e in verdict["signals"][1]["evidence"] if e["name"] == "roofline_pct"]
+    assert verdict.primary == "memory_bound"
+    share, _ = [e for e in verdict.signals[1].evidence if e["name"] == "roofline_pct"]
     assert 85 <= share["value"] <= 105 and share["raw"] == "roofline_pct"
 
 
@@ -133,24 +137,24 @@ def test_more_than_a_ceiling_says_that_the_ceiling_is_wrong() -> None:
         "at_roofline",
     ]  # 92 %
     verdict = diagnose_evaluation(timed(17_000.0), around(product))  # 140 %
-    assert ids(verdict) == [] and verdict["ruled_out"] == ()
+    assert ids(verdict) == [] and verdict.ruled_out == ()
     assert ids(diagnose_evaluation(timed(1_900.0), around())) == []  # 132 % of the copy rate
-    assert "ipc" in verdict["measure_next"]
+    assert "ipc" in verdict.measure_next
 
 
 def test_a_verdict_keeps_what_it_was_derived_from() -> None:
     verdict = diagnose_evaluation(timed(3_600.0, metrics={"packed_instructions": 8}), around())
-    assert verdict["metrics"]["packed_instructions"] == 8 and verdict["metrics"]["call_us"] == 3_600
-    assert 60 < verdict["metrics"]["copy_bandwidth_pct"] < 85
-    assert verdict["problem"]["compulsory_bytes"] == STREAM.compulsory_bytes
+    assert verdict.metrics["packed_instructions"] == 8 and verdict.metrics["call_us"] == 3_600
+    assert 60 < verdict.metrics["copy_bandwidth_pct"] < 85
+    assert verdict.problem["compulsory_bytes"] == STREAM.compulsory_bytes
     broken = diagnose_evaluation(failed("not_compiled", "no", "error: x"), around())
-    assert broken["metrics"] == {}  # nothing was timed
+    assert broken.metrics == {}  # nothing was timed
 
 
 def test_a_stream_at_seventy_percent_is_memory_bound_and_not_done() -> None:
     verdict = diagnose_evaluation(timed(3_600.0), around())
     assert ids(verdict) == ["memory_bound"]
-    assert "bytes_ratio" in verdict["measure_next"]
+    assert "bytes_ratio" in verdict.measure_next
 
 
 def test_scalar_code_far_from_the_roof_is_not_vectorized(tmp_path: Path) -> None:
@@ -158,11 +162,11 @@ def test_scalar_code_far_from_the_roof_is_not_vectorized(tmp_path: Path) -> None
     assert done.ok and done.metrics == {"packed_instructions": 0, "vec_missed": 1}
     verdict = diagnose_evaluation(timed(30_000.0, metrics=done.metrics), around())
     assert ids(verdict) == ["not_vectorized"]
-    assert "l1d_miss_pct" in verdict["measure_next"]
+    assert "l1d_miss_pct" in verdict.measure_next
     # The same code at the speed of memory has nothing to gain from wider instructions.
     fast = diagnose_evaluation(timed(2_700.0, metrics=done.metrics), around())
     assert ids(fast) == ["memory_bound", "at_roofline"]
-    assert "not_vectorized" in {entry["signal"] for entry in fast["ruled_out"]}
+    assert "not_vectorized" in {entry["signal"] for entry in fast.ruled_out}
 
 
 def test_an_unfused_chain_passes_over_memory_again_and_again() -> None:
@@ -192,8 +196,8 @@ def test_many_operators_on_little_data_cost_their_calls() -> None:
 def test_a_product_against_the_matmul_peak(microseconds: float, signals: list[str]) -> None:
     work = Work("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     metrics = {"packed_instructions": 300, "vec_missed": 0}
-    found = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
-    assert ids(found) == signals
+    verdict = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
+    assert ids(verdict) == signals
 
 
 def test_a_time_that_cannot_be_is_a_measurement_error() -> None:
@@ -203,9 +207,9 @@ def test_a_time_that_cannot_be_is_a_measurement_error() -> None:
 
 def test_ceilings_of_a_busy_machine_say_nothing() -> None:
     verdict = diagnose_evaluation(timed(2_700.0), around(ceilings=replace(DEVICE, waited=0.5)))
-    assert ids(verdict) == [] and verdict["primary"] == "unknown"
-    assert "busy" in verdict["hint"]
-    assert "not measured" in diagnose_evaluation(timed(1.0), around(ceilings=None))["hint"]
+    assert ids(verdict) == [] and verdict.primary == "unknown"
+    assert "busy" in verdict.hint
+    assert "not measured" in diagnose_evaluation(timed(1.0), around(ceilings=None)).hint
 
 
 def test_counters_of_a_gpu_lead_and_compulsory_bytes_are_supplied() -> None:
@@ -227,7 +231,7 @@ def test_counters_of_a_gpu_lead_and_compulsory_bytes_are_supplied() -> None:
     surroundings = around(work, lineage=lineage, ceilings=None, collected=[counters])
     verdict = diagnose_evaluation(gpu, surroundings)
     assert ids(verdict) == ["memory_bound", "at_roofline"]
-    assert verdict["kernels"][0]["name"] == "add"
+    assert verdict.kernels[0]["name"] == "add"
     spilled = replace(gpu, metrics={"n_spills": 12})
     assert ids(diagnose_evaluation(spilled, surroundings))[0] == "register_spill"
 
@@ -243,8 +247,8 @@ def failed(validity: str, message: str, log: str = "", **changes: object) -> Eva
 def test_a_real_compiler_error(tmp_path: Path) -> None:
     done = compiled("undeclared_thing(x);", tmp_path)
     verdict = diagnose_evaluation(failed("not_compiled", "", done.log), around())
-    assert verdict["primary"] == "compile_error"
-    assert verdict["signatures"][0]["id"] == "cc-undeclared" and verdict["signatures"][0]["remedy"]
+    assert verdict.primary == "compile_error"
+    assert verdict.signatures[0]["id"] == "cc-undeclared" and verdict.signatures[0]["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -279,8 +283,8 @@ def test_a_real_compiler_error(tmp_path: Path) -> None:
 )
 def test_failures_become_signals(validity: str, message: str, log: str, signal: str) -> None:
     verdict = diagnose_evaluation(failed(validity, message, log), around())
-    assert verdict["primary"] == signal
-    assert verdict["signals"][0]["evidence"]
+    assert verdict.primary == signal
+    assert verdict.signals[0].evidence
 
 
 def wrong(worst: float, quantile: float = 1.0, message: str = "") -> Evaluation:
@@ -292,17 +296,13 @@ def wrong(worst: float, quantile: float = 1.0, message: str = "") -> Evaluation:
 def test_lost_digits_nan_and_plainly_wrong_are_told_apart() -> None:
     precise = diagnose_evaluation(wrong(0.004), around(replace(STREAM, reduction_length=4096)))
     assert ids(precise) == ["numerical_instability", "correctness_mismatch"]
-    assert {"reduction_length", "main/output0"} <= {
-        e["name"] for e in precise["signals"][0]["evidence"]
-    }
+    assert {"reduction_length", "main/output0"} <= {e["name"] for e in precise.signals[0].evidence}
     assert ids(diagnose_evaluation(wrong(math.inf, math.inf), around()))[0] == (
         "numerical_instability"
     )
     assert ids(diagnose_evaluation(wrong(1.7), around())) == ["correctness_mismatch"]
     edge = diagnose_evaluation(wrong(1.7, 0.0), around())
-    assert any(
-        "borders" in str(e["test"]) + str(e["value"]) for e in edge["signals"][0]["evidence"]
-    )
+    assert any("borders" in str(e["test"]) + str(e["value"]) for e in edge.signals[0].evidence)
 
 
 def test_a_second_call_that_differs_is_nondeterminism() -> None:
@@ -315,17 +315,17 @@ def test_a_second_call_that_differs_is_nondeterminism() -> None:
 def test_a_rejected_candidate_has_no_diagnosis_but_the_reason() -> None:
     flags = (Flag(29, "reject", "3.0 us a call, but moving its data takes 300 us"),)
     verdict = diagnose_evaluation(failed("rejected", "3.0 us", flags=flags), around())
-    assert ids(verdict) == ["measurement_error"] and "300 us" in verdict["hint"]
+    assert ids(verdict) == ["measurement_error"] and "300 us" in verdict.hint
     cheat = diagnose_evaluation(failed("rejected", "", flags=(Flag(4, "reject", "x"),)), around())
-    assert ids(cheat) == [] and cheat["primary"] == "unknown"
+    assert ids(cheat) == [] and cheat.primary == "unknown"
 
 
 def test_errors_of_a_new_chip_are_read_by_its_own_signatures() -> None:
     own = SignatureSpec(r"ZK-\d+: bank overflow", "shared_memory_limit", "Bank overflow", "Shrink.")
     log = "ZK-17: bank overflow in tile 3"
-    found = diagnose_evaluation(failed("not_compiled", "", log), around(signatures=[own]))
-    assert found["primary"] == "shared_memory_limit"
-    assert diagnose_evaluation(failed("not_compiled", "", log), around())["primary"] == (
+    verdict = diagnose_evaluation(failed("not_compiled", "", log), around(signatures=[own]))
+    assert verdict.primary == "shared_memory_limit"
+    assert diagnose_evaluation(failed("not_compiled", "", log), around()).primary == (
         "compile_error"
     )
 
@@ -360,8 +360,8 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
         Loader("python", candidate, "ModelNew"),
         case,
         PreparedCase(case, "cpu").sample(1).tensors,
-        "cpu",
-        1,
+        device="cpu",
+        threads=1,
     )
     found = {collected.collector: collected for collected in collect_all(job)}
     operators = found["torch_profiler"]
@@ -376,7 +376,7 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
     else:
         assert "perf" in refusals([*found.values()])
     verdict = diagnose_evaluation(timed(40.0), around(collected=[*found.values()]))
-    assert verdict["kernels"] and ("perf" in verdict["not_measured"]) != tool("perf").available
+    assert verdict.kernels and ("perf" in verdict.not_measured) != tool("perf").available
 
 
 def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_path: Path) -> None:
@@ -400,5 +400,5 @@ def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_p
         "threads": 1,
         "calls": 1,
     }
-    told = torch_profile.collect(Job(tmp_path, "cpu", 1, spec))
-    assert not told.metrics and "gone" in told.not_measured
+    report = collect_torch_profile(Job(tmp_path, "cpu", 1, spec))
+    assert not report.metrics and "gone" in report.not_measured

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.collectors import ncu, perf, proton, torch_profile
+from optimizer.evaluation.collectors import ncu, perf
+from optimizer.evaluation.collectors.profilers import parse_proton, parse_torch_profile
 from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import normalise
 
@@ -47,17 +48,17 @@ def test_ncu_with_units_several_kernels_and_noise() -> None:
     launches = ncu.parse(NCU_TEXT)
     assert [launch.kernel for launch in launches] == ["small", *["void big<float, 4>(T1 *)"] * 2]
     assert [launch.nanoseconds for launch in launches] == [4000, 90_500, 90_000]
-    told = ncu.summarise(launches)
-    assert "lts__throughput.avg.pct" not in told.metrics
-    values = normalise(told.metrics).values
+    report = ncu.summarise(launches)
+    assert "lts__throughput.avg.pct" not in report.metrics
+    values = normalise(report.metrics).values
     assert values["duration_us"] == pytest.approx(90.5)
     assert values["dram_bytes"] == 3_000_000 and values["registers_per_thread"] == 26
-    assert [(k["name"], k["calls"]) for k in told.kernels] == [
+    assert [(k["name"], k["calls"]) for k in report.kernels] == [
         ("void big<float, 4>(T1 *)", 2),
         ("small", 1),
     ]
-    assert told.kernels[0]["pct"] == pytest.approx(97.83)
-    assert "97.83 %" in told.notes[0]
+    assert report.kernels[0]["pct"] == pytest.approx(97.83)
+    assert "97.83 %" in report.notes[0]
 
 
 def test_bytes_of_all_launches_in_base_units() -> None:
@@ -80,10 +81,10 @@ def test_the_real_capture_of_an_h200() -> None:
         pytest.skip("the recorded ncu CSV is not beside this checkout")
     launches = ncu.parse(CAPTURE.read_text())
     assert [launch.kernel for launch in launches] == ["add", "strided", "add"]
-    told = ncu.summarise(launches)
-    assert told.kernels[0]["name"] == "strided" and normalise(told.metrics).unrecognised == ()
+    report = ncu.summarise(launches)
+    assert report.kernels[0]["name"] == "strided" and normalise(report.metrics).unrecognised == ()
     problem = {"compulsory_bytes": 3 * 4 * 64 * 1024**2}
-    strided = diagnose(normalise(told.metrics), {}, problem, H200)
+    strided = diagnose(normalise(report.metrics), {}, problem, H200)
     assert strided.primary == "uncoalesced_access"
     add = diagnose(normalise(launches[0].metrics), {}, problem, H200)
     assert [finding.id for finding in add.signals] == ["memory_bound", "at_roofline"]
@@ -102,21 +103,21 @@ PERF_TEXT = """# started on Mon Nov 10 10:00:00 2025
 
 
 def test_perf_counts_and_what_it_did_not_count() -> None:
-    told = perf.parse(PERF_TEXT)
-    assert told.metrics == {
+    report = perf.parse(PERF_TEXT)
+    assert report.metrics == {
         "cycles": 4e6,
         "instructions": 2.5e6,
         "L1-dcache-load-misses": 300,
         "L1-dcache-loads": 1000,
     }
-    assert told.notes == ("perf did not count LLC-loads, branches",)
-    signals = [f.id for f in diagnose(normalise(told.metrics), {}, {}, ("x86-64", "any")).signals]
+    assert report.notes == ("perf did not count LLC-loads, branches",)
+    signals = [f.id for f in diagnose(normalise(report.metrics), {}, {}, ("x86-64", "any")).signals]
     assert signals == ["cache_thrash", "latency_bound"]
 
 
 def test_perf_without_counters_is_not_measured() -> None:
-    told = perf.parse("<not supported>,,cycles,0,100.00,,\n<not counted>,,branches,0,0.00,,\n")
-    assert not told.metrics and told.not_measured == "perf did not count cycles, branches"
+    report = perf.parse("<not supported>,,cycles,0,100.00,,\n<not counted>,,branches,0,0.00,,\n")
+    assert not report.metrics and report.not_measured == "perf did not count cycles, branches"
 
 
 def test_proton_sums_launches_of_a_kernel() -> None:
@@ -124,13 +125,13 @@ def test_proton_sums_launches_of_a_kernel() -> None:
     other = {"frame": {"name": "sum"}, "metrics": {"count": 10, "time (ns)": 15_000.0}}
     scope = {"frame": {"name": "scope"}, "metrics": {}, "children": [leaf, other]}
     root = {"frame": {"name": "ROOT"}, "metrics": {}, "children": [scope, leaf]}
-    told = proton.parse([root, {"CUDA": {"0": {"arch": "90"}}}], calls=5)
-    assert told.metrics == {"num_launches": 4.0}
-    assert [(k["name"], k["calls"], k["us"]) for k in told.kernels] == [
+    report = parse_proton([root, {"CUDA": {"0": {"arch": "90"}}}], calls=5)
+    assert report.metrics == {"num_launches": 4.0}
+    assert [(k["name"], k["calls"], k["us"]) for k in report.kernels] == [
         ("sum", 2.0, 3.0),
         ("add", 2.0, 2.0),
     ]
-    assert proton.parse([], 1).not_measured
+    assert parse_proton([], 1).not_measured
 
 
 def event(name: str, device: str, calls: int, us: float) -> dict[str, object]:
@@ -144,8 +145,8 @@ def test_kernels_of_a_gpu_and_the_share_of_copies() -> None:
         event("add_kernel", "cuda", 10, 60.0),
         event("Memcpy DtoD (Device -> Device)", "cuda", 10, 40.0),
     ]
-    told = torch_profile.parse({"calls": 5, "events": events}, "cuda")
-    assert told.metrics == {"kernel_launches": 4.0, "copies_pct": 40.0}
-    assert [k["name"] for k in told.kernels] == ["add_kernel", "Memcpy DtoD (Device -> Device)"]
-    assert normalise(told.metrics).unrecognised == ()
-    assert torch_profile.parse({"calls": 1, "events": []}, "cuda").not_measured
+    report = parse_torch_profile({"calls": 5, "events": events}, "cuda")
+    assert report.metrics == {"kernel_launches": 4.0, "copies_pct": 40.0}
+    assert [k["name"] for k in report.kernels] == ["add_kernel", "Memcpy DtoD (Device -> Device)"]
+    assert normalise(report.metrics).unrecognised == ()
+    assert parse_torch_profile({"calls": 1, "events": []}, "cuda").not_measured

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
-from optimizer.evaluation.collectors.work import (
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.records import CaseTiming, Interval
+from optimizer.evaluation.roofline import (
     Work,
     achieved,
     impossible_times,
@@ -16,9 +19,6 @@ from optimizer.evaluation.collectors.work import (
     metrics_of,
     work_of,
 )
-from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
-from optimizer.evaluation.records import CaseTiming, Interval
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZES = (MIB, 64 * MIB, GIB)

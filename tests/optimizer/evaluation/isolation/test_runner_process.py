@@ -19,7 +19,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerProcess,
     RunnerSettings,
 )
-from optimizer.evaluation.loaded_kernel import LoadedSubject, Sample, SubjectFailed
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains.base import Loader
@@ -63,14 +63,14 @@ def zygote(request: pytest.FixtureRequest) -> Iterator[Zygote]:
     made.close()
 
 
-Calls = Callable[[str], tuple[RunnerProcess, LoadedSubject]]
+Calls = Callable[[str], tuple[RunnerProcess, LoadedKernel]]
 
 
 @pytest.fixture
 def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
     made: list[RunnerProcess] = []
 
-    def load(work: str) -> tuple[RunnerProcess, LoadedSubject]:
+    def load(work: str) -> tuple[RunnerProcess, LoadedKernel]:
         level = zygote.level  # type: ignore[attr-defined]
         runner = RunnerProcess(RunnerSettings("cpu", 1, level), zygote)
         made.append(runner)
@@ -78,10 +78,10 @@ def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
         path = tmp_path / "candidate.py"
         path.write_text(CANDIDATE.format(work=work))
         inputs = tuple(case.inputs(1))
-        subject = LoadedSubject(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
+        kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
         loader = Loader("python", path, "ModelNew")
-        subject.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
-        return runner, subject
+        kernel.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
+        return runner, kernel
 
     yield load
     for runner in made:
@@ -89,25 +89,25 @@ def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
 
 
 def test_a_call_gives_the_outputs(loaded: Calls, case: OpenCase) -> None:
-    runner, subject = loaded("pass")
-    (output,) = subject.call(10)
+    runner, kernel = loaded("pass")
+    (output,) = kernel.call(10)
     assert torch.equal(output, case.inputs(1)[0] + 1)
     assert runner.end() and runner.processes() == []
 
 
 def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
     """The mirror knows the inputs of the last call although it never saw them."""
-    _, subject = loaded("pass")
-    subject.block(seed=5, calls=7, seconds=10)
-    assert torch.equal(subject.outputs[0], subject.mirror.tensors[0] + 1)
-    assert subject.inputs_changed(10) == []
+    _, kernel = loaded("pass")
+    kernel.block(seed=5, calls=7, seconds=10)
+    assert torch.equal(kernel.outputs[0], kernel.mirror.tensors[0] + 1)
+    assert kernel.inputs_changed(10) == []
 
 
 def test_nothing_outlives_its_runner(loaded: Calls) -> None:
     """A detached process with another session is found and ended all the same."""
     work = "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
-    runner, subject = loaded(work)
-    subject.call(10)
+    runner, kernel = loaded(work)
+    kernel.call(10)
     until = time.monotonic() + 5
     while len(runner.processes()) < 2 and time.monotonic() < until:
         time.sleep(0.05)
@@ -117,55 +117,55 @@ def test_nothing_outlives_its_runner(loaded: Calls) -> None:
 
 
 def test_a_hang_ends_at_its_deadline(loaded: Calls) -> None:
-    runner, subject = loaded("import time; time.sleep(300)")
+    runner, kernel = loaded("import time; time.sleep(300)")
     began = time.monotonic()
     with pytest.raises(RunnerHung):
-        subject.call(1)
+        kernel.call(1)
     assert time.monotonic() - began < 8
     assert runner.processes() == []
 
 
 def test_a_crash_names_its_signal(loaded: Calls) -> None:
-    _, subject = loaded("import ctypes; ctypes.string_at(0)")
+    _, kernel = loaded("import ctypes; ctypes.string_at(0)")
     with pytest.raises(RunnerDied, match="SIGSEGV"):
-        subject.call(10)
+        kernel.call(10)
 
 
 def test_memory_is_limited(loaded: Calls) -> None:
-    _, subject = loaded("torch.empty(8 << 30, dtype=torch.uint8).fill_(1)")
-    with pytest.raises(SubjectFailed) as failed:
-        subject.call(20)
+    _, kernel = loaded("torch.empty(8 << 30, dtype=torch.uint8).fill_(1)")
+    with pytest.raises(KernelFailed) as failed:
+        kernel.call(20)
     assert "memory" in failed.value.message.lower() or "allocate" in failed.value.message.lower()
 
 
 def test_files_outside_the_scratch_folder_cannot_be_written(loaded: Calls, tmp_path: Path) -> None:
     target = tmp_path / "kept"
-    _, subject = loaded(f"open({str(target)!r}, 'w').write('x')")
+    _, kernel = loaded(f"open({str(target)!r}, 'w').write('x')")
     confined = _landlock()
     if not confined:
         pytest.skip("this kernel has no Landlock")
-    with pytest.raises(SubjectFailed, match="Permission"):
-        subject.call(10)
+    with pytest.raises(KernelFailed, match="Permission"):
+        kernel.call(10)
     assert not target.exists()
 
 
 def test_the_scratch_folder_can_be_written(loaded: Calls) -> None:
-    _, subject = loaded("open('note', 'w').write('x')")
-    subject.call(10)
+    _, kernel = loaded("open('note', 'w').write('x')")
+    kernel.call(10)
 
 
 def test_there_is_no_network_in_namespaces(loaded: Calls, zygote: Zygote) -> None:
     if zygote.level != "namespaces":  # type: ignore[attr-defined]
         pytest.skip("level process keeps the network, and the evaluation says so")
     work = "import socket; socket.create_connection(('127.0.0.1', 9), 2)"
-    _, subject = loaded(work)
-    with pytest.raises(SubjectFailed, match=r"unreachable|refused|Cannot assign"):
-        subject.call(10)
+    _, kernel = loaded(work)
+    with pytest.raises(KernelFailed, match=r"unreachable|refused|Cannot assign"):
+        kernel.call(10)
 
 
 def test_a_printed_result_is_not_a_result(loaded: Calls) -> None:
-    runner, subject = loaded('print(\'{"ok": true, "ns": 1}\', flush=True)')
-    subject.call(10)
+    runner, kernel = loaded('print(\'{"ok": true, "ns": 1}\', flush=True)')
+    kernel.call(10)
     assert '"ns": 1' in runner.log
 
 

@@ -81,9 +81,9 @@ def test_a_program_gets_its_tensors_and_gives_outputs_and_a_simulator_s_time(
 
 def test_the_manifest_names_the_tensors_in_abi_order(tmp_path: Path) -> None:
     ran(GOOD, tmp_path)
-    told = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (told["entry"], told["hardware"], told["report"]) == ("main", "toy", "report.json")
-    rows = [(row["name"], row["role"], row["shape"], row["file"]) for row in told["tensors"]]
+    record = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (record["entry"], record["hardware"], record["report"]) == ("main", "toy", "report.json")
+    rows = [(row["name"], row["role"], row["shape"], row["file"]) for row in record["tensors"]]
     assert rows == [
         ("x", "input", [2, 3], "000_x.npy"),
         ("layer.weight", "parameter", [3], "001_layer_weight.npy"),
@@ -153,8 +153,8 @@ FLAWED = {
     "missing": ("", "output out was not written: there is no 002_out.npy"),
     "shape": ("np.save(path, np.zeros((3, 2), 'f4'))", "has shape (3, 2), expected (2, 3)"),
     "dtype": ("np.save(path, np.zeros((2, 3)))", "has dtype float64, expected float32"),
-    "garbled": ("path.write_bytes(b'not an array')", "output out is no .npy file"),
-    "empty": ("path.write_bytes(b'')", "output out is no .npy file"),
+    "garbled": ("path.write_bytes(b'not an array')", "output out is not a .npy file"),
+    "empty": ("path.write_bytes(b'')", "output out is not a .npy file"),
     "cut": (
         "np.save(path, np.zeros((2, 3), 'f4')); os.truncate(path, path.stat().st_size - 4)",
         "holds 20 bytes of data, expected 24",
@@ -167,19 +167,19 @@ FLAWED = {
     "claims": (
         "np.save(path, np.broadcast_to(np.float32(0), (2, 3)))\n"
         "path.write_bytes(path.read_bytes().replace(b'(2, 3)', b'(2,9e9)'))",
-        "output out is no .npy file",
+        "output out is not a .npy file",
     ),
     "pickle": (
         "np.save(path, np.array([[{}, 1, 2], [3, 4, 5]], object), allow_pickle=True)",
         "has dtype object, expected float32",
     ),
     "link": ("path.symlink_to('/etc/hostname')", "output out cannot be read"),
-    "pipe": ("os.mkfifo(path)", "002_out.npy is no regular file"),
-    "folder": ("path.mkdir()", "002_out.npy is no regular file"),
+    "pipe": ("os.mkfifo(path)", "002_out.npy is not a regular file"),
+    "folder": ("path.mkdir()", "002_out.npy is not a regular file"),
     "nested": (
         "h = b'(' * 9000 + b' ' * 50\n"
         "path.write_bytes(b'\\x93NUMPY\\x01\\x00' + len(h).to_bytes(2, 'little') + h)",
-        "output out is no .npy file",
+        "output out is not a .npy file",
     ),
 }
 
@@ -196,8 +196,8 @@ def test_bad_outputs_are_answers_with_a_reason(flaw: str, tmp_path: Path) -> Non
 BAD_REPORTS = {
     "nothing": ("", "the report was not written"),
     "garbled": ("'{'", "the report is not JSON"),
-    "list": ("'[1]'", "no JSON object"),
-    "nan": ("'{\"cycles\": NaN}'", "NaN is no number of JSON"),
+    "list": ("'[1]'", "not a JSON object"),
+    "nan": ("'{\"cycles\": NaN}'", "NaN is not a JSON number"),
     "infinite": ("'{\"time_us\": 1e999}'", "time_us is 'inf'"),
     "zero": ("'{\"cycles\": 0}'", "cycles is '0', expected a positive number"),
     "text": ('\'{"cycles": "4"}\'', "expected a positive number"),

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.toolchains.reports.cpu import count_instructions, packed_bits, parse_loops
-from optimizer.evaluation.toolchains.reports.gpu import (
+from optimizer.evaluation.toolchains.reports import (
     COMBINE,
+    count_instructions,
+    packed_bits,
     parse_amdgcn,
+    parse_loops,
     parse_ptx,
     parse_ptxas,
     whole,
@@ -60,32 +62,32 @@ ptxas-blackwell info    : Used 12 registers, used 0 barriers
     ],
 )
 def test_width_of_ptx_loads(line: str, width: int) -> None:
-    told = parse_ptx(f"\t{line}\n\tld.shared.v4.b32 {{%r1}}, [%r2];\n\tld.param.b64 %rd1, [p];\n")
-    assert told["widest_load_bytes"] == width
-    assert told["ld_global_vector"] == int(width >= 8)
-    assert told["ld_global_scalar"] == int(width < 8)
+    report = parse_ptx(f"\t{line}\n\tld.shared.v4.b32 {{%r1}}, [%r2];\n\tld.param.b64 %rd1, [p];\n")
+    assert report["widest_load_bytes"] == width
+    assert report["ld_global_vector"] == int(width >= 8)
+    assert report["ld_global_scalar"] == int(width < 8)
 
 
 def test_ptx_matrix_instructions_and_bulk_copies() -> None:
-    told = parse_ptx(
+    report = parse_ptx(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%f1};\n"
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1];\n"
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1];\n"
     )
-    assert (told["mma_instructions"], told["matrix_kind"]) == (1, "wgmma.mma_async")
-    assert (told["bulk_copies"], told["ld_global_vector"]) == (1, 1)
+    assert (report["mma_instructions"], report["matrix_kind"]) == (1, "wgmma.mma_async")
+    assert (report["bulk_copies"], report["ld_global_vector"]) == (1, 1)
 
 
 def test_amd_assembly() -> None:
-    told = parse_amdgcn(
+    report = parse_amdgcn(
         "\tbuffer_load_dwordx4 v[0:3], v2, s[0:3], 0 offen\n\tglobal_load_ushort v1, v2, s[0:1]\n"
         "\tglobal_load_lds_dwordx4 v1, s[2:3]\n\tv_mfma_f32_32x32x8_f16 v[0:15], v[0:1]\n"
         "; Occupancy: 4\n  - .agpr_count:     16\n    .vgpr_count:     128\n"
         "    .vgpr_spill_count: 3\n    .private_segment_fixed_size: 12\n"
     )
-    assert (told["vgpr_count"], told["agpr_count"], told["vgpr_spill_count"]) == (128, 16, 3)
-    assert (told["occupancy"], told["mfma_instructions"]) == (0.5, 1)
-    assert (told["ld_global_vector"], told["ld_global_scalar"]) == (2, 1)
+    assert (report["vgpr_count"], report["agpr_count"], report["vgpr_spill_count"]) == (128, 16, 3)
+    assert (report["occupancy"], report["mfma_instructions"]) == (0.5, 1)
+    assert (report["ld_global_vector"], report["ld_global_scalar"]) == (2, 1)
 
 
 def test_a_loop_with_one_vectorised_copy_is_not_missed() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.isolation.processors import processor, signature
 from optimizer.evaluation.toolchains.base import Compiled, Target
 from optimizer.evaluation.toolchains.cpp import LIMITS, CppToolchain, RefusedFlag, flags_of
-from optimizer.evaluation.toolchains.processor import processor, signature
 
 HERE = {"x86_64": "x86-64", "aarch64": "arm"}.get(platform.machine(), platform.machine())
 TARGET = Target(HERE, (HERE,), "native", "cpu")

@@ -18,7 +18,7 @@ from optimizer.evaluation.toolchains.processes import members
 from optimizer.evaluation.toolchains.triton import compile as compiling
 from optimizer.evaluation.toolchains.triton import server
 from optimizer.evaluation.toolchains.triton.compile import LIMITS
-from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia
+from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's")

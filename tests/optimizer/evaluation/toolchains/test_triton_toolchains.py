@@ -10,10 +10,18 @@ import pytest
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import Compiled, Target
-from optimizer.evaluation.toolchains.triton.amd import TritonAmd, gfx
-from optimizer.evaluation.toolchains.triton.cases import CaseSetup, write_setups
-from optimizer.evaluation.toolchains.triton.compile import BF16_NOTE, LIMITS
-from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia, capability
+from optimizer.evaluation.toolchains.triton.compile import (
+    BF16_NOTE,
+    LIMITS,
+    CaseSetup,
+    write_setups,
+)
+from optimizer.evaluation.toolchains.triton.toolchains import (
+    TritonAmd,
+    TritonNvidia,
+    capability,
+    gfx,
+)
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
 pytest.importorskip("triton")

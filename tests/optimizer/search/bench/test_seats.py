@@ -130,7 +130,7 @@ def test_evaluations_at_once_are_on_different_seats(
         def watched(language: str, fresh: bool, seat: Seat) -> object:
             together.wait()  # both are under way, or this never ends
             evaluator = real(language, fresh, seat)
-            pools.append((seat.number, evaluator, evaluator.lock._path))
+            pools.append((seat.number, evaluator, evaluator.context.lock._path))
             return evaluator
 
         monkeypatch.setattr(bench, "_evaluator", watched)

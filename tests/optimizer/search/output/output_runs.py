@@ -8,7 +8,14 @@ from pathlib import Path
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Flag, Interval
+from optimizer.evaluation.records import (
+    CaseCheck,
+    CaseTiming,
+    Evaluation,
+    Flag,
+    Interval,
+    verdict_from_json,
+)
 from optimizer.search.confirm import Figure, Outcome
 from optimizer.search.goal import Goal
 from optimizer.search.records import Cost, Node, Proposal, Shown
@@ -156,19 +163,21 @@ def evaluation(
         timings=(timing,) if found else (),
         speedup=found,
         flags=(Flag(29, "review", "faster than the ceilings give"),) if value == 2.1 else (),
-        verdict={
-            "signals": [
-                {
-                    "id": "memory_bound" if value and value > 1.5 else "latency_bound",
-                    "confidence": "B",
-                    "evidence": [
-                        {"name": "roofline_pct", "value": 61.5, "source": "Kernlore evaluation"}
-                    ],
-                }
-            ],
-            "ruled_out": [],
-            "measure_next": [],
-        },
+        verdict=verdict_from_json(
+            {
+                "signals": [
+                    {
+                        "id": "memory_bound" if value and value > 1.5 else "latency_bound",
+                        "confidence": "B",
+                        "evidence": [
+                            {"name": "roofline_pct", "value": 61.5, "source": "Kernlore evaluation"}
+                        ],
+                    }
+                ],
+                "ruled_out": [],
+                "measure_next": [],
+            }
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from output_runs import (
     winner_run,
 )
 
+from optimizer.evaluation.records import verdict_from_json
 from optimizer.search.confirm import Outcome
 from optimizer.search.output.plots import STYLES, write_plots
 from optimizer.search.output.report import write_report
@@ -201,7 +202,7 @@ def test_the_position_is_drawn_where_the_shares_are_known(tmp_path: Path) -> Non
     known = {"matmul_peak_pct": 4.0, "copy_bandwidth_pct": 81.0}
     evidence = [{"name": name, "value": value / 2} for name, value in known.items()]
     reference = replace(evaluation(None, None), metrics=known)
-    verdict = {"signals": [{"id": "memory_bound", "evidence": evidence}]}
+    verdict = verdict_from_json({"signals": [{"id": "memory_bound", "evidence": evidence}]})
     _, tree, _ = winner_run(bundle)
     step = replace(tree[1], evaluation=replace(evaluation(bundle, 1.4), verdict=verdict))
     nodes: list[Node] = [replace(tree[0], evaluation=reference), step]

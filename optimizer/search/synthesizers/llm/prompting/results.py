@@ -14,6 +14,7 @@ from optimizer.search.context import Context
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.synthesizers.llm.prompting.fence import Fence
 from optimizer.search.synthesizers.llm.prompting.sections import number, pairs
+from retrieval.answer import SignalFinding
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 
@@ -59,7 +60,7 @@ def verdict(node: Node, fence: Fence, log_chars: int) -> str:
     if found is None:
         return f"Nothing: {node.problem or node.state}."
     lines = [_became(found), *_speed(node), *_checks(found)]
-    lines += [_signal(signal, n) for n, signal in enumerate(found.verdict.get("signals", ()))]
+    lines += [_signal(signal, n) for n, signal in enumerate(found.verdict.signals)]
     blocks = [fence.around("verdict", "\n".join(lines))]
     if found.metrics and found.validity != "incorrect":  # they say nothing of what is wrong
         blocks.append(fence.around("metrics", _metrics(found.metrics)))
@@ -114,16 +115,14 @@ def _checks(found: Evaluation) -> list[str]:
     return [*new[:MAX_CHECKS], *([f"right in case {', '.join(right)}"] if right else [])]
 
 
-def _signal(signal: Mapping[str, Any], place: int) -> str:
+def _signal(signal: SignalFinding, place: int) -> str:
     """Its meaning beside its id, then the evidence in words."""
-    name = str(signal["id"])
+    name = str(signal.id)
     known = load_signals()
     meaning = f": {known.get(name).description}" if name in known else ""
-    confidence = signal.get("confidence")
+    confidence: object = signal.confidence
     sure = f" (confidence {confidence:.2g})" if isinstance(confidence, int | float) else ""
-    evidence = signal.get("evidence") or ()
-    items = evidence if isinstance(evidence, list | tuple) else (evidence,)
-    told = _evidence(items)
+    told = _evidence(signal.evidence)
     because = f"\n  because {_cut(told, MAX_EVIDENCE)}" if told else ""
     return f"{'leading signal' if not place else 'signal'} {name}{sure}{meaning}{because}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optimizer.evaluation.records import CaseCheck, Evaluation, Interval
+from optimizer.evaluation.records import CaseCheck, Evaluation, Interval, verdict_from_json
 from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy
 from optimizer.search.records import REFERENCE, Node, Proposal
@@ -78,7 +78,7 @@ def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) ->
         reached="benchmark",
         checks=(CaseCheck("main", 1, True),),
         speedup=Interval(speedup, speedup, speedup, 6),
-        verdict={"signals": [{"id": signal} for signal in signals]},
+        verdict=verdict_from_json({"signals": [{"id": signal} for signal in signals]}),
     )
     return Node(number, proposal.parent, "evaluated", proposal, found)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
 from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
@@ -42,11 +42,13 @@ def evaluation(**told: Any) -> Evaluation:
         "reached": "diagnose",
         "speedup": Interval(1.2, 1.1, 1.3, 20),
         "metrics": {"l2_miss_rate": 0.31},
-        "verdict": {
-            "signals": [
-                {"id": "memory_bound", "confidence": 0.9, "evidence": ["31 % of loads miss"]}
-            ]
-        },
+        "verdict": verdict_from_json(
+            {
+                "signals": [
+                    {"id": "memory_bound", "confidence": 0.9, "evidence": ["31 % of loads miss"]}
+                ]
+            }
+        ),
     }
     return Evaluation(**{**given, **told})
 

@@ -14,7 +14,14 @@ from llm_servers import block, blocks
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.correctness import bounds
 from optimizer.evaluation.problem.spec import Policy
-from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Interval
+from optimizer.evaluation.records import (
+    CaseCheck,
+    CaseTiming,
+    Evaluation,
+    EvaluationVerdict,
+    Interval,
+    verdict_from_json,
+)
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
 from optimizer.search.context import CaseView, Context, HardwareView
@@ -68,7 +75,7 @@ def broken(number: int, of: int = REFERENCE, log: str = ERROR) -> Node:
         "validity": "not_compiled",
         "timing": "none",
         "speedup": None,
-        "verdict": {},
+        "verdict": EvaluationVerdict(),
     }
     return child(number, FAILING, of, **failed, message=ERROR, log=log, metrics={})
 
@@ -190,8 +197,9 @@ def test_traits_of_allocations_and_views_are_left_out() -> None:
 # -- what was measured
 
 
-def signals(evidence: Any) -> dict[str, Any]:
-    return {"signals": [{"id": "compute_bound", "evidence": evidence}, {"id": "at_roofline"}]}
+def signals(evidence: Any) -> EvaluationVerdict:
+    rows = [{"id": "compute_bound", "evidence": evidence}, {"id": "at_roofline"}]
+    return verdict_from_json({"signals": rows})
 
 
 def test_a_verdict_is_in_words() -> None:
@@ -239,7 +247,7 @@ def test_the_reference_is_not_compared_with_itself() -> None:
 
 
 def test_what_could_not_be_timed_is_said_to_be_so() -> None:
-    busy: dict[str, Any] = {"timing": "repeat", "speedup": None, "verdict": {}}
+    busy: dict[str, Any] = {"timing": "repeat", "speedup": None, "verdict": EvaluationVerdict()}
     text = prompt(context(parent=parent(**busy), seen=(child(5, of=3, **busy),))).user
     assert "not timed: the machine was too busy" in block(text, "verdict")
     assert "result: correct, not timed" in block(text, "earlier")

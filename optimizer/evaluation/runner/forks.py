@@ -1,10 +1,10 @@
-"""Serves forks of an interpreter that has imported what they need: a request comes with
-descriptors, a process answers it, and how it ended is told.
+"""Serves forks of an interpreter that has imported what they need. Each request comes with file
+descriptors; a process of its own answers it, and the way that process ended is reported.
 
 A process in which torch has computed must not be forked (the child hangs at its first parallel
-region), so the one that serves only imports. Each fork gets a process namespace of its own where
+region), so the serving process only imports. Each fork gets a process namespace of its own where
 that is allowed: it is the namespace's first process, and everything it starts dies with it.
-Standard library only.
+Standard library only; no function here touches a device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from optimizer.evaluation.runner.wire import Wire, WireClosed
@@ -34,22 +35,24 @@ Become = Callable[[dict[str, Any], list[int]], None]
 
 @dataclass(frozen=True)
 class Separate:
-    """namespaces: whether each fork gets a process namespace. own_proc: and a /proc that shows it
-    alone."""
+    """How forks are kept apart. `namespaces` says whether each fork gets a process namespace,
+    `own_proc` whether it also gets a /proc that shows this namespace alone."""
 
     namespaces: bool
     own_proc: bool = False
 
 
 def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | None = None) -> None:
-    """Until the other side closes, or asks nothing for so long; ends the process.
+    """Serve requests until the other side closes, or sends none for `idle_seconds`; then end the
+    process.
 
-    Says that it is ready. The last descriptor of a request is where its status is told: first the
-    process's number (-1 and an error number where there is none), then its exit code.
+    The first message reports that it is ready. The last descriptor of a request is where its status
+    is written: first the process's number (-1 and an error number where there is none), then its
+    exit code.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
     wire = Wire(socket.socket(fileno=sock), "")
-    with contextlib.suppress(WireClosed):  # told below
+    with contextlib.suppress(WireClosed):  # noticed below
         wire.send({"ready": True})
     while True:
         readable, _, _ = select.select([sock], [], [], idle_seconds)
@@ -81,29 +84,29 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
     """Fork the process into a namespace of its own, tell its number, wait, tell how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    *given, status = fds
+    *passed, status = fds
     own_proc = own.namespaces and own.own_proc
     flags = _CLONE_NEWPID | (_CLONE_NEWNS if own_proc else 0)
     if own.namespaces and _libc.unshare(flags) != 0:
         os.write(status, struct.pack("=ii", -1, ctypes.get_errno()))
         os._exit(1)
-    made = os.fork()
-    if made == 0:
+    pid = os.fork()
+    if pid == 0:
         os.close(status)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.setsid()
         if own_proc:
             _mount_proc()
         try:
-            become(message, given)
+            become(message, passed)
         finally:
             os._exit(1)
-    for fd in given:
+    for fd in passed:
         os.close(fd)
-    os.write(status, struct.pack("=ii", made, 0))
-    _, code = os.waitpid(made, 0)
-    with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
-        os.write(status, struct.pack("=ii", made, os.waitstatus_to_exitcode(code)))
+    os.write(status, struct.pack("=ii", pid, 0))
+    _, code = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):  # the process that asked has ended
+        os.write(status, struct.pack("=ii", pid, os.waitstatus_to_exitcode(code)))
     os._exit(0)
 
 
@@ -111,3 +114,12 @@ def _mount_proc() -> None:
     _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     if _libc.mount(b"proc", b"/proc", b"proc", 0, None) != 0:
         os._exit(1)
+
+
+def work_out() -> None:
+    """Make Triton compute the hash over its own files once, half a gigabyte that every first
+    compilation asks for: done before forks, it is done for all of them. Nothing happens where
+    another Triton keeps it elsewhere: forks then compute it themselves."""
+    key = getattr(import_module("triton.runtime.cache"), "triton_key", None)
+    if key is not None:
+        key()

@@ -1,7 +1,7 @@
-"""What is called: a torch module class from a file, or a C function from a library, behind one
-face.
+"""What a runner calls: a torch module class from a file, or a C function from a library, behind one
+interface; and which torch operators such a call dispatches.
 
-`Subject.call()` returns the outputs as the candidate made them; nothing is converted or copied
+`LoadedKernel.call()` returns the outputs as the candidate made them. Nothing is converted or copied
 inside it, because it is what the clock runs around.
 """
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.evaluation.runner.memory.arrays import dtype_of
+from optimizer.evaluation.runner.memory import dtype_of
 
 DTYPE_CODES = {
     torch.float32: 0,
@@ -33,12 +35,13 @@ DTYPE_CODES = {
 }
 
 
-class SubjectError(Exception):
-    """The candidate cannot be set up or called as it stands; the message is for its author."""
+class KernelError(Exception):
+    """The kernel cannot be set up or called as it is; the message is for its author."""
 
 
-class Subject:
-    """call: the work. weights: tensors in state_dict order that the harness may write to."""
+class CallableKernel:
+    """`call` does the work. `weights` are tensors in state_dict order that the harness may write
+    to."""
 
     def __init__(
         self, call: Callable[[], Any], weights: Sequence[torch.Tensor], notes: Sequence[str] = ()
@@ -49,10 +52,11 @@ class Subject:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """Run a Python file as a module; its folder is importable while it lives."""
+    """Run a Python file as a module; its folder stays importable. Raises KernelError, or what the
+    file raises."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise SubjectError(f"{path.name} cannot be imported")
+        raise KernelError(f"{path.name} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
@@ -60,7 +64,7 @@ def import_file(path: Path, name: str) -> ModuleType:
     return module
 
 
-def module_subject(
+def module_kernel(
     path: Path,
     entry: str,
     *,
@@ -70,12 +74,14 @@ def module_subject(
     seed: int,
     dtype: str | None,
     device: str,
-) -> Subject:
-    """A `ModelNew` (or the reference `Model`) with the reference's weights where its keys agree."""
+) -> CallableKernel:
+    """A `ModelNew` (or the reference `Model`), constructed with `init_args` after seeding torch,
+    with the reference's weights where its keys agree. Raises KernelError where the file has no such
+    class."""
     module = import_file(path, f"subject_{entry.lower()}")
     cls = getattr(module, entry, None)
     if cls is None:
-        raise SubjectError(f"{path.name} has no {entry}; define it or name another entry")
+        raise KernelError(f"{path.name} has no {entry}; define it or name another entry")
     torch.manual_seed(seed)
     model = cls(*init_args)
     notes = []
@@ -91,7 +97,7 @@ def module_subject(
             notes.append("its state_dict differs from the reference's; weights come from the seed")
     weights = _weights(model, state)
     call = _no_grad(model)
-    return Subject(lambda: call(*inputs), weights, notes)
+    return CallableKernel(lambda: call(*inputs), weights, notes)
 
 
 def _weights(model: Any, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -132,7 +138,7 @@ class _Counts(ctypes.Structure):
     )
 
 
-def library_subject(
+def library_kernel(
     path: Path,
     entry: str,
     *,
@@ -140,43 +146,44 @@ def library_subject(
     state: Mapping[str, torch.Tensor],
     outputs: Sequence[tuple[str, Sequence[int]]],
     device: str,
-) -> Subject:
-    """A C function of the kernlore ABI. Outputs are allocated inside the call, as torch's are."""
+) -> CallableKernel:
+    """A C function of the kernlore ABI. Outputs are (dtype, shape) pairs; they are allocated inside
+    the call, as torch's are. Raises KernelError where the library has no such function."""
     try:
         function = getattr(ctypes.CDLL(str(path)), entry)
     except (OSError, AttributeError) as problem:
-        raise SubjectError(f"{entry} is not in the library: {problem}") from problem
+        raise KernelError(f"{entry} is not in the library: {problem}") from problem
     function.restype = ctypes.c_int
     function.argtypes = (ctypes.POINTER(_Tensor), ctypes.POINTER(_Counts))
-    given = [_as_tensor(value, device) for value in inputs]
+    arguments = [_as_tensor(value, device) for value in inputs]
     weights = [tensor.to(device).contiguous().clone() for tensor in state.values()]
-    made = [(dtype_of(dtype), tuple(shape)) for dtype, shape in outputs]
-    fixed = [*given, *weights]
-    packed = (_Tensor * (len(fixed) + len(made)))()
+    specs = [(dtype_of(dtype), tuple(shape)) for dtype, shape in outputs]
+    fixed = [*arguments, *weights]
+    packed = (_Tensor * (len(fixed) + len(specs)))()
     kept = [_describe(packed[n], tensor) for n, tensor in enumerate(fixed)]
-    blanks = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in made]
+    blanks = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in specs]
     kept += [_describe(packed[len(fixed) + n], blank) for n, blank in enumerate(blanks)]
     stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
-    counts = _Counts(len(given), len(weights), len(made), stream)
+    counts = _Counts(len(arguments), len(weights), len(specs), stream)
 
     def call() -> list[torch.Tensor]:
         results = []
-        for n, (dtype, shape) in enumerate(made, len(fixed)):
+        for n, (dtype, shape) in enumerate(specs, len(fixed)):
             result = torch.empty(shape, dtype=dtype, device=device)
             packed[n].data = result.data_ptr()
             results.append(result)
         code = function(packed, ctypes.byref(counts))
         if code:
-            raise SubjectError(f"{entry} returned {code}; 0 means done")
+            raise KernelError(f"{entry} returned {code}; 0 means done")
         return results
 
     call.__dict__["kept"] = kept  # the arrays that `packed` points into
-    return Subject(call, weights)
+    return CallableKernel(call, weights)
 
 
 def _describe(place: Any, tensor: torch.Tensor) -> tuple[Any, Any]:
     if not tensor.is_contiguous():
-        raise SubjectError("the harness made a tensor that is not contiguous")
+        raise KernelError("the harness made a tensor that is not contiguous")
     sizes = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.shape)
     strides = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.stride())
     place.data = tensor.data_ptr()
@@ -189,3 +196,23 @@ def _describe(place: Any, tensor: torch.Tensor) -> tuple[Any, Any]:
 
 def _as_tensor(value: Any, device: str) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.tensor(value, device=device)
+
+
+class _Log(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.seen[str(func.overloadpacket)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def traced(call: Callable[[], Any]) -> dict[str, int]:
+    """Operator names (aten.mm ...) to how often one call dispatched them, by the dispatcher itself,
+    not by reading the source."""
+    with _Log() as log:
+        call()
+    return dict(sorted(log.seen.items()))

@@ -1,6 +1,5 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES THREADS DEVICE`: has torch imported and never uses it;
-every request is a new runner, forked in milliseconds.
-"""
+"""`python -I THIS_FILE SOCKET NAMESPACES THREADS DEVICE`: an interpreter that has torch imported
+and never uses it. Every request is a new runner, forked in milliseconds."""
 
 from __future__ import annotations
 
@@ -12,25 +11,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# By candidates for a GPU: seconds each.
+# Candidates for a GPU need these, and each takes seconds to import.
 OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
 
 
 def main(arguments: list[str]) -> None:
+    """Import what runners need, then serve forks until the supervisor closes the socket."""
     sock, namespaces, threads, device = arguments
-    root = str(Path(__file__).resolve().parents[4])
+    root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
     import torch  # noqa: F401  (imported for the children)
 
-    from optimizer.evaluation.runner.forking.forks import Separate, serve
-    from optimizer.evaluation.runner.forking.triton_once import work_out
+    from optimizer.evaluation.runner.forks import Separate, serve, work_out
     from optimizer.evaluation.runner.serve import Runner  # noqa: F401
 
     if device == "cuda":
         # Asking the driver which devices there are would make it unusable in forks.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name in OFTEN_NEEDED:
-            with contextlib.suppress(ImportError):  # a candidate that needs it will say so
+            with contextlib.suppress(ImportError):  # a candidate that needs it fails
                 importlib.import_module(name)
         with contextlib.suppress(ImportError):
             work_out()

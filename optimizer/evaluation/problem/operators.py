@@ -1,0 +1,108 @@
+"""What the operators of a reference show: the floating-point operations that they cost, and the
+numbers that they are called with (strides, windows, epsilons, limits), which no tensor shows.
+
+Both are found by running the reference once and watching what torch dispatches, so it does not
+matter how the problem file spells them. Also the terms of a sum by a problem's own formula.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from kb.errors import InvalidRequest
+from kb.predicate_nodes import Bindings
+from kb.predicates import compile_expression
+from optimizer.evaluation.problem.spec import Problem
+
+if TYPE_CHECKING:
+    from optimizer.evaluation.problem.tensors import OpenCase
+
+Trait = int | float | bool | str
+
+
+def counted_flops(run: Callable[[], Any]) -> int:
+    """Floating-point operations of the operators that torch's counter knows; 0 where a run uses
+    none of them."""
+    # The CPU's fused attention, which the counter leaves out.
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={fused: _attention})
+    with counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    """Of the shapes that the counter hands over."""
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
+    """A reduction length from a problem file's constants; at least 1. Raises InvalidRequest for a
+    formula without a value."""
+    constants = {
+        name: value
+        for name, value in names.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    result = compile_expression(text).compute(Bindings(parameters=constants))
+    if not isinstance(result.value, int | float):
+        raise InvalidRequest(
+            f"{problem.name}: policy.reduction_length {text!r} has no value",
+            hint=f"Use the file's constants: {', '.join(sorted(constants)) or 'it has none'}.",
+        )
+    return max(1, int(result.value))
+
+
+def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
+    """Numbers and words by name: `convolution.stride[0]` is an argument of the first such operator,
+    `add#2.other` of the second; `model.limit` is an attribute of the Model.
+
+    Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`). Runs the
+    reference once.
+    """
+    # Building the model runs operators too; it must be built before anything is watched.
+    own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
+    with _Arguments() as seen:
+        case.reference(inputs, state, device=device)
+    return {**own, **seen.traits}
+
+
+class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers every argument that is a number, a word or a list of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.traits: dict[str, Trait] = {}
+        self._counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        arguments = dict(kwargs or {})
+        name = func._schema.name.split("::")[-1]
+        self._counts[name] += 1
+        count = self._counts[name]
+        label = name if count == 1 else f"{name}#{count}"
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            arguments[argument.name] = value
+        for key, value in arguments.items():
+            self._keep(f"{label}.{key}", value)
+        return func(*args, **(kwargs or {}))
+
+    def _keep(self, name: str, value: Any) -> None:
+        if isinstance(value, bool | int | float | str):
+            self.traits[name] = value
+        elif isinstance(value, list | tuple):
+            for place, item in enumerate(value):
+                if isinstance(item, bool | int | float):
+                    self.traits[f"{name}[{place}]"] = item

@@ -1,1 +1,0 @@
-"""Runners and compilations forked from an interpreter that has its imports done."""

@@ -1,0 +1,198 @@
+"""Arrays that a runner shares with its supervisor: their layout in a memory file, fresh values
+before every call, the candidate's outputs, and pinning for a GPU.
+
+The supervisor writes inputs into a memory file and passes its descriptor; the runner maps it.
+Offsets are aligned to a page, as an allocator would align large arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+PAGE = 4096
+
+
+class Place(NamedTuple):
+    """Where one tensor lies in a memory file, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+def lay_out(specs: Sequence[tuple[str, Sequence[int]]]) -> tuple[list[Place], int]:
+    """Places for (dtype, shape) pairs one after the other, and the size of the file in bytes."""
+    places, offset = [], 0
+    for dtype, shape in specs:
+        size = torch.empty(0, dtype=dtype_of(dtype)).element_size()
+        for extent in shape:
+            size *= extent
+        places.append(Place(dtype, tuple(shape), offset, size))
+        offset += -(-size // PAGE) * PAGE
+    return places, max(offset, PAGE)
+
+
+def create(size: int, name: str = "kernlore") -> int:
+    """Create a memory file of `size` bytes and return its descriptor."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Arrays:
+    """Views on a memory file; they live as long as this object does."""
+
+    def __init__(self, fd: int, places: Sequence[Place], size: int) -> None:
+        self._map = mmap.mmap(fd, size)
+        self.bytes = size
+        self.places = list(places)
+        self.tensors = [self._view(place) for place in places]
+
+    def _view(self, place: Place) -> torch.Tensor:
+        dtype = dtype_of(place.dtype)
+        if not place.bytes:
+            return torch.empty(place.shape, dtype=dtype)
+        count = place.bytes // torch.empty(0, dtype=dtype).element_size()
+        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place.offset)
+        return flat.view(place.shape)
+
+    @property
+    def address(self) -> int:
+        """The address at which this process sees the file."""
+        return int(torch.frombuffer(self._map, dtype=torch.uint8).data_ptr())
+
+    def touch(self) -> None:
+        """Fault every page in, so that the first timed call does not."""
+        view = (ctypes.c_char * len(self._map)).from_buffer(self._map)
+        for offset in range(0, len(self._map), PAGE):
+            view[offset]
+        del view
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Torch's dtype of this name. Raises AttributeError or TypeError where there is none."""
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name} is not a dtype")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that `dtype_of` takes."""
+    return str(dtype).removeprefix("torch.")
+
+
+def places_json(places: Sequence[Place]) -> list[list[Any]]:
+    """Places as they travel to the runner."""
+    return [[p.dtype, list(p.shape), p.offset, p.bytes] for p in places]
+
+
+def places_from(rows: Sequence[Sequence[Any]]) -> list[Place]:
+    """The inverse of `places_json`."""
+    return [Place(dtype, tuple(shape), offset, size) for dtype, shape, offset, size in rows]
+
+
+CHUNK = 16_384  # elements replaced in each tensor before a call, half of a small one
+
+
+def refresh(
+    tensors: Sequence[torch.Tensor | None],
+    banks: Sequence[torch.Tensor | None],
+    seed: int,
+    call: int,
+) -> None:
+    """Replace a random stretch of every tensor that has a bank by a random stretch of that bank,
+    the same on both sides of a comparison.
+
+    A bank is a second draw of the same tensor, so replaced values follow its distribution. `seed`
+    is the block's, `call` counts from 0 within it. A candidate that keeps results by address, by
+    version counter or by a fingerprint of its inputs is then wrong, because no call sees what an
+    earlier one saw. The supervisor replays the changes on its own copy, so it knows the inputs of
+    any call without shipping them.
+    """
+    chosen = random.Random(seed * 1_000_003 + call)
+    for tensor, bank in zip(tensors, banks, strict=True):
+        if tensor is None or bank is None:
+            continue
+        # Never all of it: then every call would see the same values, those of the bank.
+        count = min(CHUNK, max(1, tensor.numel() // 2))
+        to = chosen.randrange(tensor.numel() - count + 1)
+        source = chosen.randrange(bank.numel() - count + 1)
+        tensor.view(-1)[to : to + count].copy_(bank.view(-1)[source : source + count])
+
+
+class OutputRefused(Exception):
+    """The returned value is no output that can be compared; the message says why."""
+
+
+def listed(result: Any) -> list[Any]:
+    """The outputs of a call: one tensor, or a tuple, list or mapping of them."""
+    if isinstance(result, dict):
+        return list(result.values())
+    if isinstance(result, tuple | list):
+        return list(result)
+    return [result]
+
+
+def check(
+    result: Any, expected: Sequence[tuple[str, Sequence[int]]], plain: bool = True
+) -> list[torch.Tensor]:
+    """The outputs as plain tensors of the expected (dtype, shape) pairs. Raises OutputRefused.
+
+    A tensor subclass could compute when it is looked at, which is after the clock has stopped;
+    `plain=False` lets it (`--without 3`).
+    """
+    values = listed(result)
+    if len(values) != len(expected):
+        raise OutputRefused(f"{len(values)} outputs instead of {len(expected)}")
+    for number, (value, (dtype, shape)) in enumerate(zip(values, expected, strict=True)):
+        where = f"output {number}"
+        if type(value) is torch.nn.Parameter:
+            value = value.data
+        if not plain and isinstance(value, torch.Tensor):
+            continue
+        if type(value) is not torch.Tensor:
+            raise OutputRefused(f"{where} is {type(value).__name__}, not a plain torch.Tensor")
+        if value.layout is not torch.strided or value.is_meta:
+            raise OutputRefused(f"{where} has no storage of its own")
+        if tuple(value.shape) != tuple(shape):
+            raise OutputRefused(f"{where} has shape {tuple(value.shape)}, expected {tuple(shape)}")
+        if dtype_name(value.dtype) != dtype:
+            raise OutputRefused(f"{where} is {dtype_name(value.dtype)}, expected {dtype}")
+        if value.numel() and (value.untyped_storage().size() == 0 or value.data_ptr() == 0):
+            raise OutputRefused(f"{where} has no memory behind it")
+    return values
+
+
+def store(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+    """Copy the outputs into shared memory."""
+    for value, place in zip(values, into, strict=True):
+        place.copy_(value.detach())
+
+
+_runtime: Callable[[], Any] = torch.cuda.cudart
+LEAST_BYTES = 16 << 20  # below, pinning takes longer than it saves
+
+
+def pin(arrays: Arrays) -> bool:
+    """Pin the memory for this process; False where that cannot be or is not worth it.
+
+    A GPU copies from and to pinned memory five times as fast as ordinary memory (55 against 10 GB/s
+    were seen on an H200). Memory that cannot be pinned is merely slower.
+    """
+    if arrays.bytes < LEAST_BYTES or not torch.cuda.is_available():
+        return False
+    return int(_runtime().cudaHostRegister(arrays.address, arrays.bytes, 0)) == 0
+
+
+def unpin(arrays: Arrays) -> None:
+    """Undo `pin`, before the memory is unmapped."""
+    _runtime().cudaHostUnregister(arrays.address)

@@ -1,1 +1,0 @@
-"""Arrays that a runner shares with its supervisor: their layout, fresh values, outputs, pinning."""

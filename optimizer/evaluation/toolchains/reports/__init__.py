@@ -1,1 +1,0 @@
-"""What compilers print, as metrics."""
