@@ -7,8 +7,7 @@ from typing import Any
 from kb.catalog import skills as rows
 from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
-from optimizer.search.preconditions import decided
+from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill, decided
 from optimizer.search.records import Node
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe

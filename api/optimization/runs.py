@@ -26,20 +26,17 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
-from optimizer.search.bench.local import LocalBench, Place
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.bench.simulated import SimulatedBench, simulated
 from optimizer.search.confirm import Outcome, confirm
-from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.recipe.inherit import fitted
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
-from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, fitted
 from optimizer.search.tree import Tree
 from skills.lifecycle import note_toolchain
 from skills.observation import retire_unused
@@ -235,10 +232,10 @@ def _builtin(services: Services, goal: Goal, places: dict[str, Place]) -> list[S
 
 def language_models(services: Services, models: str, goal: Goal, listener: Listener) -> Synthesizer:
     """Raises Unavailable where litellm is not installed."""
-    from optimizer.search.synthesizers.llm.litellm_asker import price_known
+    from optimizer.search.synthesizers.llm.asker import price_known
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
     from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
     from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-    from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 
     settings = LlmSettings(models_from(models))
     for model in settings.models:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from api.services import Services
 from api.trajectories.knowledge_again import LEFT_OUT, KnowledgeAgain
-from optimizer.search.context import Context
 from optimizer.search.propose import Task, as_it_was, composed
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.llm.prompting.fence import WORD, Fence
-from optimizer.search.synthesizers.llm.prompting.prompt import compose
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.prompt import compose
+from optimizer.search.synthesizers.llm.settings import Redaction
+from optimizer.search.synthesizers.llm.templates import WORD, Fence
 from optimizer.search.tree import Tree
 from skills.training.samples import Prompt
 

@@ -32,14 +32,14 @@ from api.optimization.runs import builtin, places_for, run_store
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import HardwareView
+from optimizer.search.bench.local import problem_view
+from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
-from optimizer.search.replay import ReplayBench
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.tree import Tree
 
 TITLE = "A run that is killed again and again"

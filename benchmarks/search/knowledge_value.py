@@ -58,9 +58,9 @@ from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, facts_of
-from optimizer.search.context import HardwareView
 from optimizer.search.goal import POLICIES
-from optimizer.search.synthesizers.recipe.match import allowed
+from optimizer.search.synthesizers.base import HardwareView
+from optimizer.search.synthesizers.recipe.recipe import allowed
 
 TITLE = "What knowledge saves the search, in candidates"
 PROBLEMS = (

@@ -49,9 +49,9 @@ from benchmarks.skills.learning.views import Views
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.store import FileStore
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Value
 from optimizer.search.tree import Tree
 

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from optimizer.search.context import Context
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
 from optimizer.search.propose import Task, as_it_was, composed, query, roles_of
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import ProposalFailed, Synthesizer
+from optimizer.search.synthesizers.base import Context, ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
 
 CHANGED = "the knowledge has changed since"

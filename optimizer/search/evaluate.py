@@ -1,5 +1,5 @@
 """Evaluates candidates, several side by side where the bench can, and tries again what failed for
-reasons outside the kernels.
+reasons outside the kernels. A stored run can stand in for the bench.
 
 Only the calling thread talks to the listener; the others measure. They are daemons: a run that is
 ended while they measure does not wait for them (leaving the bench ends their processes).
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kb.errors import KernloreError
+from kb.errors import KernloreError, NotFound, Unavailable
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.records import Node, NodeState, Proposal
+from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
 
 ATTEMPTS = 3  # of one evaluation, where the machine or the infrastructure failed
 Said = Callable[[str], None]
@@ -96,3 +96,42 @@ def side_by_side(
         else:
             done[told.number] = told
     return [done[node.number] for node in nodes]
+
+
+class ReplayBench:
+    """A bench that answers from the nodes of a run, and has nothing for what they do not hold."""
+
+    at_once: int
+
+    def __init__(self, nodes: Iterable[Node], at_once: int = 1) -> None:
+        """at_once: as many as the run's bench evaluated side by side."""
+        self.at_once = at_once
+        self._reference: Evaluation | None = None
+        self._nodes: dict[str, Node] = {}
+        for node in nodes:
+            if node.number == REFERENCE:
+                self._reference = node.evaluation
+            elif node.proposal is not None and node.state != "duplicate":
+                self._nodes[node.proposal.bundle.sha256] = node
+
+    def reference(self) -> Evaluation:
+        if self._reference is None:
+            raise _absent("its reference")
+        return self._reference
+
+    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+        """Raises NotFound for a bundle that the run never had, Unavailable where the run's own
+        evaluation failed."""
+        node = self._nodes.get(bundle_of.bundle.sha256)
+        if node is None:
+            raise _absent(f"bundle {bundle_of.bundle.sha256[:12]}")
+        if node.evaluation is None:
+            raise Unavailable(node.problem, hint="The run had no result for it either.")
+        return node.evaluation
+
+
+def _absent(what: str) -> NotFound:
+    return NotFound(
+        f"the run has no evaluation of {what}",
+        hint="Replay with the goal, the seed and the proposers of the run itself.",
+    )

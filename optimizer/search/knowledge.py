@@ -6,10 +6,12 @@ snapshot of a portable session stand behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from kb.predicates import Bindings, compile_predicate
+from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.search.records import Shown
 
 Number = float | str
@@ -127,3 +129,32 @@ class NoKnowledge:
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nothing was asked, so nothing is owed."""
+
+
+def decided(
+    remedies: Iterable[Remedy], query: Query, facts: Mapping[str, float | str]
+) -> tuple[Remedy, ...]:
+    """Without those whose precondition does not hold; one that lacks a value stays undecided."""
+    known = _bindings(query, facts)
+    found = (_decided(remedy, known) for remedy in remedies)
+    return tuple(remedy for remedy in found if remedy.applies is not False)
+
+
+def _bindings(query: Query, facts: Mapping[str, float | str]) -> Bindings:
+    return Bindings(
+        signals=set(query.signals),
+        metrics={n: v for n, v in query.metrics.items() if isinstance(v, int | float)},
+        facts=facts,
+        problem={
+            **query.problem,
+            "op": canonical_op(query.op) if query.op else None,
+            "dtype": canonical_dtype(query.dtype) if query.dtype else None,
+            "language": query.language,
+        },
+    )
+
+
+def _decided(remedy: Remedy, known: Bindings) -> Remedy:
+    if not remedy.when:
+        return remedy
+    return replace(remedy, applies=compile_predicate(remedy.when).evaluate(known).value)

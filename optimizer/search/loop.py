@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.evaluate import Bench, side_by_side
 from optimizer.search.goal import Goal, reason_to_stop
 from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
 from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, in_flight
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.store import RunRow, RunStore
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.tree import Tree
 
 FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up

@@ -10,14 +10,19 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
-from optimizer.search.memory import seen
 from optimizer.search.policies import POLICY_OF, Policy
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, Shown
-from optimizer.search.synthesizers.base import OfRoles, ProposalFailed, Synthesizer
-from optimizer.search.tree import Tree
+from optimizer.search.synthesizers.base import (
+    Context,
+    HardwareView,
+    OfRoles,
+    ProblemView,
+    ProposalFailed,
+    Synthesizer,
+)
+from optimizer.search.tree import Tree, seen
 
 LEAST_COST = 2.0  # seconds: what takes less is not told apart, as times of candidates scatter
 STAGES = ("compile", "correctness", "benchmark")

@@ -10,11 +10,10 @@ from pathlib import Path
 from kb.catalog.skills import SkillRow
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill, decided
 from optimizer.search.loop import Search
-from optimizer.search.preconditions import decided
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow

@@ -30,9 +30,9 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
-from optimizer.search.synthesizers.llm.answers.replies import Reply
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.asker import Reply
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.training.samples import Licences
 from skills.training.shapes import SHAPES

@@ -34,10 +34,10 @@ from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
-from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import POLICIES
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.base import Context, HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 

@@ -60,9 +60,9 @@ from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
+from optimizer.search.synthesizers.base import ProblemView
 from skills.trials.held_out import unseen_cases
 from skills.trials.targets import MAX_TRIALS
 from tests.benchmarks.test_knowledge_value import (

@@ -20,10 +20,10 @@ from ingestion.uploads import Upload
 from kb.catalog.knowledge import proposed_recipes
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.bench.simulated import SimulatedBench
-from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal

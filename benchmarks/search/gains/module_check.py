@@ -21,7 +21,7 @@ from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains.processes import clean_env
-from optimizer.search.bench.devices import VISIBLE
+from optimizer.search.bench.local import VISIBLE
 from optimizer.search.confirm import Outcome
 from optimizer.search.output.module import write_module
 from optimizer.search.tree import Tree

@@ -15,15 +15,14 @@ from benchmarks.search.replay.spaces import Space, proposal_of
 from benchmarks.search.replay.table import Table
 from kb.errors import NotFound
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import Goal, PolicyName
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.recipe.match import space as space_of_values
+from optimizer.search.synthesizers.base import Context, HardwareView, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
+from optimizer.search.synthesizers.recipe.recipe import space as space_of_values
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, RecipeSynthesizer
 from optimizer.search.tree import Tree
 

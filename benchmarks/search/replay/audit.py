@@ -19,8 +19,7 @@ from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.search.knowledge import Knowledge, Remedy
-from optimizer.search.synthesizers.recipe.match import allowed
-from optimizer.search.synthesizers.recipe.recipe import Parameter, Value
+from optimizer.search.synthesizers.recipe.recipe import Parameter, Value, allowed
 from optimizer.search.synthesizers.recipe.synthesizer import Fitting, moved, stepped
 
 CLEAR = 0.03  # log units: half-width of a usual interval; a smaller change is none

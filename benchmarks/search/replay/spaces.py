@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 
 from benchmarks.search.replay.ground import CPP, Ground
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.match import Binding, space
-from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, Value, instantiate, space
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, fit
 
 FEWEST = 2  # values that a thinned parameter keeps

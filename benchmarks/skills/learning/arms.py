@@ -27,9 +27,8 @@ from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.goal import Goal, PolicyName
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill, decided
 from optimizer.search.loop import Search
-from optimizer.search.preconditions import decided
 from optimizer.search.records import Proposal
 from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
 from optimizer.search.store import RunRow

@@ -30,7 +30,7 @@ from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Search
 from optimizer.search.records import Node

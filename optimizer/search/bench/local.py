@@ -1,29 +1,139 @@
 """Measures on this machine: one evaluator for each language and device, and runners of each device
-shared by all languages."""
+shared by all languages. Devices of one kind measure side by side.
+
+In this process a device is torch's current device of the thread that uses it; in a runner it is the
+only device there is.
+"""
 
 from __future__ import annotations
 
+import os
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 from kb.errors import InvalidRequest
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.launch import Zygote
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
 from optimizer.evaluation.prepared_problem import PreparedProblem
-from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.traits import traits_of
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target, Toolchain
-from optimizer.search.bench.devices import Seat, seats_here
 from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.base import CaseView, ProblemView
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """number: of the device, as torch counts here. visible: its name in CUDA_VISIBLE_DEVICES, None
+    where it is the only one."""
+
+    device: str
+    number: int = 0
+    visible: str | None = None
+
+    @property
+    def lock(self) -> DeviceLock:
+        return DeviceLock(self.device, number=self.number)
+
+    def pool(self, settings: RunnerSettings) -> RunnerPool:
+        return RunnerPool(settings) if self.visible is None else SeatPool(settings, self.visible)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """What this thread puts on the device lies on this one."""
+        if self.visible is None:
+            yield
+            return
+        with torch.cuda.device(self.number):
+            yield
+
+
+def seats_here(device: str) -> tuple[Seat, ...]:
+    """Every GPU that this process may use; the processors are one device."""
+    count = torch.cuda.device_count() if device == "cuda" else 1
+    return seats_of(device, count, os.environ.get(VISIBLE))
+
+
+def seats_of(device: str, count: int, visible: str | None) -> tuple[Seat, ...]:
+    """visible: CUDA_VISIBLE_DEVICES of this process."""
+    if count < 2:
+        return (Seat(device),)
+    names = (
+        [name.strip() for name in visible.split(",")] if visible else list(map(str, range(count)))
+    )
+    return tuple(Seat(device, number, name) for number, name in enumerate(names[:count]))
+
+
+class SeatRunner(RunnerProcess):
+    """A runner on one of several devices."""
+
+    def __init__(self, settings: RunnerSettings, zygote: Zygote | None, visible: str) -> None:
+        self._visible = visible
+        super().__init__(settings, zygote)
+
+    def _environment(self) -> dict[str, str]:
+        return {**super()._environment(), VISIBLE: self._visible}
+
+
+class SeatPool(RunnerPool):
+    """Runners on one of several devices."""
+
+    def __init__(
+        self, settings: RunnerSettings, visible: str, spare: int | None = None, fork: bool = True
+    ) -> None:
+        self._visible = visible
+        super().__init__(settings, spare, fork)
+
+    def _start_missing(self) -> None:
+        while len(self._waiting) < self._spare:
+            self._waiting.append(SeatRunner(self._settings, self._zygote, self._visible))
+
+
+def problem_view(problem: Problem, device: str) -> ProblemView:
+    """Of the searched cases for this kind of device; the held-out ones stay unseen."""
+    cases = [case for case in problem.searched if case.fits(device)]
+    return ProblemView(
+        name=problem.name,
+        op=problem.op,
+        summary=problem.summary,
+        source=problem.source,
+        cases=tuple(_case_view(problem, case, device) for case in cases),
+        policy=_policy(problem.policy),
+    )
+
+
+def _case_view(problem: Problem, case: Case, device: str) -> CaseView:
+    opened = open_case(problem, case)
+    dtype = case.dtype or next(
+        (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
+    )
+    return CaseView(case.name, opened.signature, traits_of(opened, device), case.timed, dtype)
+
+
+def _policy(policy: Policy) -> dict[str, str]:
+    return {
+        "precision": policy.precision,
+        "library": policy.library,
+        "weights": policy.weights,
+        "outputs": ", ".join(policy.outputs) or "float",
+    }
 
 
 @dataclass(frozen=True)

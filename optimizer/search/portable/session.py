@@ -1,8 +1,9 @@
-"""A packed session runs: every problem searched on this machine's device, rows and results into a
-folder that `kernlore runs import` reads.
+"""A portable session: packed here as one zip, run on a machine that has torch and triton only.
 
-`python session.zip [--out FOLDER] [--minutes M] [--candidates N]
-[--finalists N] [--language NAME] [--only NAME ...]`
+The zip holds problems, the knowledge that they need and the parts of this program that the search
+needs. `python session.zip [--out FOLDER] [--minutes M] [--candidates N] [--finalists N]
+[--language NAME] [--only NAME ...]` searches every problem on that machine's device and writes rows
+and results into a folder that `kernlore runs import` reads.
 """
 
 from __future__ import annotations
@@ -22,28 +23,111 @@ from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.load import SHIPPED, load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
-from optimizer.search.bench.local import LocalBench, Place
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
-from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal, goal_from_json
 from optimizer.search.loop import Search
-from optimizer.search.portable.snapshot import SnapshotKnowledge
+from optimizer.search.portable.snapshot import Snapshot, SnapshotKnowledge
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import HardwareView, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
 
+ROOT = Path(__file__).resolve().parents[3]
+# Packages whose files travel. Modules of theirs that need more than torch are never imported there.
+PACKAGES = ("kb", "retrieval", "optimizer")
+SUFFIXES = (".py", ".toml", ".md", ".json")
+LEFT_OUT = ("optimizer/problems", "kb/catalog/migrations")
+_MAIN = '''\
+"""Unpacks itself and searches; see --help."""
+
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory(prefix="kernlore-session-") as folder:
+    with zipfile.ZipFile(Path(__file__).parent) as packed:
+        packed.extractall(folder)
+    sys.path[0] = folder
+    from optimizer.search.portable.session import main
+
+    code = main(Path(folder), sys.argv[1:])
+raise SystemExit(code)
+'''
 SESSION = "session.json"
 RESULTS = "results.zip"
 CEILINGS = "ceilings.json"
+
+
+def write_session(
+    path: Path,
+    *,
+    session_id: str,
+    goal: Mapping[str, Any],
+    target: Mapping[str, Any],
+    problems: Sequence[Problem],
+    knowledge: Snapshot,
+    recipes: Sequence[Mapping[str, Any]],
+) -> Path:
+    """target: {hardware, lineage, device, arch: by language, languages: to toolchain, facts}.
+
+    recipes: {name, recipe, files} each.
+    """
+    told = {
+        "id": session_id,
+        "goal": dict(goal),
+        "target": dict(target),
+        "recipes": list(recipes),
+        "knowledge": knowledge.as_json(),
+        "problems": [
+            {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
+            for p in problems
+        ],
+    }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("__main__.py", _MAIN)
+        packed.writestr(SESSION, json.dumps(told))
+        for source in _sources():
+            packed.write(source, source.relative_to(ROOT))
+        for problem in problems:
+            _add_problem(packed, problem)
+    return path
+
+
+def _known_as(problem: Problem) -> str:
+    """What finds it again where the results are imported: a shipped name or the file's place."""
+    shipped = problem.path.is_relative_to(SHIPPED)
+    return problem.path.parent.name if shipped else str(problem.path)
+
+
+def _sources() -> list[Path]:
+    found = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            travels = path.suffix in SUFFIXES and "__pycache__" not in path.parts
+            if travels and not name.startswith(LEFT_OUT):
+                found.append(path)
+    return found
+
+
+def _add_problem(packed: zipfile.ZipFile, problem: Problem) -> None:
+    folder = f"problems/{problem.name}"
+    packed.writestr(f"{folder}/problem.py", problem.source)
+    toml = problem.path.with_name("problem.toml")
+    if not toml.is_file():
+        toml = problem.path.with_suffix(".toml")
+    if problem.declared and toml.is_file():
+        packed.writestr(f"{folder}/problem.toml", toml.read_text(encoding="utf-8"))
 
 
 class Lines:

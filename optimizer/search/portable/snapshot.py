@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from optimizer.search.knowledge import Knowledge, Query, knowledge_from_json
-from optimizer.search.preconditions import decided
+from optimizer.search.knowledge import Knowledge, Query, decided, knowledge_from_json
 from optimizer.search.records import Node
 
 KEPT_EXCERPTS = 3

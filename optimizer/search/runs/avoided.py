@@ -6,7 +6,7 @@ from kb.catalog.skills import SkillHead, SkillRow
 from kb.catalog.skills.support import AVOID
 from kb.moves_vocabulary import changes_named
 from optimizer.search.knowledge import Remedy
-from optimizer.search.synthesizers.recipe.knobs import DIRECTIONS, Knob, avoiding
+from optimizer.search.synthesizers.recipe.steps import DIRECTIONS, Knob, avoiding
 
 
 def knobs_of(skill: SkillHead) -> tuple[Knob, ...]:

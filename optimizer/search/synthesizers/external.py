@@ -15,9 +15,8 @@ from typing import Any
 
 from kb.errors import Conflict, NotFound
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.context import Context
 from optimizer.search.records import Cost, Node, Proposal
-from optimizer.search.synthesizers.base import ProposalFailed
+from optimizer.search.synthesizers.base import Context, ProposalFailed
 
 POLL_SECONDS = 0.1
 WAIT_SECONDS = 600.0

@@ -11,13 +11,19 @@ from pathlib import Path
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, Query, Remedy
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import ProposalFailed, Synthesizer
+from optimizer.search.synthesizers.base import (
+    CaseView,
+    Context,
+    HardwareView,
+    ProblemView,
+    ProposalFailed,
+    Synthesizer,
+)
 from optimizer.search.tree import Tree
 
 VIEW = ProblemView(

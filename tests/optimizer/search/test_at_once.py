@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.search.context import Context
+from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import POLICIES, Goal
-from optimizer.search.memory import seen
 from optimizer.search.records import IN_FLIGHT, Cost, Proposal
-from optimizer.search.replay import ReplayBench
-from optimizer.search.tree import Tree
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.tree import Tree, seen
 from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
 
 ROOT = Path(__file__).parents[3]

@@ -17,14 +17,13 @@ from optimizer.search.attribution import (
     Attribution,
     attribution,
 )
-from optimizer.search.context import Context
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
 from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import Context, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from optimizer.search.knowledge import Query, Remedy
-from optimizer.search.preconditions import decided
+from optimizer.search.knowledge import Query, Remedy, decided
 
 FACTS = {"sm_count": 132}
 

@@ -10,11 +10,11 @@ import pytest
 
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import finalists
-from optimizer.search.context import Context
 from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
+from optimizer.search.synthesizers.base import Context
 from tests.optimizer.search.landscape import Moves, Nonsense, Steps, TableBench, proposal, search
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.search.goal import MEMORIES, Goal
-from optimizer.search.memory import MAX_SEEN, seen
 from optimizer.search.records import Node
-from optimizer.search.tree import Tree
+from optimizer.search.tree import MAX_SEEN, Tree, seen
 from tests.optimizer.search.landscape import evaluation, proposal, search
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.context import Context, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
 from optimizer.search.propose import Task, composed, query, roles_of
 from optimizer.search.records import Node, Proposal
+from optimizer.search.synthesizers.base import Context, ProblemView
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import HARDWARE, VIEW
 

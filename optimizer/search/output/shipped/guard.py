@@ -11,12 +11,16 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from optimizer.search.output.shipped.arguments import comparable, constructor_arguments
-from optimizer.search.output.shipped.c_kernel import CKernel, KernelFailed
+from optimizer.search.output.shipped.kernels import CKernel, KernelFailed, PythonKernel, find
 from optimizer.search.output.shipped.library import KernelUnavailable
-from optimizer.search.output.shipped.python_kernel import PythonKernel
-from optimizer.search.output.shipped.table import Row, Table, key_of, told
-from optimizer.search.output.shipped.weights import find
+from optimizer.search.output.shipped.table import (
+    Row,
+    Table,
+    comparable,
+    constructor_arguments,
+    key_of,
+    told,
+)
 
 ALIGNMENT = 64  # bytes; the kernel was never measured on arrays that begin elsewhere
 Kernel = CKernel | PythonKernel

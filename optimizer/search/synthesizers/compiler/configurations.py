@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kb.problem_terms import op_family
-from optimizer.search.context import Context
 from optimizer.search.knowledge import Remedy
 from optimizer.search.records import Value
+from optimizer.search.synthesizers.base import Context
 
 FILE = Path(__file__).with_name("configurations.toml")
 EAGER = "eager"  # stands in a candidate's values for: not compiled

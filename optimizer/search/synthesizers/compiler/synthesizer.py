@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.context import Context
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
+from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.compiler.configurations import (
     DEFAULT,
     EAGER,

@@ -8,24 +8,26 @@ from collections import Counter
 from collections.abc import Callable
 
 from kb.errors import InvalidRequest
-from optimizer.search.context import Context
 from optimizer.search.records import Cost, Proposal
-from optimizer.search.synthesizers.base import ProposalFailed
-from optimizer.search.synthesizers.llm.answers.replies import Asker, Reply, total
-from optimizer.search.synthesizers.llm.conversation import Conversation
-from optimizer.search.synthesizers.llm.litellm_asker import LitellmAsker, load
-from optimizer.search.synthesizers.llm.pace import RateLimit
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.templates import VERSION
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.settings import LlmSettings, drawn
-from optimizer.search.synthesizers.llm.tools import Tools
-from optimizer.search.synthesizers.llm.transcripts import (
+from optimizer.search.synthesizers.base import Context, ProposalFailed
+from optimizer.search.synthesizers.llm.asker import (
+    Asker,
+    LitellmAsker,
+    RateLimit,
+    Reply,
+    load,
+    total,
+)
+from optimizer.search.synthesizers.llm.conversation import (
+    Conversation,
     Replayed,
+    Tools,
     Transcript,
     Transcripts,
     redacted,
 )
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, drawn
+from optimizer.search.synthesizers.llm.templates import VERSION, Fence
 
 UNPRICED = "the price of this model is not in litellm's list: usd is unknown, not 0"
 

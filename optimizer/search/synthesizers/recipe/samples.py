@@ -15,11 +15,16 @@ from typing import Any
 
 from kb.hardware.checks import Problems
 from optimizer.evaluation.abi import TensorSpec
-from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.records import REFERENCE, Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.match import ROLE_OF
-from optimizer.search.synthesizers.recipe.recipe import PLACEHOLDER, Recipe, Value, parse_recipe
+from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.recipe.recipe import (
+    PLACEHOLDER,
+    ROLE_OF,
+    Recipe,
+    Value,
+    instantiate,
+    parse_recipe,
+)
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, fit, start
 
 NAME = "sample"

@@ -1,9 +1,10 @@
-"""Proposes instances of recipes: defaults first, then changes of one value.
+"""Proposes instances of recipes: defaults first, then changes of one value. A stored winner of
+another problem becomes an instance too.
 
 With knowledge, facts prune the domains and the moves that fit the parent's verdict say which value
 to change; without, or when moves are used up, neighbours are tried (coordinate descent) and then
 what is left of the space, in an order drawn from the seed. What changes brought in this run decides
-which of them come first (see `order`). What a skill says to avoid comes last of all, unless it has
+which of them come first (see `steps`). What a skill says to avoid comes last of all, unless it has
 just won in this run: nothing is out of reach.
 """
 
@@ -14,14 +15,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.abi import ITEM_BYTES
-from optimizer.search.context import Context, ProblemView
 from optimizer.search.knowledge import Remedy
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.knobs import Knob, avoided, does
-from optimizer.search.synthesizers.recipe.match import Binding, Refusal, allowed, match, space
-from optimizer.search.synthesizers.recipe.order import Record, record_of, step_between
-from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
+from optimizer.search.synthesizers.base import Context, ProblemView
+from optimizer.search.synthesizers.recipe.recipe import (
+    Binding,
+    Parameter,
+    Recipe,
+    Refusal,
+    Value,
+    allowed,
+    instantiate,
+    match,
+    space,
+)
+from optimizer.search.synthesizers.recipe.steps import (
+    Knob,
+    Record,
+    avoided,
+    does,
+    record_of,
+    step_between,
+)
 
 Values = Mapping[str, Value]
 NAME = "recipe"
@@ -283,3 +298,33 @@ def _proposal(context: Context, fitting: Fitting, choice: Choice) -> Proposal:
         attributed=choice.attributed,
         cases=fitting.cases,
     )
+
+
+def fitted(
+    winner: Proposal,
+    problem: ProblemView,
+    recipes: Mapping[str, Recipe],
+    facts: Mapping[str, Value],
+    *,
+    same_problem: bool,
+) -> Proposal | None:
+    """The winner as a candidate for this problem; None where it cannot be one.
+
+    An instance of a recipe is made anew with the winner's values, as its source may hold constants
+    of the other problem. Any other kernel says nothing of what it fits, so it is taken only where
+    it won on this very problem. same_problem: whether it did. recipes: of the library, by name.
+    """
+    recipe = recipes.get(winner.recipe or "")
+    if recipe is None:
+        dtype = problem.main.dtype
+        cases = tuple(case.name for case in problem.cases if case.dtype == dtype)
+        return replace(winner, cases=cases) if same_problem else None
+    fitting = fit(recipe, problem, facts)
+    domains = {p.name: p.values for p in recipe.parameters}
+    known = winner.values.keys() == domains.keys() and all(
+        value in domains[name] for name, value in winner.values.items()
+    )
+    if fitting is None or not known or not allowed(recipe, winner.values, fitting.binding, facts):
+        return None
+    bundle = instantiate(recipe, winner.values, fitting.binding, problem.source)
+    return replace(winner, bundle=bundle, cases=fitting.cases)

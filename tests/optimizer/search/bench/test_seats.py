@@ -18,8 +18,16 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.search.bench.devices import VISIBLE, Seat, SeatPool, SeatRunner, seats_here, seats_of
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import (
+    VISIBLE,
+    LocalBench,
+    Place,
+    Seat,
+    SeatPool,
+    SeatRunner,
+    seats_here,
+    seats_of,
+)
 from optimizer.search.records import Proposal
 
 PROBLEM = """

@@ -26,7 +26,7 @@ from optimizer.evaluation.abi import DTYPE_CODES
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.confirm import Figure, Outcome
 from optimizer.search.output.module import package_name, write_module
-from optimizer.search.output.shipped import c_kernel
+from optimizer.search.output.shipped import kernels
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -349,6 +349,6 @@ def test_package_names_can_be_imported(problem: str, name: str) -> None:
 
 
 def test_the_shipped_codes_are_those_of_the_abi() -> None:
-    assert {str(d).removeprefix("torch."): n for d, n in c_kernel.DTYPE_CODES.items()} == dict(
+    assert {str(d).removeprefix("torch."): n for d, n in kernels.DTYPE_CODES.items()} == dict(
         DTYPE_CODES
     )

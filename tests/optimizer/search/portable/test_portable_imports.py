@@ -31,7 +31,7 @@ EVERY_MODULE = """
 import importlib, pkgutil
 import optimizer.search
 for module in pkgutil.iter_modules(optimizer.search.__path__, "optimizer.search."):
-    if not module.ispkg or module.name.endswith(".policies"):
+    if not module.ispkg:
         importlib.import_module(module.name)
 """
 SEARCH = """

@@ -10,8 +10,7 @@ import pytest
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
-from optimizer.search.portable.pack import write_session
-from optimizer.search.portable.session import SESSION
+from optimizer.search.portable.session import SESSION, write_session
 from optimizer.search.portable.snapshot import (
     KEPT_EXCERPTS,
     Snapshot,

@@ -18,14 +18,19 @@ from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.search.bench.local import Place
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.bench.local import Place, problem_view
 from optimizer.search.knowledge import Knowledge, Remedy
 from optimizer.search.records import Node, Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.match import Binding, Refusal, match, space
-from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.recipe.recipe import (
+    Binding,
+    Recipe,
+    Refusal,
+    instantiate,
+    match,
+    parse_recipe,
+    space,
+)
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, moved, stepped
 
 KERNEL = """

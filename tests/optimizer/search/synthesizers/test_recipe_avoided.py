@@ -14,7 +14,8 @@ from optimizer.search.knowledge import Knowledge, Remedy
 from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.recipe.knobs import (
+from optimizer.search.synthesizers.recipe.recipe import Parameter
+from optimizer.search.synthesizers.recipe.steps import (
     Knob,
     NoStep,
     avoided,
@@ -23,7 +24,6 @@ from optimizer.search.synthesizers.recipe.knobs import (
     does,
     turned,
 )
-from optimizer.search.synthesizers.recipe.recipe import Parameter
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, TableBench, Told

@@ -9,13 +9,11 @@ from pathlib import Path
 from kb.hardware.checks import Problems
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.recipe.inherit import fitted
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
-from optimizer.search.synthesizers.recipe.synthesizer import fit
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, instantiate, parse_recipe
+from optimizer.search.synthesizers.recipe.synthesizer import fit, fitted
 
 LIBRARY = Path(__file__).resolve().parents[4] / "skills" / "library"
 SOFTMAX = "cpp-fused-row-softmax"

@@ -12,9 +12,9 @@ from kb.catalog import Catalog
 from kb.catalog.skills import SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
 from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.curator.records import Ratio
 from skills.trials.ablation import RecipeAblation

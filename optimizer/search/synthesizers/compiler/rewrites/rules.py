@@ -17,10 +17,9 @@ from torch.fx import Node
 from optimizer.search.synthesizers.compiler.rewrites import (
     constants,
     fuse,
-    layout,
+    layers,
     products,
     simplify,
-    weights,
 )
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, written
@@ -63,24 +62,24 @@ RULES: tuple[Rule, ...] = (
     Rule("linear", "calls linear for a product and its bias", products.linear),
     Rule("added_product", "adds inside the product's operator", products.added_product),
     Rule("common_factor", "multiplies by a common factor once", simplify.common_factor),
-    Rule("linear_twice", "multiplies two layers' weights first", weights.linear_twice, fewer=False),
+    Rule("linear_twice", "multiplies two layers' weights first", layers.linear_twice, fewer=False),
     Rule(
         "norm_in_weights",
         "folds batch norm into the weights before it",
-        weights.norm_in_weights,
+        layers.norm_in_weights,
         fewer=False,
     ),
     Rule(
         "scale_in_weights",
         "folds a scale into the weights before it",
-        weights.scale_in_weights,
+        layers.scale_in_weights,
         fewer=False,
     ),
     Rule("kept_constant", "makes constant tensors once", constants.kept_constant),
     Rule(
         "channels_last",
         "lays images out with channels last",
-        layout.channels_last,
+        layers.channels_last,
         fewer=False,
         alone=True,
     ),
@@ -125,7 +124,7 @@ def variants(traced: Traced) -> list[Rewritten]:
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """Another graph over the same modules and weights."""
+    """Another graph over the same modules and layers."""
     graph = fx.Graph()
     places: dict[Node, Node] = {}
     result = graph.graph_copy(module.graph, places)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optimizer.evaluation.records import CaseCheck, Evaluation, Interval
-from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy
 from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
 from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 

@@ -17,7 +17,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
 
 from .proposals import SOURCE, drained

@@ -9,10 +9,10 @@ import pytest
 from kb.moves_vocabulary import ROLES
 from kb.problem_terms import canonical_op, op_family
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import Remedy
 from optimizer.search.records import Node, Proposal, Value
+from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.compiler.configurations import (
     Installed,
     Space,

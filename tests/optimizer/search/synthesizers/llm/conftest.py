@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from llm_servers import ModelServer, Script
 
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 
 KEY = "local-test-key-0123456789"
 

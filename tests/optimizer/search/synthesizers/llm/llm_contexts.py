@@ -7,9 +7,9 @@ from typing import Any
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
 
 SOURCE = """\
 #include "kernlore_abi.h"

@@ -10,8 +10,7 @@ import pytest
 from llm_contexts import MOVE_ID, SOURCE, context
 from llm_servers import Answered, ModelServer, good
 
-from optimizer.search.synthesizers.llm.answers.answer import BadAnswer
-from optimizer.search.synthesizers.llm.answers.candidate import Answer, answer_from
+from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "a\\tb\\n";\n'

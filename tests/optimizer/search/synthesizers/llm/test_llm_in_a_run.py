@@ -18,9 +18,9 @@ from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 from optimizer.search.tree import Tree
 
 LIMIT = 100

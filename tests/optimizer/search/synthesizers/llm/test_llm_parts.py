@@ -17,24 +17,24 @@ from llm_servers import block, blocks
 
 from kb.errors import InvalidRequest, StoreError
 from optimizer.evaluation.abi import HEADER
-from optimizer.search.context import Context, HardwareView
 from optimizer.search.knowledge import Excerpt, Knowledge
 from optimizer.search.records import REFERENCE, Cost, Node
-from optimizer.search.synthesizers.llm.answers.answer import BadAnswer
-from optimizer.search.synthesizers.llm.answers.candidate import Answer, answer_from
-from optimizer.search.synthesizers.llm.answers.replies import (
+from optimizer.search.synthesizers.base import Context, HardwareView
+from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
+from optimizer.search.synthesizers.llm.asker import (
     CallFailed,
     ContextOverflow,
+    DeadlinePassed,
     Reply,
     ToolCall,
+    pause,
     total,
+    within,
 )
-from optimizer.search.synthesizers.llm.pace import DeadlinePassed, pause, within
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.prompt import Prompt, compose
-from optimizer.search.synthesizers.llm.prompting.templates import VERSION, rendered, template
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.llm.settings import Redaction
+from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32")
 ANSWER = {

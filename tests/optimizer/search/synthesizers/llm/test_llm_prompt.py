@@ -17,14 +17,13 @@ from optimizer.evaluation.problem.spec import Policy
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
-from optimizer.search.context import CaseView, Context, HardwareView
 from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.llm.answers.candidate import answer_from
-from optimizer.search.synthesizers.llm.prompting import sections
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.prompt import Prompt, compose
-from optimizer.search.synthesizers.llm.prompting.templates import data
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView
+from optimizer.search.synthesizers.llm import sections
+from optimizer.search.synthesizers.llm.answers import answer_from
+from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.llm.templates import Fence, data
 
 FAILING = SOURCE.replace("return 0;", "return missing;")
 ERROR = "src/kernel.cpp:9:10: error: 'missing' was not declared in this scope"

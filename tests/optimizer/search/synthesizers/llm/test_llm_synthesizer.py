@@ -17,10 +17,10 @@ from llm_servers import Answered, ModelServer, block, good, moved, prompt_of, to
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import ProposalFailed
-from optimizer.search.synthesizers.llm.litellm_asker import price_known
+from optimizer.search.synthesizers.llm.asker import price_known
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, drawn, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 
 Made = Callable[..., LlmSynthesizer]
 Serve = Callable[..., ModelServer]

@@ -1,34 +1,171 @@
-"""Asks a model through litellm: one face for every provider, its failures sorted into retry, shrink
-and give up. litellm is imported at the first call.
+"""Asks a model: what comes back, how long to wait for it, and how a call can fail.
+
+litellm is one face for every provider; it is imported at the first call. Its failures are sorted
+into retry, shrink and give up. The rest needs the standard library only.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import random
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from kb.errors import Unavailable
-from optimizer.search.synthesizers.llm.answers.replies import (
-    CallFailed,
-    ContextOverflow,
-    Message,
-    Reply,
-    ToolCall,
-)
-from optimizer.search.synthesizers.llm.pace import DeadlinePassed, RateLimit, pause, within
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.settings import LlmSettings
+from optimizer.search.records import Cost
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction
 
+LONGEST_WAIT_S = 120.0
+Message = dict[str, Any]  # as the chat interface of the providers has it
 GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned
 MAX_TOLD = 400  # characters of a provider's message
 RETRIED = frozenset({408, 409, 425, 429})
 # Words by which providers that litellm does not know say that a prompt is too long.
 OVERFLOWS = ("context_length_exceeded", "context length", "context window", "too many tokens")
 NEVER_HELPS = ("insufficient_quota", "billing")
+
+
+class DeadlinePassed(Exception):
+    """The work did not end in time; it goes on in a thread nobody waits for."""
+
+
+class RateLimit:
+    """Starts at most `per_minute` calls a minute, evenly spaced; None for any number."""
+
+    def __init__(
+        self,
+        per_minute: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._gap = 60.0 / per_minute if per_minute else 0.0
+        self._clock, self._sleep = clock, sleep
+        self._next = 0.0
+        self._lock = threading.Lock()  # protects _next: several searches may share one limit
+
+    def wait(self) -> None:
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._next)
+            self._next = start + self._gap
+        if start > now:
+            self._sleep(start - now)
+
+
+def pause(attempt: int, asked: str | None, chance: random.Random) -> float | None:
+    """Seconds before try number `attempt` + 1. asked: a Retry-After header; None where it asks for
+    longer than anybody should wait."""
+    told = _seconds(asked) if asked else None
+    if told is not None:
+        return told if told <= LONGEST_WAIT_S else None
+    # 1, 2, 4 ... s, spread so that several callers do not come back together
+    return min(LONGEST_WAIT_S, 2.0**attempt) * chance.uniform(0.75, 1.25)
+
+
+def _seconds(header: str) -> float | None:
+    """Of a number or an HTTP date; None for neither."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            when = parsedate_to_datetime(header)
+        except ValueError:
+            return None
+        aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+        seconds = (aware - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if seconds == seconds else None
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What `work` returns or raises. A provider that sends a byte now and then never meets a read
+    time-out, so the whole call has a deadline of its own. Raises DeadlinePassed."""
+    done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+    def go() -> None:
+        try:
+            done.put((True, work()))
+        except BaseException as problem:  # handed over to whoever waits
+            done.put((False, problem))
+
+    threading.Thread(target=go, name="model-call", daemon=True).start()
+    try:
+        fine, value = done.get(timeout=seconds)
+    except queue.Empty:
+        raise DeadlinePassed(f"no answer within {seconds:g} s") from None
+    if not fine:
+        raise value
+    return value
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """arguments: JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """finish: the provider's word for why it ended. usd: None where the price is not known."""
+
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: str = ""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float | None = None
+
+
+class CallFailed(Exception):
+    """No reply; the message holds no secret."""
+
+
+class ContextOverflow(CallFailed):
+    """The prompt is longer than the model's window."""
+
+
+class Asker(Protocol):
+    """Brings a reply. Raises CallFailed."""
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply: ...
+
+
+def total(spent: Sequence[Reply], seconds: float, before: Cost) -> Cost:
+    """usd: unknown as soon as one part is."""
+    usd: float | None = before.usd
+    for reply in spent:
+        usd = None if usd is None or reply.usd is None else usd + reply.usd
+    return Cost(
+        seconds=round(before.seconds + seconds, 3),
+        tokens_in=before.tokens_in + sum(reply.tokens_in for reply in spent),
+        tokens_out=before.tokens_out + sum(reply.tokens_out for reply in spent),
+        usd=usd,
+    )
+
+
+def reply_as_json(heard: Reply | CallFailed) -> dict[str, Any]:
+    if isinstance(heard, Reply):
+        return {"reply": asdict(heard)}
+    kind = "overflow" if isinstance(heard, ContextOverflow) else "failed"
+    return {kind: str(heard)}
+
+
+def reply_from_json(row: Mapping[str, Any]) -> Reply | CallFailed:
+    """The inverse of `reply_as_json`."""
+    if "reply" in row:
+        told = row["reply"]
+        calls = tuple(ToolCall(**call) for call in told["tool_calls"])
+        return Reply(**{**told, "tool_calls": calls})
+    return ContextOverflow(row["overflow"]) if "overflow" in row else CallFailed(row["failed"])
 
 
 def load() -> Any:

@@ -1,9 +1,10 @@
-"""What follows or precedes a linear layer or a convolution, folded into its weights.
+"""Rewrites around linear layers and convolutions: what follows or precedes one folded into its
+weights, and convolutions in channels-last.
 
 The weights are folded in every call, from what they are in that call: nothing is kept, because
 weights change between calls. So a rule applies only where the weights are smaller than the
 activations that one pass over is saved of. Exact but for rounding, since sums are taken in another
-order.
+order. In channels-last the numbers are the same; the channels of one pixel lie together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     either,
     is_number,
     only_user,
+    replace,
     shape,
     tensor,
 )
@@ -36,6 +38,14 @@ _CONVOLUTIONS: dict[type, Callable[..., Any]] = {
 _NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _FUNCTIONS = (F.linear, *_CONVOLUTIONS.values())
 _SETTINGS = ("stride", "padding", "dilation", "groups")
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CONVOLUTION_MODULES = (
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+)
+_CONVOLUTION_NAMES = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
 
 
 @dataclass(frozen=True)
@@ -245,3 +255,46 @@ def linear_twice(node: Node) -> bool:
             bias = write.call(torch.add, bias, outer.bias, like=outer.bias)
     write.layer(outer, inner.x, weight, bias)
     return True
+
+
+def channels_last(node: Node) -> bool:
+    """The input of a convolution is laid out anew; what follows keeps the layout. Weights stay as
+    they are, because the harness writes to them as flat arrays."""
+    if not _convolves(node) or not node.args or not isinstance(node.args[0], Node):
+        return False
+    x = node.args[0]
+    layout = _FORMATS.get(len(shape(x) or ()))
+    if layout is None or _has_layout(x):
+        return False
+    with node.graph.inserting_before(node):
+        turned = node.graph.call_method("contiguous", (x,), {"memory_format": layout})
+    turned.meta = dict(x.meta)
+    node.replace_input_with(x, turned)
+    _plain_results(node)
+    return True
+
+
+def _convolves(node: Node) -> bool:
+    root = node.graph.owning_module
+    if node.op == "call_module" and root is not None:
+        return isinstance(root.get_submodule(str(node.target)), _CONVOLUTION_MODULES)
+    return called(node) in _CONVOLUTION_NAMES
+
+
+def _has_layout(x: Node) -> bool:
+    """It was laid out, or comes through operators that keep the layout from one that was."""
+    if called(x) == "contiguous" and "memory_format" in x.kwargs:
+        return True
+    return (
+        bool(x.args)
+        and isinstance(x.args[0], Node)
+        and x.op != "placeholder"
+        and (_has_layout(x.args[0]))
+    )
+
+
+def _plain_results(node: Node) -> None:
+    """What views the result as an array of another shape needs it contiguous."""
+    for user in list(node.users):
+        if called(user) == "view":
+            replace(user, torch.reshape, user.args, dict(user.kwargs))

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.bundle import default_entry
-from optimizer.search.context import Context
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.llm.prompting import results, sections
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.known import ids, known
-from optimizer.search.synthesizers.llm.prompting.languages import default_main, wanted
-from optimizer.search.synthesizers.llm.prompting.templates import rendered
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.llm import results, sections
+from optimizer.search.synthesizers.llm.sections import ids, known
+from optimizer.search.synthesizers.llm.templates import Fence, default_main, rendered, wanted
 from retrieval.compose.context import count_tokens
 
 LOG_CHARS = 8_000

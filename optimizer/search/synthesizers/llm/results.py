@@ -1,4 +1,4 @@
-"""What became of kernels, in words: the one to start from, earlier ones, and why one failed.
+"""What became of kernels, in words: the kernel to start from, earlier ones, and why one failed.
 
 Every text that did not come from a template goes through the fence.
 """
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.context import Context
 from optimizer.search.records import REFERENCE, Node
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.sections import number, pairs
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.llm.sections import number, pairs
+from optimizer.search.synthesizers.llm.templates import Fence
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 

@@ -1,0 +1,165 @@
+"""Steps from one instance of a recipe to another: which to try first, and which to avoid.
+
+The order comes from the tree alone. A step that has just won is repeated in its direction before
+anything else, as in the pattern moves of Hooke and Jeeves (Direct search solution of numerical and
+statistical problems, JACM 8, 1961); what has just lost waits until the rest was tried.
+
+A skill that warns names changes that cost time: roles of a recipe's parameters and the direction in
+which they were changed. They reach a proposer as moves whose change is `{avoid: [{role,
+direction}, ...]}`. Such a move has no role of its own, so a proposer that follows moves does not
+follow it by mistake. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kb.moves_vocabulary import direction_of
+from optimizer.search.knowledge import Remedy
+from optimizer.search.records import Node
+from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
+
+Values = Mapping[str, Value]
+# Others name no side of a value, so nobody can say which step is meant.
+DIRECTIONS = ("increase", "decrease", "add", "remove")
+AVOID = "avoid"  # key of a remedy's change
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True, order=True)
+class Knob:
+    """A change of one parameter of this role. direction: one of DIRECTIONS."""
+
+    role: str
+    direction: str
+
+
+class NoStep(Exception):
+    """Why a change cannot be made to an instance; the message says it in words."""
+
+
+def avoiding(knobs: Sequence[Knob]) -> dict[str, Any]:
+    """A remedy's change that says to avoid these, done together."""
+    return {AVOID: [vars(knob).copy() for knob in knobs]}
+
+
+def avoided(remedy: Remedy) -> tuple[Knob, ...]:
+    """What a remedy says to avoid; nothing where it is a move."""
+    told = remedy.change.get(AVOID) or ()
+    return tuple(Knob(str(one["role"]), str(one["direction"])) for one in told)
+
+
+def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -> bool:
+    """Whether the change is this one and no other: one parameter for each knob, however far."""
+    changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
+    if not knobs or len(changed) != len(knobs):
+        return False
+    found = [Knob(p.role, direction_of(before.get(p.name), after[p.name])) for p in changed]
+    return sorted(found) == sorted(knobs)
+
+
+def turned(recipe: Recipe, values: Values, knobs: Sequence[Knob]) -> dict[str, Value]:
+    """The values with one step of each knob. Raises NoStep."""
+    found = dict(values)
+    for knob in knobs:
+        name, value = _step(recipe, found, knob)
+        found[name] = value
+    return found
+
+
+def _step(recipe: Recipe, values: Values, knob: Knob) -> tuple[str, Value]:
+    """The first parameter of the role that can go on, and the value beside its own."""
+    own = [parameter for parameter in recipe.parameters if parameter.role == knob.role]
+    if not own:
+        raise NoStep(f"{recipe.name} has no parameter of the role {knob.role}")
+    for parameter in own:
+        value = beside(parameter, values[parameter.name], knob.direction)
+        if value is not None:
+            return parameter.name, value
+    told = " and ".join(f"{p.name} is {values[p.name]}" for p in own)
+    raise NoStep(f"{told} in {recipe.name}, which has no tested value to {knob.direction} it to")
+
+
+def beside(parameter: Parameter, value: Value, way: str) -> Value | None:
+    """The nearest value in that direction, of those that were tested where the recipe says which;
+    None where there is none."""
+    offered = parameter.tested or parameter.values
+    reached = [v for v in offered if v != value and direction_of(value, v) == way]
+    if way in ("add", "remove"):
+        return next(iter(reached), None)
+    numbers = [v for v in reached if isinstance(v, int | float)]
+    return min(numbers, key=lambda v: abs(v - _number(value)), default=None)
+
+
+def _number(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One parameter's change along its domain. up: towards its later values."""
+
+    parameter: str
+    up: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """Whether the last use of a step, and of a move (by id), made a node better than its parent.
+    What was not used yet is in neither."""
+
+    steps: Mapping[Step, bool] = field(default_factory=dict)
+    moves: Mapping[str, bool] = field(default_factory=dict)
+
+    def has_won(self, step: Step | None) -> bool:
+        return step is not None and self.steps.get(step, False)
+
+    def rank(self, step: Step | None, moves: Sequence[str], applies: bool | None) -> int:
+        """Lower comes first: what won last, moves that hold, moves that nobody could decide, plain
+        changes, what lost last. moves: behind the change, none of a plain one."""
+        if self.has_won(step):
+            return 0
+        lost = step is not None and self.steps.get(step) is False
+        if lost or any(self.moves.get(move) is False for move in moves):
+            return 4
+        if not moves:
+            return 3
+        return 1 if applies else 2
+
+
+def step_between(recipe: Recipe, before: Values, after: Values) -> Step | None:
+    """None where not exactly one value differs, or one is outside the domain."""
+    changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
+    if len(changed) != 1:
+        return None
+    values = changed[0].values
+    old, new = before.get(changed[0].name), after.get(changed[0].name)
+    if old not in values or new not in values:
+        return None
+    return Step(changed[0].name, values.index(new) > values.index(old))
+
+
+def record_of(recipe: Recipe, tried: Sequence[Node]) -> Record:
+    """Of every measured change of one value from one instance of the recipe to another. A step
+    that won makes the way back one that lost; one that lost says nothing of the way back."""
+    known = {node.number: node for node in tried}
+    steps: dict[Step, bool] = {}
+    moves: dict[str, bool] = {}
+    for node in tried:
+        parent = known.get(node.parent) if node.parent is not None else None
+        if node.state != "evaluated" or node.proposal is None or parent is None:
+            continue
+        before = parent.proposal
+        if before is None or not before.recipe == node.proposal.recipe == recipe.name:
+            continue
+        won = node.merit > parent.merit
+        moves.update(dict.fromkeys(node.proposal.attributed, won))
+        step = step_between(recipe, before.values, node.proposal.values)
+        if step is not None:
+            steps[step] = won
+            if won:
+                steps[Step(step.parameter, not step.up)] = False
+    return Record(steps, moves)
