@@ -36,7 +36,7 @@ from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
-from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, fitted
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, adapt_winner
 from optimizer.search.tree import Tree
 from skills.lifecycle import note_toolchain
 from skills.observation import retire_unused
@@ -97,7 +97,7 @@ def optimize(
         if models:
             chosen.append(language_models(services, models, goal, listener))
         search = Search(
-            run=run,
+            row=run,
             store=store,
             bench=bench,
             synthesizers=chosen,
@@ -107,7 +107,7 @@ def optimize(
             listener=listener,
             inherited=_inherited(services, store, problem, view, hardware_view, places),
         )
-        ended = search.go()
+        ended = search.run()
         cancelled = ended.state == "cancelled"
         outcome = NOT_PROVEN if cancelled else confirm(search.tree, bench, over)
     if isinstance(bench, SimulatedBench):
@@ -124,10 +124,10 @@ def _look_after_skills(
     for place in places.values():
         toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
         for name in note_toolchain(services.catalog, hardware, toolchain):
-            listener.said(f"{name} was measured with another toolchain: `kernlore skills verify`")
+            listener.log(f"{name} was measured with another toolchain: `kernlore skills verify`")
     unused = services.settings.skills_unused_retrievals
     for name in retire_unused(services.catalog, retrievals=unused):
-        listener.said(f"{name} is retired: {unused} answers made no use of it")
+        listener.log(f"{name} is retired: {unused} answers made no use of it")
 
 
 def _check_models(goal: Goal, models: str) -> None:
@@ -240,7 +240,7 @@ def language_models(services: Services, models: str, goal: Goal, listener: Liste
     settings = LlmSettings(models_from(models))
     for model in settings.models:
         if goal.usd is not None and not price_known(model.name):
-            listener.said(f"{model.name} has no known price: --usd cannot count what it costs")
+            listener.log(f"{model.name} has no known price: --usd cannot count what it costs")
     folder = services.settings.data_dir / "transcripts"
     return LlmSynthesizer(settings, FolderTranscripts(folder))
 
@@ -322,7 +322,7 @@ def _inherited(
         if len(found) == INHERITED:
             break
         if winner.bundle.language in places:
-            fitting = fitted(winner, view, recipes, hardware.facts, same_problem=same)
+            fitting = adapt_winner(winner, view, recipes, hardware.facts, same_problem=same)
             if fitting is not None:
                 found.setdefault(fitting.bundle.sha256, fitting)
     plan = "A stored winner of the same family, measured again."

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from api.services import Services
 from api.trajectories.knowledge_again import LEFT_OUT, KnowledgeAgain
-from optimizer.search.propose import Task, as_it_was, composed
+from optimizer.search.propose import Task, compose_context, tree_before
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
@@ -47,7 +47,7 @@ class Prompts:
     def context(self, tree: Tree, node: Node) -> tuple[Context, tuple[str, ...]]:
         """What the candidate was proposed from, and the ids whose texts are missing in it."""
         known, left_out = self._knowledge.of(node.shown, self._task.hardware.id)
-        return composed(self._task, as_it_was(tree, node), node.parent or 0, known), left_out
+        return compose_context(self._task, tree_before(tree, node), node.parent or 0, known), left_out
 
     def _rendered(self, tree: Tree, node: Node) -> Prompt:
         context, left_out = self.context(tree, node)

@@ -309,7 +309,7 @@ def _replayed(services: Any, row: RunRow, tree: Tree, folder: Path) -> Tree:
         hardware,
         _Silent(),
     )
-    search.go()
+    search.run()
     return search.tree
 
 
@@ -317,7 +317,7 @@ class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """Nobody listens."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Nobody listens."""
 
 

@@ -218,7 +218,7 @@ class _Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The rows say it."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         say(message)
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
-from optimizer.search.propose import Task, as_it_was, composed, query, roles_of
+from optimizer.search.propose import Task, compose_context, query, roles_of, tree_before
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import Context, ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
@@ -57,24 +57,24 @@ def attribution(
     """For every node that was shown something. synthesizers: as the run had them."""
     by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
     roles = roles_of(synthesizers, task.problem)
-    asked: dict[int, Knowledge] = {}
-    found = []
+    answers: dict[int, Knowledge] = {}
+    attributions = []
     for node in tree:
         if node.proposal is None or node.parent is None or not _shown(node):
             continue
-        if node.parent not in asked:
-            asked[node.parent] = knowledge.consult(query(task, tree[node.parent], roles))
-        answer = asked[node.parent]
-        told = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
-        found.append(replace(told, recorded=node.proposal.attributed))
-    return found
+        if node.parent not in answers:
+            answers[node.parent] = knowledge.consult(query(task, tree[node.parent], roles))
+        answer = answers[node.parent]
+        item = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
+        attributions.append(replace(item, recorded=node.proposal.attributed))
+    return attributions
 
 
 def _told(
     tree: Tree, node: Node, task: Task, synthesizer: Synthesizer | None, answer: Knowledge
 ) -> Attribution:
     assert node.proposal is not None and node.parent is not None
-    told = Attribution(node.number, _shown(node))
+    attribution = Attribution(node.number, _shown(node))
     now = answer.shown()
     same = (now.moves, now.skills, now.excerpts) == (
         node.shown.moves,
@@ -86,21 +86,21 @@ def _told(
         added = _added(tree, node, task)
         claimed = tuple(i for i, text in known if _stands_in(i, text, added))
         note = ASKED_A_MODEL if same else f"{ASKED_A_MODEL}; {CHANGED}"
-        return replace(told, claimed=claimed, note=note)
+        return replace(attribution, claimed=claimed, note=note)
     if not same:
-        return replace(told, note=CHANGED)
+        return replace(attribution, note=CHANGED)
     if synthesizer is None:
-        return replace(told, note=ABSENT)
-    context = composed(task, as_it_was(tree, node), node.parent, answer)
+        return replace(attribution, note=ABSENT)
+    context = compose_context(task, tree_before(tree, node), node.parent, answer)
     if _bundle(synthesizer, context) != node.proposal.bundle.sha256:
-        return replace(told, note=NOT_MADE_AGAIN.format(synthesizer.name))
+        return replace(attribution, note=NOT_MADE_AGAIN.format(synthesizer.name))
     attributed = tuple(
         item
-        for item in told.shown
+        for item in attribution.shown
         if _bundle(synthesizer, replace(context, knowledge=without(answer, item)))
         != node.proposal.bundle.sha256
     )
-    return replace(told, attributed=attributed)
+    return replace(attribution, attributed=attributed)
 
 
 def without(knowledge: Knowledge, item: str) -> Knowledge:
@@ -108,7 +108,7 @@ def without(knowledge: Knowledge, item: str) -> Knowledge:
     return replace(
         knowledge,
         excerpts=tuple(excerpt for excerpt in knowledge.excerpts if excerpt.id != item),
-        remedies=tuple(remedy for remedy in knowledge.remedies if remedy.id != item),
+        moves=tuple(move for move in knowledge.moves if move.id != item),
         skills=tuple(skill for skill in knowledge.skills if skill.name != item),
     )
 
@@ -131,8 +131,8 @@ def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
 
 def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
     """Ids and what may be found of them in code. A move's role is the name of a parameter."""
-    for remedy in knowledge.remedies:
-        yield remedy.id, f"{remedy.name} {remedy.why} `{remedy.change.get('role', '')}`"
+    for move in knowledge.moves:
+        yield move.id, f"{move.name} {move.why} `{move.change.get('role', '')}`"
     for skill in knowledge.skills:
         yield skill.name, skill.text
     for excerpt in knowledge.excerpts:

@@ -62,18 +62,18 @@ def confirm(
     notes: list[str] = []
     best: Outcome | None = None
     for node in finalists(tree)[:most]:
-        found = _measured(node, bench, notes)
-        if found is not None and (best is None or _low(found) > _low(best)):
-            best = found
+        measured = _measured(node, bench, notes)
+        if measured is not None and (best is None or _low(measured) > _low(best)):
+            best = measured
     inherited = max(
         (n.speedup for n in tree if n.inherited and n.speedup is not None and n.correct),
         key=lambda interval: interval.low,
         default=None,
     )
     if best is None or _low(best) <= 1.0:
-        said = f"no gain: no candidate is certainly faster than {over}"
+        reason = f"no gain: no candidate is certainly faster than {over}"
         figures = best.figures if best is not None else ()
-        return Outcome(None, None, said, inherited, figures, tuple(notes))
+        return Outcome(None, None, reason, inherited, figures, tuple(notes))
     return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
 
 
@@ -95,19 +95,19 @@ def _measured(node: Node, bench: Confirming, notes: list[str]) -> Outcome | None
     figures: list[Figure] = []
     for held_out in (*[False] * ROUNDS, True):
         try:
-            found = bench.confirm(node.proposal, held_out)
+            evaluation = bench.confirm(node.proposal, held_out)
         except (KernloreError, OSError) as problem:
             notes.append(f"node {node.number}: {problem}")
             return None
-        if not found.correct and held_out:
+        if not evaluation.correct and held_out:
             # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
             # module lets the kernel have only what was measured and right.
-            notes.append(f"node {node.number} is for the searched cases only: {found.message}")
+            notes.append(f"node {node.number} is for the searched cases only: {evaluation.message}")
             continue
-        if not found.correct:
-            notes.append(f"node {node.number} fails on fresh values: {found.message}")
+        if not evaluation.correct:
+            notes.append(f"node {node.number} fails on fresh values: {evaluation.message}")
             return None
-        timed = [t for t in found.timings if t.speedup is not None]
+        timed = [t for t in evaluation.timings if t.speedup is not None]
         if held_out:
             figures += [_figure(timing, True) for timing in timed]
         else:

@@ -18,7 +18,7 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
 
 ATTEMPTS = 3  # of one evaluation, where the machine or the infrastructure failed
-Said = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Bench(Protocol):
@@ -34,12 +34,12 @@ class Bench(Protocol):
         """The problem's own reference as a candidate, with its verdict."""
         ...
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+    def evaluate(self, proposal: Proposal) -> Evaluation:
         """Raises KernloreError or OSError where the infrastructure failed."""
         ...
 
 
-def evaluated(bench: Bench, node: Node, said: Said, seconds: Callable[[], float]) -> Node:
+def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
     """With its evaluation; tried again where the machine was busy or something broke.
 
     seconds: since the run began.
@@ -48,16 +48,16 @@ def evaluated(bench: Bench, node: Node, said: Said, seconds: Callable[[], float]
     problem = ""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            found = bench.evaluate(node.proposal)
+            evaluation = bench.evaluate(node.proposal)
         except (KernloreError, OSError) as error:
             problem = str(error)
-            said(f"node {node.number}: {problem}; trying again")
+            log(f"node {node.number}: {problem}; trying again")
             continue
         state: NodeState = "evaluated"
-        if found.correct and found.timing == "repeat":
+        if evaluation.correct and evaluation.timing == "repeat":
             state = "unmeasured"
         if state == "evaluated" or attempt == ATTEMPTS:
-            node = replace(node, state=state, evaluation=found, attempts=attempt)
+            node = replace(node, state=state, evaluation=evaluation, attempts=attempt)
             return replace(node, at=seconds())
     return replace(node, state="failed", attempts=ATTEMPTS, problem=problem, at=seconds())
 
@@ -69,32 +69,32 @@ class _Raised:
     error: BaseException
 
 
-def side_by_side(
-    bench: Bench, nodes: Sequence[Node], said: Said, seconds: Callable[[], float]
+def evaluate_all(
+    bench: Bench, nodes: Sequence[Node], log: Log, seconds: Callable[[], float]
 ) -> list[Node]:
     """Each in a thread of its own, in their order. One alone stays in this thread."""
     if len(nodes) < 2:
-        return [evaluated(bench, node, said, seconds) for node in nodes]
-    heard: queue.SimpleQueue[Node | str | _Raised] = queue.SimpleQueue()
+        return [evaluate_with_retries(bench, node, log, seconds) for node in nodes]
+    messages: queue.SimpleQueue[Node | str | _Raised] = queue.SimpleQueue()
 
     def measure(node: Node) -> None:
         try:
-            heard.put(evaluated(bench, node, heard.put, seconds))
+            messages.put(evaluate_with_retries(bench, node, messages.put, seconds))
         except BaseException as error:  # carried over to the thread that waits
-            heard.put(_Raised(error))
+            messages.put(_Raised(error))
 
     for node in nodes:
         name = f"evaluate-{node.number}"
         threading.Thread(target=measure, args=(node,), name=name, daemon=True).start()
     done: dict[int, Node] = {}
     while len(done) < len(nodes):
-        told = heard.get()
-        if isinstance(told, _Raised):
-            raise told.error
-        if isinstance(told, str):
-            said(told)
+        message = messages.get()
+        if isinstance(message, _Raised):
+            raise message.error
+        if isinstance(message, str):
+            log(message)
         else:
-            done[told.number] = told
+            done[message.number] = message
     return [done[node.number] for node in nodes]
 
 
@@ -119,12 +119,12 @@ class ReplayBench:
             raise _absent("its reference")
         return self._reference
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+    def evaluate(self, proposal: Proposal) -> Evaluation:
         """Raises NotFound for a bundle that the run never had, Unavailable where the run's own
         evaluation failed."""
-        node = self._nodes.get(bundle_of.bundle.sha256)
+        node = self._nodes.get(proposal.bundle.sha256)
         if node is None:
-            raise _absent(f"bundle {bundle_of.bundle.sha256[:12]}")
+            raise _absent(f"bundle {proposal.bundle.sha256[:12]}")
         if node.evaluation is None:
             raise Unavailable(node.problem, hint="The run had no result for it either.")
         return node.evaluation

@@ -65,9 +65,9 @@ class Goal:
         return asdict(self)
 
 
-def goal_from_json(told: Mapping[str, Any]) -> Goal:
-    found = {name: told[name] for name in Goal.__dataclass_fields__ if name in told}
-    return Goal(**{**found, "synthesizers": tuple(found.get("synthesizers", ()))})
+def goal_from_json(row: Mapping[str, Any]) -> Goal:
+    fields = {name: row[name] for name in Goal.__dataclass_fields__ if name in row}
+    return Goal(**{**fields, "synthesizers": tuple(fields.get("synthesizers", ()))})
 
 
 def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
@@ -90,10 +90,10 @@ def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
 def roofline_of(node: Node) -> float | None:
     """Lower bound of the share (0..1) of what the measured ceilings allow; None where they are not
     known. The share is one over the time, so its interval is that of the speed-up."""
-    found, share = node.speedup, _number(node, "roofline_pct")
-    if found is None or share is None or found.value <= 0:
+    speedup, share = node.speedup, _number(node, "roofline_pct")
+    if speedup is None or share is None or speedup.value <= 0:
         return None
-    return share / 100 * found.low / found.value
+    return share / 100 * speedup.low / speedup.value
 
 
 def slowest_us(node: Node) -> float | None:
@@ -140,5 +140,5 @@ def _spent(goal: Goal, own: list[Node], best: Node | None, seconds: float) -> st
 
 
 def _number(node: Node, name: str) -> float | None:
-    found = node.evaluation.metrics.get(name) if node.evaluation is not None else None
-    return float(found) if isinstance(found, int | float) else None
+    value = node.evaluation.metrics.get(name) if node.evaluation is not None else None
+    return float(value) if isinstance(value, int | float) else None

@@ -49,7 +49,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Move:
     """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it, in
     limit_unit (a unit of kb/hardware/fact_keys.toml). when: its predicate, to be decided again
     where more is known. What a skill says to avoid is one too, with the change {avoid: [{role,
@@ -82,7 +82,7 @@ class Knowledge:
 
     retrieval_id: str = ""
     excerpts: tuple[Excerpt, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    moves: tuple[Move, ...] = ()
     skills: tuple[ShownSkill, ...] = ()
     facts: Mapping[str, Number] = field(default_factory=dict)
 
@@ -90,12 +90,14 @@ class Knowledge:
         return Shown(
             self.retrieval_id,
             tuple(excerpt.id for excerpt in self.excerpts),
-            tuple(remedy.id for remedy in self.remedies),
+            tuple(move.id for move in self.moves),
             tuple(skill.name for skill in self.skills),
         )
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The JSON of stored snapshots and contexts; its key of the moves is `remedies`."""
+        row = asdict(self)
+        return {"remedies" if name == "moves" else name: value for name, value in row.items()}
 
 
 def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
@@ -103,7 +105,7 @@ def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
     return Knowledge(
         row["retrieval_id"],
         tuple(Excerpt(**excerpt) for excerpt in row["excerpts"]),
-        tuple(Remedy(**remedy) for remedy in row["remedies"]),
+        tuple(Move(**move) for move in row["remedies"]),
         tuple(ShownSkill(**skill) for skill in row["skills"]),
         dict(row["facts"]),
     )
@@ -131,13 +133,13 @@ class NoKnowledge:
         """Nothing was asked, so nothing is owed."""
 
 
-def decided(
-    remedies: Iterable[Remedy], query: Query, facts: Mapping[str, float | str]
-) -> tuple[Remedy, ...]:
+def applicable_moves(
+    moves: Iterable[Move], query: Query, facts: Mapping[str, float | str]
+) -> tuple[Move, ...]:
     """Without those whose precondition does not hold; one that lacks a value stays undecided."""
     known = _bindings(query, facts)
-    found = (_decided(remedy, known) for remedy in remedies)
-    return tuple(remedy for remedy in found if remedy.applies is not False)
+    answered = (_decided(move, known) for move in moves)
+    return tuple(move for move in answered if move.applies is not False)
 
 
 def _bindings(query: Query, facts: Mapping[str, float | str]) -> Bindings:
@@ -154,7 +156,7 @@ def _bindings(query: Query, facts: Mapping[str, float | str]) -> Bindings:
     )
 
 
-def _decided(remedy: Remedy, known: Bindings) -> Remedy:
-    if not remedy.when:
-        return remedy
-    return replace(remedy, applies=compile_predicate(remedy.when).evaluate(known).value)
+def _decided(move: Move, known: Bindings) -> Move:
+    if not move.when:
+        return move
+    return replace(move, applies=compile_predicate(move.when).evaluate(known).value)

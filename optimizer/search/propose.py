@@ -49,13 +49,13 @@ class Proposer:
         task: Task,
         synthesizers: Sequence[Synthesizer],
         knowledge: KnowledgeSource,
-        said: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._task = task
         self._synthesizers = synthesizers
         self._knowledge = knowledge
         self._roles = roles_of(synthesizers, task.problem)
-        self._said = said
+        self._log = log
         self._policy: Policy = POLICY_OF[task.goal.policy]()
         self._known: dict[int, Knowledge] = {}
         self._exhausted: set[Pair] = set()
@@ -68,7 +68,7 @@ class Proposer:
             self._exhausted.update(node.exhausted)
             self._failed.update(node.silent)
 
-    def made(
+    def create_node(
         self,
         tree: Tree,
         proposal: Proposal,
@@ -102,14 +102,14 @@ class Proposer:
         """
         exhausted: list[Pair] = []
         silent: list[str] = []
-        found = self._attempt(tree, stop, exhausted, silent)
-        if isinstance(found, str):
+        result = self._attempt(tree, stop, exhausted, silent)
+        if isinstance(result, str):
             self._exhausted.difference_update(exhausted)
             self._failed.difference_update(silent)
-            return found
+            return result
         self._silent = 0
-        proposal, shown = found
-        return self.made(tree, proposal, shown, exhausted=exhausted, silent=silent)
+        proposal, shown = result
+        return self.create_node(tree, proposal, shown, exhausted=exhausted, silent=silent)
 
     def _attempt(
         self,
@@ -149,7 +149,7 @@ class Proposer:
         if synthesizer.name not in self._failed:
             silent.append(synthesizer.name)
             self._failed.add(synthesizer.name)
-        self._said(f"{synthesizer.name}: {failed}")
+        self._log(f"{synthesizer.name}: {failed}")
         ended = stop()
         if ended is None and self._silent >= SILENT_IN_A_ROW:
             ended = f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
@@ -169,8 +169,8 @@ class Proposer:
     def _tries_left(self, tree: Tree, synthesizer: Synthesizer) -> bool:
         if synthesizer.name in self._failed or (synthesizer.name, REFERENCE) in self._exhausted:
             return False
-        made = _made_by(synthesizer, tree.children(REFERENCE))
-        return len(made) < synthesizer.first_tries
+        own = _nodes_of(synthesizer, tree.children(REFERENCE))
+        return len(own) < synthesizer.first_tries
 
     def _order(self, tree: Tree, parent: int) -> list[Synthesizer]:
         """Who is asked first: who has first tries left, then whose candidates took least time for
@@ -180,9 +180,9 @@ class Proposer:
         usable = trying or usable
 
         def turn(synthesizer: Synthesizer) -> float:
-            made = _made_by(synthesizer, tree)
-            gains = sum(node.merit > tree[node.parent or 0].merit for node in made)
-            return sum(map(_cost, made)) / (1 + gains)
+            own = _nodes_of(synthesizer, tree)
+            gains = sum(node.merit > tree[node.parent or 0].merit for node in own)
+            return sum(map(_cost, own)) / (1 + gains)
 
         return sorted(usable, key=turn)
 
@@ -193,10 +193,10 @@ class Proposer:
         node = tree[parent]
         if parent not in self._known:
             self._known[parent] = self._knowledge.consult(query(self._task, node, self._roles))
-        return composed(self._task, tree, parent, self._known[parent])
+        return compose_context(self._task, tree, parent, self._known[parent])
 
 
-def composed(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
+def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
     """The context of the tree's next node. Facts of the very device stand before those that the
     knowledge base has of its family."""
     if knowledge.facts:
@@ -225,16 +225,16 @@ def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple
 
 def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
     """What is asked of the knowledge base for a change of this node."""
-    found = node.evaluation
-    verdict = found.verdict if found is not None else {}
-    of_candidate = found is not None and node.parent is not None
+    evaluation = node.evaluation
+    verdict = evaluation.verdict if evaluation is not None else {}
+    of_candidate = evaluation is not None and node.parent is not None
     return Query(
         signals=node.signals,
-        metrics={**found.metrics, **verdict.get("metrics", {})} if found else {},
-        log=found.log if found and not found.correct else "",
+        metrics={**evaluation.metrics, **verdict.get("metrics", {})} if evaluation else {},
+        log=evaluation.log if evaluation and not evaluation.correct else "",
         hardware=task.hardware.id,
         op=task.problem.op,
-        language=found.language if found and of_candidate else task.goal.language,
+        language=evaluation.language if evaluation and of_candidate else task.goal.language,
         dtype=task.problem.main.dtype,
         run_id=task.run_id,
         node=node.number,
@@ -244,17 +244,17 @@ def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
     )
 
 
-def in_flight(node: Node) -> Node:
+def without_evaluation(node: Node) -> Node:
     """As it was before its evaluation; whether it is a duplicate was known then."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")
 
 
-def as_it_was(tree: Tree, node: Node) -> Tree:
+def tree_before(tree: Tree, node: Node) -> Tree:
     """The tree that the node was proposed for."""
     first = node.batch[0] if node.batch is not None else node.number
-    return Tree([*tree.nodes[:first], *map(in_flight, tree.nodes[first : node.number])])
+    return Tree([*tree.nodes[:first], *map(without_evaluation, tree.nodes[first : node.number])])
 
 
 def _cost(node: Node) -> float:
@@ -263,7 +263,7 @@ def _cost(node: Node) -> float:
     return max(LEAST_COST, sum(took.get(stage, 0.0) for stage in STAGES))
 
 
-def _made_by(synthesizer: Synthesizer, nodes: Iterable[Node]) -> list[Node]:
+def _nodes_of(synthesizer: Synthesizer, nodes: Iterable[Node]) -> list[Node]:
     return [
         n for n in nodes if n.proposal is not None and n.proposal.synthesizer == synthesizer.name
     ]

@@ -110,8 +110,8 @@ class Node:
         """What policies climb: the lower bound of the speed-up; 0 for what has none."""
         if self.number == REFERENCE:
             return 1.0
-        found = self.speedup
-        return found.low if found is not None and self.correct else 0.0
+        speedup = self.speedup
+        return speedup.low if speedup is not None and self.correct else 0.0
 
     @property
     def verdict(self) -> str:
@@ -127,37 +127,37 @@ class Node:
         return tuple(signal["id"] for signal in verdict.get("signals", ()))
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        row = asdict(self)
         if self.evaluation is not None:
-            told["evaluation"] = self.evaluation.as_json()
-        return told
+            row["evaluation"] = self.evaluation.as_json()
+        return row
 
 
 def node_from_json(row: Mapping[str, Any]) -> Node:
     """The inverse of `Node.as_json`; fields of a newer version are ignored."""
-    told = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
-    if told.get("proposal") is not None:
-        told["proposal"] = proposal_from_json(told["proposal"])
-    if told.get("evaluation") is not None:
-        told["evaluation"] = evaluation_from_json(told["evaluation"])
-    shown = told.get("shown") or {}
-    told["shown"] = Shown(
+    fields = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
+    if fields.get("proposal") is not None:
+        fields["proposal"] = proposal_from_json(fields["proposal"])
+    if fields.get("evaluation") is not None:
+        fields["evaluation"] = evaluation_from_json(fields["evaluation"])
+    shown = fields.get("shown") or {}
+    fields["shown"] = Shown(
         **_tuples({n: shown[n] for n in Shown.__dataclass_fields__ if n in shown})
     )
-    told["exhausted"] = tuple((name, number) for name, number in told.get("exhausted") or ())
-    told["silent"] = tuple(told.get("silent") or ())
-    told["batch"] = tuple(told["batch"]) if told.get("batch") else None
-    return Node(**told)
+    fields["exhausted"] = tuple((name, number) for name, number in fields.get("exhausted") or ())
+    fields["silent"] = tuple(fields.get("silent") or ())
+    fields["batch"] = tuple(fields["batch"]) if fields.get("batch") else None
+    return Node(**fields)
 
 
 def proposal_from_json(row: Mapping[str, Any]) -> Proposal:
     """The inverse of `asdict`."""
-    told = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
-    return Proposal(**_tuples(told))
+    fields = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
+    return Proposal(**_tuples(fields))
 
 
-def _tuples(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
 
 def best_of(nodes: Sequence[Node]) -> Node | None:

@@ -35,13 +35,13 @@ class RunRow:
     result: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**told, "goal": self.goal.as_json()}
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**row, "goal": self.goal.as_json()}
 
 
-def run_from_json(told: Mapping[str, Any]) -> RunRow:
-    fields = {name: told[name] for name in RunRow.__dataclass_fields__ if name in told}
-    return RunRow(**{**fields, "goal": goal_from_json(told["goal"])})
+def run_from_json(row: Mapping[str, Any]) -> RunRow:
+    fields = {name: row[name] for name in RunRow.__dataclass_fields__ if name in row}
+    return RunRow(**{**fields, "goal": goal_from_json(row["goal"])})
 
 
 class RunStore(Protocol):

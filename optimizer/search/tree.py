@@ -63,19 +63,19 @@ class Tree:
 
     def ancestors(self, number: int) -> list[Node]:
         """From the parent up to the reference."""
-        found, at = [], self.nodes[number].parent
+        nodes, at = [], self.nodes[number].parent
         while at is not None:
-            found.append(self.nodes[at])
+            nodes.append(self.nodes[at])
             at = self.nodes[at].parent
-        return found
+        return nodes
 
     def descendants(self, number: int) -> list[Node]:
-        found, waiting = [], list(self._children.get(number, ()))
+        nodes, waiting = [], list(self._children.get(number, ()))
         while waiting:
             at = waiting.pop(0)
-            found.append(self.nodes[at])
+            nodes.append(self.nodes[at])
             waiting += self._children.get(at, ())
-        return found
+        return nodes
 
     def same_bundle(self, sha256: str) -> Node | None:
         """The node that has this very bundle already."""
@@ -113,12 +113,12 @@ def _both(tree: Tree, parent: int) -> list[Node]:
 
 def _ancestors(tree: Tree, parent: int) -> list[Node]:
     """Up to the first ancestor that was better than the reference: a way back out of a dead end."""
-    found = []
+    shown = []
     for node in tree.ancestors(parent):
-        found.append(node)
+        shown.append(node)
         if node.merit > 1.0:
             break
-    return found
+    return shown
 
 
 _OPERATORS: Mapping[MemoryName, Callable[[Tree, int], list[Node]]] = {

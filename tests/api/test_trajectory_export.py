@@ -224,7 +224,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
         assert [again.may_show(name) for name in (imported, f"{imported}#0")] == [leave, leave]
         known, left_out = again.of(shown, "x86-64")
         assert [skill.text for skill in known.skills] == [body, body if leave else LEFT_OUT]
-        assert [remedy.why for remedy in known.remedies] == ["few tiles" if leave else LEFT_OUT]
+        assert [remedy.why for remedy in known.moves] == ["few tiles" if leave else LEFT_OUT]
         assert left_out == (() if leave else (f"{imported}#0", imported))
 
 

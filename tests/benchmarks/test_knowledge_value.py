@@ -35,7 +35,7 @@ from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.goal import POLICIES
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import Context, HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
@@ -81,7 +81,7 @@ def get_inputs():
 TOML = 'op = "elementwise"\n'
 FACTS = {"l1d_size": 16_384}  # forbids a tile of 64
 HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), FACTS)
-SMALLER = Remedy(
+SMALLER = Move(
     "mv_1", "smaller", {"role": "tile_m", "direction": "decrease"}, None, None, "", True
 )
 BEST = {"chunk": 4, "tile": 16}  # one step of `tile` from the defaults
@@ -186,7 +186,7 @@ def watched(space: Space, table: Table, arm: Arm, seed: int) -> tuple[list[Conte
     search = search_of(
         space, table, arm, "best-first", seed, source, Target(HARDWARE), proposer=watching
     )
-    search.go()
+    search.run()
     return watching.seen, source, search
 
 
@@ -251,11 +251,11 @@ def test_what_is_left_out_is_not_seen(space: Space, table: Table, arm: Arm) -> N
     assert source.asked > 0
     for context in seen:
         known = context.knowledge
-        assert bool(known.remedies) is arm.moves
+        assert bool(known.moves) is arm.moves
         assert bool(known.excerpts) is arm.documents
         assert bool(known.skills) is arm.defaults
         assert bool(known.facts) is bool(context.hardware.facts) is arm.facts
-        assert all((remedy.limit is not None) is arm.facts for remedy in known.remedies)
+        assert all((remedy.limit is not None) is arm.facts for remedy in known.moves)
     tried = {node.proposal.values["tile"] for node in search.tree.nodes[1:]}
     assert 64 not in tried or not arm.facts
 
@@ -372,7 +372,7 @@ def test_what_was_not_asked_is_not_answered(space: Space, table: Table, tmp_path
     save_answers(tmp_path / "answers.json.gz", answers)
     read = load_answers(tmp_path / "answers.json.gz")
     query = query_of(space, table.points("scale")[0])
-    assert read.consult(query).remedies == EVERYTHING.remedies
+    assert read.consult(query).moves == EVERYTHING.moves
     assert read.consult(query).excerpts[0].text == ""
     with pytest.raises(NotFound, match="register_spill"):
         read.consult(replace(query, signals=("register_spill",)))

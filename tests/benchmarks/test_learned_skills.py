@@ -61,7 +61,7 @@ from kb.errors import InvalidRequest, KernloreError, Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.bench.local import problem_view
-from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
+from optimizer.search.knowledge import Knowledge, Move, ShownSkill
 from optimizer.search.synthesizers.base import ProblemView
 from skills.trials.held_out import unseen_cases
 from skills.trials.targets import MAX_TRIALS
@@ -172,7 +172,7 @@ def test_a_learned_move_saves_candidates_only_where_it_may_be_offered(
 def test_an_arm_without_the_skill_does_not_see_it_in_the_answers(
     space: Space, table: Table, tmp_path: Path
 ) -> None:
-    move = Remedy("a-learned-one#0", "smaller", {"role": "tile_m", "direction": "decrease"},
+    move = Move("a-learned-one#0", "smaller", {"role": "tile_m", "direction": "decrease"},
                   None, None, "", True)  # fmt: skip
     told = Knowledge("", (), (move,), (), FACTS)
     skill = learned(tmp_path, HERE)

@@ -109,12 +109,12 @@ class Filtered:
         """A limit of a move is a fact: without facts no move has one."""
         arm = self.arm
         found = self.source.consult(assuming(query, arm.assumed))
-        remedies = found.remedies if arm.moves else ()
+        remedies = found.moves if arm.moves else ()
         if not arm.facts:
             remedies = tuple(replace(remedy, limit=None) for remedy in remedies)
         return replace(
             found,
-            remedies=remedies,
+            moves=remedies,
             facts=found.facts if arm.facts else {},
             excerpts=found.excerpts if arm.documents else (),
             skills=found.skills if arm.defaults else (),
@@ -186,7 +186,7 @@ class Strict:
         if node.state == "failed":
             raise NotFound(node.problem, hint="Measure the whole space before a replay.")
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """The failed node says it."""
 
 
@@ -253,7 +253,7 @@ def search_of(
         hardware = replace(hardware, facts={})
     run = RunRow("run_replay", name, space.problem.sha256, hardware.id, goal)
     return Search(
-        run=run,
+        row=run,
         store=MemoryStore(),
         bench=TableBench(table, name),
         synthesizers=[proposer or proposer_of(space, arm, seed)],
@@ -275,7 +275,7 @@ def replay(
 ) -> Replayed:
     """One run until the share is reached, nothing is left to try, or it is cut off."""
     search = search_of(space, table, arm, policy, seed, source, target)
-    ended = search.go()
+    ended = search.run()
     wanted = search.goal.target or 0.0
     best = search.tree.best
     reached = best is not None and best.merit >= wanted

@@ -18,7 +18,7 @@ from benchmarks.search.replay.arms import Facts, assuming
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from optimizer.evaluation.abi import ITEM_BYTES
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Value, allowed
 from optimizer.search.synthesizers.recipe.synthesizer import Fitting, moved, stepped
 
@@ -70,8 +70,8 @@ def coverage(
         roles = {p.role for p in _fitting(space, row).recipe.parameters}
         found = list(followed(space, table, row, knowledge, facts))
         diagnosed += bool(query.signals)
-        advised += bool(knowledge.remedies)
-        matching += any(remedy.change.get("role") in roles for remedy in knowledge.remedies)
+        advised += bool(knowledge.moves)
+        matching += any(remedy.change.get("role") in roles for remedy in knowledge.moves)
         leading += bool(found)
         steps += found
     told = ", ".join(f"{name} {n}" for name, n in sorted(signals.items(), key=lambda x: -x[1]))
@@ -92,7 +92,7 @@ def followed(
 ) -> Iterator[Step]:
     """Every change that a move asks for from this point."""
     fitting = _fitting(space, row)
-    for remedy in knowledge.remedies:
+    for remedy in knowledge.moves:
         for parameter in fitting.recipe.parameters:
             if parameter.role == remedy.change.get("role"):
                 item = ITEM_BYTES.get(space.view.main.dtype or "")
@@ -124,7 +124,7 @@ def _step(
     parameter: Parameter,
     value: Value | None,
     facts: Facts,
-    remedy: Remedy | None,
+    remedy: Move | None,
 ) -> Iterator[Step]:
     if value is None:
         return

@@ -75,14 +75,14 @@ class CatalogStore:
         return [node_from_json(self._whole(record)) for record in self._runs.nodes(run_id)]
 
     def _whole(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        told = dict(record)
-        if told.get("proposal"):
-            bundle = json.loads(self._blobs.get(told["proposal"]["bundle"]["blob"]))
-            told["proposal"] = {**told["proposal"], "bundle": bundle}
-        if told.get("evaluation") and set(told["evaluation"]) == {"key"}:
-            found = self._evaluations.find(told["evaluation"]["key"])
-            told["evaluation"] = found.record if found is not None else None
-        return told
+        row = dict(record)
+        if row.get("proposal"):
+            bundle = json.loads(self._blobs.get(row["proposal"]["bundle"]["blob"]))
+            row["proposal"] = {**row["proposal"], "bundle": bundle}
+        if row.get("evaluation") and set(row["evaluation"]) == {"key"}:
+            evaluation = self._evaluations.find(row["evaluation"]["key"])
+            row["evaluation"] = evaluation.record if evaluation is not None else None
+        return row
 
     def winners(
         self,

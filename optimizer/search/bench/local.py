@@ -218,13 +218,13 @@ class LocalBench:
         ]
 
     def _timed(self) -> list[Case]:
-        found = [c for c in self.problem.searched if c.timed and c.fits(self.device)]
-        if not found:
+        timed = [c for c in self.problem.searched if c.timed and c.fits(self.device)]
+        if not timed:
             raise InvalidRequest(
                 f"{self.problem.name} has no timed case for {self.device}",
                 hint="Give its problem.toml a case without `timed = false` for this device.",
             )
-        return found
+        return timed
 
     def _evaluate(self, bundle: Bundle, cases: Sequence[Case], fresh: bool) -> Evaluation:
         place = self.places.get(bundle.language)

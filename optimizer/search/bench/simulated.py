@@ -86,25 +86,25 @@ class SimulatedBench:
     def device(self) -> str:
         return GOLDENS
 
-    def compare_with(self, found: Evaluation) -> None:
+    def compare_with(self, evaluation: Evaluation) -> None:
         """What a run that is continued compared with."""
-        self._baseline = {timing.case: timing for timing in found.timings}
+        self._baseline = {timing.case: timing for timing in evaluation.timings}
 
     def reference(self) -> Evaluation:
         """`first` with its verdict, where it is right; else the word that there is none."""
         if self.first is not None:
-            found = self.evaluate(self.first)
-            if found.correct:
-                return found
+            evaluation = self.evaluate(self.first)
+            if evaluation.correct:
+                return evaluation
         return self._nothing()
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         cases = self.cases(proposal)
         evaluator = self._evaluator(proposal.bundle.language, fresh=False)
         toolchain = self.places[proposal.bundle.language].toolchain
-        found = self._compared(evaluator.evaluate(proposal.bundle, toolchain, cases))
-        self._keep(found, proposal.bundle, cases)
-        return found
+        evaluation = self._compared(evaluator.evaluate(proposal.bundle, toolchain, cases))
+        self._keep(evaluation, proposal.bundle, cases)
+        return evaluation
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
         """Once more, with values nobody has seen. Held-out cases have nothing to be compared with,
@@ -127,18 +127,18 @@ class SimulatedBench:
 
     # -- comparing
 
-    def _compared(self, found: Evaluation) -> Evaluation:
+    def _compared(self, evaluation: Evaluation) -> Evaluation:
         """With ratios to the baseline; what is right and timed first becomes it."""
-        if not found.correct or not found.timings:
-            return found
+        if not evaluation.correct or not evaluation.timings:
+            return evaluation
         if not self._baseline:
-            self.compare_with(found)
-        timings = tuple(self._against_baseline(timing) for timing in found.timings)
+            self.compare_with(evaluation)
+        timings = tuple(self._against_baseline(timing) for timing in evaluation.timings)
         ratios = [(t.speedup, self._weight(t.case)) for t in timings if t.speedup is not None]
         whole = len(ratios) == len(timings)
         return replace(
-            found,
-            key=self._key(found),
+            evaluation,
+            key=self._key(evaluation),
             timings=timings,
             timing=SIMULATOR,
             speedup=combined(ratios) if whole else None,
@@ -156,19 +156,19 @@ class SimulatedBench:
     def _weight(self, case: str) -> float:
         return next(known.weight for known in self.problem.cases if known.name == case)
 
-    def _key(self, found: Evaluation) -> str:
+    def _key(self, evaluation: Evaluation) -> str:
         """Of what decides the ratio: what was compared with, beside the evaluation itself."""
         base = {case: cost_of(timing) for case, timing in sorted(self._baseline.items())}
-        return hashlib.sha256(f"{found.key}\0{json.dumps(base)}".encode()).hexdigest()
+        return hashlib.sha256(f"{evaluation.key}\0{json.dumps(base)}".encode()).hexdigest()
 
-    def _keep(self, found: Evaluation, bundle: Bundle, cases: Sequence[Case]) -> None:
+    def _keep(self, evaluation: Evaluation, bundle: Bundle, cases: Sequence[Case]) -> None:
         """The ratios as an evaluation of their own, so that a stored run has them."""
-        if found.speedup is None or self.journal.finished(found.key) is not None:
+        if evaluation.speedup is None or self.journal.finished(evaluation.key) is not None:
             return
         evaluator = self._evaluator(bundle.language, fresh=False)
         signatures = {case.name: evaluator.case(case).open.signature for case in cases}
-        self.journal.begin(found.key, self.problem, signatures, bundle, GOLDENS)
-        self.journal.finish(found, self.problem)
+        self.journal.begin(evaluation.key, self.problem, signatures, bundle, GOLDENS)
+        self.journal.finish(evaluation, self.problem)
 
     def _nothing(self) -> Evaluation:
         case = next((c for c in self.problem.searched if c.timed and c.fits(GOLDENS)), None)
@@ -181,9 +181,9 @@ class SimulatedBench:
         files = {"reference.py": opened.source}
         bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
         hardware = next(iter(self.places.values())).target.hardware
-        told = f"{self.problem.sha256}\0{bundle.sha256}\0{hardware}\0{HARNESS}\0none"
-        found = Evaluation(
-            key=hashlib.sha256(told.encode()).hexdigest(),
+        identity = f"{self.problem.sha256}\0{bundle.sha256}\0{hardware}\0{HARNESS}\0none"
+        evaluation = Evaluation(
+            key=hashlib.sha256(identity.encode()).hexdigest(),
             problem=self.problem.name,
             candidate=bundle.sha256,
             language="torch",
@@ -196,9 +196,9 @@ class SimulatedBench:
             reached="parse",
             message=NO_REFERENCE,
         )
-        self.journal.begin(found.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS)
-        self.journal.finish(found, self.problem)
-        return found
+        self.journal.begin(evaluation.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS)
+        self.journal.finish(evaluation, self.problem)
+        return evaluation
 
     def _evaluator(self, language: str, fresh: bool) -> Evaluator:
         if (language, fresh) not in self._evaluators:

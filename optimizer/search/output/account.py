@@ -210,15 +210,15 @@ def _values(proposal: Proposal | None) -> dict[str, Any]:
 
 
 def _not_measured(tree: Tree, outcome: Outcome, problem: Problem, device: str) -> list[str]:
-    said = list(outcome.notes)
+    lines = list(outcome.notes)
     for node in tree:
-        said += _unknown(node)
+        lines += _unknown(node)
     elsewhere = [case.name for case in problem.cases if not case.fits(device)]
     if elsewhere:
-        said.append(f"cases for another device: {', '.join(elsewhere)}")
+        lines.append(f"cases for another device: {', '.join(elsewhere)}")
     if outcome.figures and not any(figure.held_out for figure in outcome.figures):
-        said.append("no held-out case was measured")
-    return said
+        lines.append("no held-out case was measured")
+    return lines
 
 
 def _unknown(node: Node) -> list[str]:
@@ -227,26 +227,26 @@ def _unknown(node: Node) -> list[str]:
         return [f"{name}: the same kernel as node {node.same_as}, not measured again"]
     if node.state == "failed":
         return [f"{name}: {node.attempts} attempts failed outside the kernel: {node.problem}"]
-    found = node.evaluation
-    reasons = [t.reason for t in found.timings if t.reason] if found is not None else []
+    evaluation = node.evaluation
+    reasons = [t.reason for t in evaluation.timings if t.reason] if evaluation is not None else []
     if node.state == "unmeasured":
         return [f"{name}: correct, not measured: {'; '.join(reasons) or 'the machine was busy'}"]
-    told = found.verdict.get("not_measured", {}) if found is not None else {}
-    return [f"{name}: {tool}: {why}" for tool, why in told.items()]
+    missing = evaluation.verdict.get("not_measured", {}) if evaluation is not None else {}
+    return [f"{name}: {tool}: {why}" for tool, why in missing.items()]
 
 
 def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:
     """By model: its candidates, tokens, and US dollars (None where a price is not known). What
     failed attempts took is in the next candidate's row."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for proposal in (node.proposal for node in tree if node.proposal is not None):
         if proposal.model is None:
             continue
         none_yet = {"candidates": 0, "tokens_in": 0, "tokens_out": 0, "usd": 0.0}
-        row, cost = found.setdefault(proposal.model, none_yet), proposal.cost
+        row, cost = rows.setdefault(proposal.model, none_yet), proposal.cost
         row["candidates"] += 1
         row["tokens_in"] += cost.tokens_in
         row["tokens_out"] += cost.tokens_out
         unknown = row["usd"] is None or cost.usd is None
         row["usd"] = None if unknown else row["usd"] + cost.usd
-    return found
+    return rows

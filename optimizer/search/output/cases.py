@@ -58,13 +58,13 @@ def _uses(node: ast.stmt, scopes: Sequence[symtable.SymbolTable]) -> set[str]:
     """Module-level names; an argument of the same name is none."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return _loaded(node)
-    found = {name for scope in scopes if scope.get_name() == node.name for name in _free(scope)}
+    used = {name for scope in scopes if scope.get_name() == node.name for name in _free(scope)}
     outside: list[ast.AST] = list(node.decorator_list)
     if isinstance(node, ast.ClassDef):
         outside += [*node.bases, *node.keywords]
     else:
         outside.append(node.args)
-    return found.union(*map(_loaded, outside))
+    return used.union(*map(_loaded, outside))
 
 
 def _free(scope: symtable.SymbolTable) -> set[str]:
@@ -83,16 +83,16 @@ def _loaded(node: ast.AST) -> set[str]:
 
 def files_beside(source: str, folder: Path) -> Mapping[str, str]:
     """Text of the modules in `folder` that the source imports, and of those that they import."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     waiting = [source]
     while waiting:
         for name in _imported(waiting.pop()):
             for path in _files(folder, name):
                 relative = path.relative_to(folder).as_posix()
-                if relative not in found:
-                    found[relative] = path.read_text(encoding="utf-8")
-                    waiting.append(found[relative])
-    return found
+                if relative not in files:
+                    files[relative] = path.read_text(encoding="utf-8")
+                    waiting.append(files[relative])
+    return files
 
 
 def _imported(source: str) -> Iterator[str]:
@@ -123,17 +123,17 @@ def case_rows(problem: Problem, figures: Sequence[Figure], chosen: Case) -> list
 
 
 def _row(problem: Problem, case: Case | None, figure: Figure, chosen: Case) -> dict[str, Any]:
-    told = asdict(figure)
+    row = asdict(figure)
     try:
         form = _form(problem, case, chosen) if case is not None else "the problem has it no more"
     except KernloreError as error:
         form = str(error)
     if isinstance(form, str):
-        return {**told, "wins": False, "why": form}
-    said = f"{figure.speedup} times as fast as the reference"
+        return {**row, "wins": False, "why": form}
+    why = f"{figure.speedup} times as fast as the reference"
     if not wins(figure):
-        said = f"not certainly faster than the reference: {figure.speedup}"
-    return {**told, "wins": wins(figure), "why": said, **form}
+        why = f"not certainly faster than the reference: {figure.speedup}"
+    return {**row, "wins": wins(figure), "why": why, **form}
 
 
 def _form(problem: Problem, case: Case, chosen: Case) -> dict[str, Any] | str:
@@ -167,17 +167,17 @@ def _tensor(name: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
 def _inputs(opened: OpenCase) -> list[dict[str, Any]]:
     """Tensors by dtype and shape; Python numbers by type, and by value where it never varies."""
     draws = [opened.inputs(seed) for seed in (0, 1)] if any(opened.scalars) else []
-    found = []
+    rows = []
     for number, (spec, scalar) in enumerate(
         zip(opened.signature.of("input"), opened.scalars, strict=True)
     ):
         if not scalar:
-            found.append(_tensor(spec.name, spec.dtype, spec.shape))
+            rows.append(_tensor(spec.name, spec.dtype, spec.shape))
             continue
-        one, other = (draw[number].item() for draw in draws)
-        told = {"name": spec.name, "number": type(one).__name__}
-        found.append({**told, "value": one} if one == other else told)
-    return found
+        first, second = (draw[number].item() for draw in draws)
+        row = {"name": spec.name, "number": type(first).__name__}
+        rows.append({**row, "value": first} if first == second else row)
+    return rows
 
 
 def _container(opened: OpenCase, cls: type[torch.nn.Module]) -> Mapping[str, Any] | None:

@@ -113,7 +113,7 @@ def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
     others = (
         sorted(f"{FOLDER}/{name}" for name in bundle.files) if main.startswith(FOLDER + "/") else []
     )
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "sources": [main, *(name for name in others if name != main), HEADER_NAME],
         "library": None,
         "note": "",
@@ -122,7 +122,7 @@ def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
     if bundle.language == "cuda":
         note = "it is built by nvcc on the machine that uses it"
         return {
-            **told,
+            **record,
             "compiler": "nvcc",
             "flags": [*cuda.FLAGS, "-x", "cu"],
             "libraries": [],
@@ -131,8 +131,8 @@ def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
     # As toolchains/cpp.py compiles what is measured, without its report.
     language = ["-x", "c", "-std=gnu17"] if main.endswith(".c") else ["-std=gnu++20"]
     flags = [*BASE_FLAGS, *flags_of(bundle), *language]
-    told |= {"compiler": "g++", "flags": flags, "libraries": ["-lm"]}
-    return {**told, **_library(bundle, folder)}
+    record |= {"compiler": "g++", "flags": flags, "libraries": ["-lm"]}
+    return {**record, **_library(bundle, folder)}
 
 
 def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
@@ -171,9 +171,9 @@ def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -
     chosen = _chosen(problem, outcome)
     _write_reference(problem, chosen, scratch)
     _write_runtime(scratch / RUNTIME)
-    told = _table(tree, node, outcome, problem, chosen, scratch)
-    (scratch / TABLE).write_text(json.dumps(told, indent=1), encoding="utf-8")
-    (scratch / "__init__.py").write_text(_init(name, problem, told), encoding="utf-8")
+    table = _table(tree, node, outcome, problem, chosen, scratch)
+    (scratch / TABLE).write_text(json.dumps(table, indent=1), encoding="utf-8")
+    (scratch / "__init__.py").write_text(_init(name, problem, table), encoding="utf-8")
     shutil.rmtree(package, ignore_errors=True)
     scratch.rename(package)
     return package
@@ -222,7 +222,7 @@ def _table(
 ) -> dict[str, Any]:
     """What dispatch.json holds."""
     measured = tree.root.evaluation
-    told: dict[str, Any] = {
+    table: dict[str, Any] = {
         "format": FORMAT,
         "problem": problem.name,
         "problem_sha256": problem.sha256,
@@ -237,15 +237,15 @@ def _table(
         "cases": [_plain(figure) for figure in outcome.figures],
     }
     if node is None or node.proposal is None or node.evaluation is None or chosen is None:
-        told["reason"] = outcome.reason or "no gain: the reference stays"
-        return told
+        table["reason"] = outcome.reason or "no gain: the reference stays"
+        return table
     proposal = node.proposal
     rows = case_rows(problem, outcome.figures, chosen)
     gain = vars(outcome.gain) if outcome.gain else None
-    told |= {"device": node.evaluation.device, "gain": gain, "cases": rows}
-    told |= {"hardware": node.evaluation.hardware}
+    table |= {"device": node.evaluation.device, "gain": gain, "cases": rows}
+    table |= {"hardware": node.evaluation.hardware}
     kernel, reason = _kernel(proposal, rows, folder)
-    return {**told, "kernel": kernel, "reason": reason}
+    return {**table, "kernel": kernel, "reason": reason}
 
 
 def _kernel(
@@ -254,13 +254,13 @@ def _kernel(
     """Its files in the package; None and the reason where torch cannot call it."""
     bundle = proposal.bundle
     main = write_kernel(bundle, folder)
-    told = {"file": main, "entry": bundle.entry, "language": bundle.language}
+    row = {"file": main, "entry": bundle.entry, "language": bundle.language}
     kind = kernel_kind(bundle.language)
     if not kind:
         return None, f"{bundle.language} kernels run through a command toolchain, not from torch"
     if not any(row["wins"] for row in rows):
         return None, "no single case is certainly faster than the reference"
-    return {**told, "kind": kind, "parameters": dict(bundle.parameters)}, ""
+    return {**row, "kind": kind, "parameters": dict(bundle.parameters)}, ""
 
 
 def _plain(figure: Figure) -> dict[str, Any]:
@@ -268,13 +268,13 @@ def _plain(figure: Figure) -> dict[str, Any]:
     return {**row, "wins": False, "why": "no kernel of the run wins"}
 
 
-def _init(name: str, problem: Problem, told: dict[str, Any]) -> str:
-    if told["kernel"] is None:
-        state = f"There is no kernel in it: {told['reason']}. ModelNew is the reference."
+def _init(name: str, problem: Problem, table: dict[str, Any]) -> str:
+    if table["kernel"] is None:
+        state = f"There is no kernel in it: {table['reason']}. ModelNew is the reference."
     else:
         rows = [
             f"  {row['case']}{' (held out)' if row['held_out'] else ''}: {row['why']}"
-            for row in told["cases"]
+            for row in table["cases"]
         ]
         head = "Measured cases (speed-up with 95 % interval); every other call is the reference's:"
         state = "\n".join([head, "", *rows])
@@ -282,12 +282,12 @@ def _init(name: str, problem: Problem, told: dict[str, Any]) -> str:
         title=_text(f"{problem.name}: {problem.summary or 'a kernel'}"),
         name=name,
         state=_text(state),
-        hardware=told["hardware"] or "the device they were measured on",
+        hardware=table["hardware"] or "the device they were measured on",
         beside=BESIDE,
         runtime=RUNTIME,
     )
 
 
-def _text(told: str) -> str:
+def _text(text: str) -> str:
     """Safe inside a docstring."""
-    return told.replace("\\", "\\\\").replace('"""', "'''")
+    return text.replace("\\", "\\\\").replace('"""', "'''")

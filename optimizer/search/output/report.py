@@ -88,36 +88,36 @@ def _action(node: Node) -> dict[str, Any] | None:
 
 def _reward(node: Node) -> dict[str, Any]:
     """value: the lower bound of the speed-up; None where nothing is known of it, which is not 0."""
-    found = node.evaluation
-    known = node.state == "evaluated" and found is not None
-    failed = known and found is not None and not found.correct
+    evaluation = node.evaluation
+    known = node.state == "evaluated" and evaluation is not None
+    failed = known and evaluation is not None and not evaluation.correct
     value = node.speedup.low if known and node.correct and node.speedup else None
     return {
         "state": node.state,
         "same_as": node.same_as,
         "value": 0.0 if failed else value,
         "speedup": _interval(node),
-        "provenance": _provenance(found) if found is not None else None,
+        "provenance": _provenance(evaluation) if evaluation is not None else None,
         "problem": node.problem,
         "attempts": node.attempts,
     }
 
 
-def _provenance(found: Evaluation) -> dict[str, Any]:
+def _provenance(evaluation: Evaluation) -> dict[str, Any]:
     return {
-        "evaluation": found.key,
-        "harness": found.harness,
-        "toolchain": found.toolchain,
-        "device": found.device,
-        "validity": found.validity,
-        "timing": found.timing,
-        "reached": found.reached,
-        "message": found.message,
-        "checks": len(found.checks),
-        "checks_passed": sum(check.ok for check in found.checks),
-        "flags": [asdict(flag) for flag in found.flags],
-        "signals": [signal["id"] for signal in found.verdict.get("signals", ())],
-        "isolation": found.isolation.level if found.isolation else None,
+        "evaluation": evaluation.key,
+        "harness": evaluation.harness,
+        "toolchain": evaluation.toolchain,
+        "device": evaluation.device,
+        "validity": evaluation.validity,
+        "timing": evaluation.timing,
+        "reached": evaluation.reached,
+        "message": evaluation.message,
+        "checks": len(evaluation.checks),
+        "checks_passed": sum(check.ok for check in evaluation.checks),
+        "flags": [asdict(flag) for flag in evaluation.flags],
+        "signals": [signal["id"] for signal in evaluation.verdict.get("signals", ())],
+        "isolation": evaluation.isolation.level if evaluation.isolation else None,
     }
 
 
@@ -128,51 +128,51 @@ def _interval(node: Node) -> Mapping[str, Any] | None:
 def write_report(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
     """report.md, report.json, trajectory.jsonl and plots/ in `folder`; the path of report.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = account(run, tree, outcome, problem)
+    content = account(run, tree, outcome, problem)
     plots = write_plots(tree, outcome.node, folder / "plots")
-    told["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
-    told["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
+    content["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
+    content["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
     write_trajectory(run, tree, folder / TRAJECTORY)
-    (folder / "report.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     path = folder / "report.md"
-    path.write_text(rendered(told), encoding="utf-8")
+    path.write_text(rendered(content), encoding="utf-8")
     return path
 
 
-def rendered(told: Mapping[str, Any]) -> str:
+def rendered(content: Mapping[str, Any]) -> str:
     """Markdown of what report.json holds."""
     parts = [
-        f"# {_cell(told['problem']['name'])} on {_cell(told['hardware'])}",
-        _lead(told),
-        _result(told["result"]),
+        f"# {_cell(content['problem']['name'])} on {_cell(content['hardware'])}",
+        _lead(content),
+        _result(content["result"]),
         "## Run",
-        _run(told),
+        _run(content),
         "## Cases",
-        _cases(told["cases"]),
+        _cases(content["cases"]),
         "## Candidates",
-        _verdicts(told["verdicts"]),
-        _candidates(told["candidates"]),
-        *_pictures(told["plots"]),
+        _verdicts(content["verdicts"]),
+        _candidates(content["candidates"]),
+        *_pictures(content["plots"]),
         "## From the reference to the winner",
-        _path(told["path"]),
+        _path(content["path"]),
         "## Models",
-        _models(told["models"]),
+        _models(content["models"]),
         "## Not measured",
-        "\n".join(f"* {_cell(line)}" for line in told["not_measured"]) or "Nothing was left out.",
+        "\n".join(f"* {_cell(line)}" for line in content["not_measured"]) or "Nothing was left out.",
         f"Every candidate with its source is in `{TRAJECTORY}`.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def figure(told: Mapping[str, Any] | None, without: str = "none") -> str:
+def figure(interval: Mapping[str, Any] | None, without: str = "none") -> str:
     """A speed-up with its 95 % interval and the number of pairs of blocks behind it."""
-    if told is None:
+    if interval is None:
         return without
-    return f"{told['value']:.3f}x [{told['low']:.3f}, {told['high']:.3f}] n={told['n']}"
+    return f"{interval['value']:.3f}x [{interval['low']:.3f}, {interval['high']:.3f}] n={interval['n']}"
 
 
-def _lead(told: Mapping[str, Any]) -> str:
-    result = told["result"]
+def _lead(content: Mapping[str, Any]) -> str:
+    result = content["result"]
     if result["gain"] is None:
         return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
     return (
@@ -199,20 +199,20 @@ def _result(result: Mapping[str, Any]) -> str:
     return f"{_table(('result', 'speed-up'), rows)}\n\n{note}"
 
 
-def _run(told: Mapping[str, Any]) -> str:
-    began = datetime.fromtimestamp(told["started_at"], UTC).isoformat(timespec="seconds")
-    problem = told["problem"]
-    goal = {name: value for name, value in told["goal"].items() if value is not None}
+def _run(content: Mapping[str, Any]) -> str:
+    began = datetime.fromtimestamp(content["started_at"], UTC).isoformat(timespec="seconds")
+    problem = content["problem"]
+    goal = {name: value for name, value in content["goal"].items() if value is not None}
     rows = [
-        ("run", told["run"]),
+        ("run", content["run"]),
         ("problem", f"{problem['name']} (op {problem['op']}, {problem['precision']} precision)"),
         ("problem sha256", problem["sha256"]),
-        ("hardware, device", f"{told['hardware']}, {told['device']}"),
-        *((f"toolchain {name}", version) for name, version in told["environment"].items()),
+        ("hardware, device", f"{content['hardware']}, {content['device']}"),
+        *((f"toolchain {name}", version) for name, version in content["environment"].items()),
         ("goal", ", ".join(f"{name} = {value}" for name, value in goal.items())),
         ("began", began),
-        ("took", f"{told['seconds']:.0f} s"),
-        ("ended", f"{told['state']}: {told['ended'] or 'no reason was stored'}"),
+        ("took", f"{content['seconds']:.0f} s"),
+        ("ended", f"{content['state']}: {content['ended'] or 'no reason was stored'}"),
     ]
     return _table(("what", "value"), rows)
 

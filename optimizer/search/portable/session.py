@@ -82,7 +82,7 @@ def write_session(
 
     recipes: {name, recipe, files} each.
     """
-    told = {
+    session = {
         "id": session_id,
         "goal": dict(goal),
         "target": dict(target),
@@ -95,7 +95,7 @@ def write_session(
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("__main__.py", _MAIN)
-        packed.writestr(SESSION, json.dumps(told))
+        packed.writestr(SESSION, json.dumps(session))
         for source in _sources():
             packed.write(source, source.relative_to(ROOT))
         for problem in problems:
@@ -110,14 +110,14 @@ def _known_as(problem: Problem) -> str:
 
 
 def _sources() -> list[Path]:
-    found = []
+    sources = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*")):
             name = path.relative_to(ROOT).as_posix()
             travels = path.suffix in SUFFIXES and "__pycache__" not in path.parts
             if travels and not name.startswith(LEFT_OUT):
-                found.append(path)
-    return found
+                sources.append(path)
+    return sources
 
 
 def _add_problem(packed: zipfile.ZipFile, problem: Problem) -> None:
@@ -137,37 +137,37 @@ class Lines:
         self._name = name
 
     def node(self, node: Node, tree: Tree) -> None:
-        found = node.evaluation
-        said = "reference" if node.proposal is None else node.proposal.plan[:60]
-        verdict = node.state if found is None else f"{found.validity} {found.speedup or ''}"
-        print(f"{self._name} {node.number}: {verdict} {said}", flush=True)
+        evaluation = node.evaluation
+        plan = "reference" if node.proposal is None else node.proposal.plan[:60]
+        verdict = node.state if evaluation is None else f"{evaluation.validity} {evaluation.speedup or ''}"
+        print(f"{self._name} {node.number}: {verdict} {plan}", flush=True)
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         print(f"{self._name}: {message}", flush=True)
 
 
 def main(folder: Path, arguments: Sequence[str]) -> int:
     """folder: where the session was unpacked."""
-    given = _arguments(arguments)
-    told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
-    store = FileStore(given.out)
-    ceilings = _ceilings(told, given.out)
-    until = time.monotonic() + 60 * given.minutes if given.minutes else None
+    options = _arguments(arguments)
+    session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+    store = FileStore(options.out)
+    ceilings = _ceilings(session, options.out)
+    until = time.monotonic() + 60 * options.minutes if options.minutes else None
     failed = 0
-    for entry in told["problems"]:
-        if given.only and entry["name"] not in given.only:
+    for entry in session["problems"]:
+        if options.only and entry["name"] not in options.only:
             continue
         left = None if until is None else (until - time.monotonic()) / 60
         if left is not None and left <= 0:
             print(f"{entry['name']}: not begun, the time is over", flush=True)
             continue
         try:
-            goal = _goal(told, given, left)
-            _search(folder, told, entry, store, ceilings, goal, given.finalists)
+            goal = _goal(session, options, left)
+            _search(folder, session, entry, store, ceilings, goal, options.finalists)
         except (KernloreError, OSError) as problem:
             failed += 1
             print(f"{entry['name']}: {problem}", flush=True)
-        _zip(given.out)
+        _zip(options.out)
     return 1 if failed else 0
 
 
@@ -182,27 +182,27 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _goal(told: Mapping[str, Any], given: argparse.Namespace, left: float | None) -> Goal:
-    goal = goal_from_json(told["goal"])
-    if given.candidates:
-        goal = replace(goal, candidates=given.candidates)
-    if given.language:
-        goal = replace(goal, language=given.language)
+def _goal(session: Mapping[str, Any], options: argparse.Namespace, left: float | None) -> Goal:
+    goal = goal_from_json(session["goal"])
+    if options.candidates:
+        goal = replace(goal, candidates=options.candidates)
+    if options.language:
+        goal = replace(goal, language=options.language)
     limits = [minutes for minutes in (goal.minutes, left) if minutes is not None]
     return replace(goal, minutes=min(limits, default=None))
 
 
-def _ceilings(told: Mapping[str, Any], out: Path) -> Ceilings:
+def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
     """Measured once and kept beside the rows."""
-    threads, kind = EvaluationSettings().threads, told["target"]["device"]
+    threads, kind = EvaluationSettings().threads, session["target"]["device"]
     kept = out / CEILINGS
-    found = _kept_ceilings(kept)
+    ceilings = _kept_ceilings(kept)
     here = identify(kind).id
-    if found is None or not found.trusted or (found.device, found.threads) != (here, threads):
-        found = measure_ceilings(kind, threads)
+    if ceilings is None or not ceilings.trusted or (ceilings.device, ceilings.threads) != (here, threads):
+        ceilings = measure_ceilings(kind, threads)
         out.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found.as_json()), encoding="utf-8")
-    return found
+        kept.write_text(json.dumps(ceilings.as_json()), encoding="utf-8")
+    return ceilings
 
 
 def _kept_ceilings(kept: Path) -> Ceilings | None:
@@ -215,7 +215,7 @@ def _kept_ceilings(kept: Path) -> Ceilings | None:
 
 def _search(
     folder: Path,
-    told: Mapping[str, Any],
+    session: Mapping[str, Any],
     entry: Mapping[str, Any],
     store: FileStore,
     ceilings: Ceilings,
@@ -223,12 +223,12 @@ def _search(
     most: int,
 ) -> None:
     problem = load_problem(folder / entry["path"])
-    places = _places(told)
+    places = _places(session)
     target = next(iter(places.values())).target
     settings = EvaluationSettings()
     level_for(settings.isolation, target.device or "cpu")  # refuse before anything is measured
     run = RunRow(
-        id=f"{told['id']}_{problem.name}",
+        id=f"{session['id']}_{problem.name}",
         problem=entry["known_as"],
         problem_sha256=problem.sha256,
         hardware=target.hardware,
@@ -242,27 +242,27 @@ def _search(
         store.begin(run)
     with LocalBench(problem, places, settings, ceilings=ceilings) as bench:
         view = problem_view(problem, bench.device)
-        facts = told["target"]["facts"]
+        facts = session["target"]["facts"]
         search = Search(
-            run=run,
+            row=run,
             store=store,
             bench=bench,
-            synthesizers=_synthesizers(told, goal, places),
-            knowledge=SnapshotKnowledge(told["knowledge"], problem.op, facts),
+            synthesizers=_synthesizers(session, goal, places),
+            knowledge=SnapshotKnowledge(session["knowledge"], problem.op, facts),
             problem=view,
             hardware=HardwareView(
                 target.hardware, target.lineage, target.device, tuple(places), facts
             ),
             listener=Lines(problem.name),
         )
-        ended = search.go()
+        ended = search.run()
         outcome = confirm(search.tree, bench, most=most)
     store.update(replace(ended, result=outcome.as_json()))
     print(f"{problem.name}: {outcome.gain or outcome.reason} ({ended.ended})", flush=True)
 
 
-def _places(told: Mapping[str, Any]) -> dict[str, Place]:
-    target = told["target"]
+def _places(session: Mapping[str, Any]) -> dict[str, Place]:
+    target = session["target"]
     places = {}
     for language, builtin in {**target["languages"], **EVERYWHERE}.items():
         here = Target(
@@ -277,18 +277,18 @@ def _places(told: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def _synthesizers(
-    told: Mapping[str, Any], goal: Goal, places: Mapping[str, Place]
+    session: Mapping[str, Any], goal: Goal, places: Mapping[str, Place]
 ) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
-    found: list[Synthesizer] = [RecipeSynthesizer(_recipes(told), wanted)]
+    synthesizers: list[Synthesizer] = [RecipeSynthesizer(_recipes(session), wanted)]
     if "torch" in wanted:
-        found.append(CompilerSynthesizer())
-    return found
+        synthesizers.append(CompilerSynthesizer())
+    return synthesizers
 
 
-def _recipes(told: Mapping[str, Any]) -> list[Recipe]:
+def _recipes(session: Mapping[str, Any]) -> list[Recipe]:
     recipes = []
-    for row in told["recipes"]:
+    for row in session["recipes"]:
         problems = Problems(f"recipe {row['name']}")
         recipe = parse_recipe(row["name"], row["recipe"], row["files"], problems)
         problems.raise_if_any()

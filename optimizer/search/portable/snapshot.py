@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from optimizer.search.knowledge import Knowledge, Query, decided, knowledge_from_json
+from optimizer.search.knowledge import Knowledge, Query, applicable_moves, knowledge_from_json
 from optimizer.search.records import Node
 
 KEPT_EXCERPTS = 3
@@ -34,23 +34,23 @@ class Snapshot:
 
 
 def take_snapshot(
-    consult: Ask, remedies: Ask, signals: Sequence[str], operators: Sequence[str], template: Query
+    consult: Ask, moves: Ask, signals: Sequence[str], operators: Sequence[str], template: Query
 ) -> Snapshot:
     """consult: excerpts too; remedies: moves and skills alone. template: the query without signal
     and operator."""
-    taken = Snapshot()
+    snapshot = Snapshot()
     for signal in signals:
-        found = consult(replace(template, signals=(signal,), op="")).excerpts[:KEPT_EXCERPTS]
-        if found:
-            taken.excerpts[signal] = [asdict(excerpt) for excerpt in found]
+        excerpts = consult(replace(template, signals=(signal,), op="")).excerpts[:KEPT_EXCERPTS]
+        if excerpts:
+            snapshot.excerpts[signal] = [asdict(excerpt) for excerpt in excerpts]
     for op in dict.fromkeys(operators):
         verdicts: dict[str, tuple[str, ...]] = {signal: (signal,) for signal in signals}
         verdicts[BEGINNING] = ()
-        taken.answers[op] = {
-            key: _kept(remedies(replace(template, signals=named, op=op)), taken.texts)
+        snapshot.answers[op] = {
+            key: _kept(moves(replace(template, signals=named, op=op)), snapshot.texts)
             for key, named in verdicts.items()
         }
-    return taken
+    return snapshot
 
 
 def _kept(answer: Knowledge, texts: dict[str, str]) -> dict[str, Any]:
@@ -73,19 +73,19 @@ class SnapshotKnowledge:
         }
 
     def _whole(self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]) -> Knowledge:
-        found = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
-        skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in found.skills)
-        return replace(found, skills=skills, facts=self._facts)
+        answer = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
+        skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in answer.skills)
+        return replace(answer, skills=skills, facts=self._facts)
 
     def consult(self, query: Query) -> Knowledge:
         """The answer for the leading signal that there is one for, its moves decided with the
         verdict's metrics."""
-        asked = query.signals or (BEGINNING,)
-        leading = next((signal for signal in asked if signal in self._answers), None)
+        signals = query.signals or (BEGINNING,)
+        leading = next((signal for signal in signals if signal in self._answers), None)
         if leading is None:
             return Knowledge(facts=self._facts)
-        found = self._answers[leading]
-        return replace(found, remedies=decided(found.remedies, query, self._facts))
+        answer = self._answers[leading]
+        return replace(answer, moves=applicable_moves(answer.moves, query, self._facts))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """The nodes carry it home; the knowledge base is told when they are imported."""

@@ -34,7 +34,7 @@ class Mailbox:
         self._folder.mkdir(parents=True, exist_ok=True)
         _write(self._folder / f"context-{step}.json", context)
 
-    def taken(self, step: int) -> dict[str, Any] | None:
+    def candidate_for(self, step: int) -> dict[str, Any] | None:
         """The answer, once it is there."""
         return _read(self._folder / f"candidate-{step}.json")
 
@@ -46,9 +46,9 @@ class Mailbox:
         """What the run waits for now."""
         if not self._folder.is_dir():
             return None
-        asked = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
-        waiting = [n for n in asked if not (self._folder / f"candidate-{n}.json").exists()]
-        return _read(asked[min(waiting)]) if waiting else None
+        contexts = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
+        waiting = [n for n in contexts if not (self._folder / f"candidate-{n}.json").exists()]
+        return _read(contexts[min(waiting)]) if waiting else None
 
     def answer(self, step: int, candidate: dict[str, Any]) -> None:
         """Raises NotFound where nothing waits for this step, Conflict where it was answered."""
@@ -82,9 +82,9 @@ class ExternalSynthesizer:
         self._mailbox.ask(context.step, context_as_json(context))
         began = time.monotonic()
         while time.monotonic() - began < self._seconds:
-            found = self._mailbox.taken(context.step)
-            if found is not None:
-                return _proposal(context, found, time.monotonic() - began)
+            candidate = self._mailbox.candidate_for(context.step)
+            if candidate is not None:
+                return _proposal(context, candidate, time.monotonic() - began)
             if self._cancelled():
                 self._mailbox.withdraw(context.step)
                 raise ProposalFailed("the run was cancelled while it waited for a candidate")
@@ -109,7 +109,7 @@ def context_as_json(context: Context) -> dict[str, Any]:
 
 def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
     """A node as others see it; source: with the text of its files."""
-    found = node.evaluation
+    evaluation = node.evaluation
     proposal = node.proposal
     return {
         "number": node.number,
@@ -117,44 +117,44 @@ def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
         "language": proposal.bundle.language if proposal is not None else None,
         "plan": proposal.plan if proposal is not None else "the reference",
         "state": node.state,
-        "validity": found.validity if found is not None else None,
-        "message": found.message if found is not None else node.problem,
-        "speedup": asdict(found.speedup) if found is not None and found.speedup else None,
+        "validity": evaluation.validity if evaluation is not None else None,
+        "message": evaluation.message if evaluation is not None else node.problem,
+        "speedup": asdict(evaluation.speedup) if evaluation is not None and evaluation.speedup else None,
         "signals": list(node.signals),
-        "metrics": dict(found.metrics) if found is not None else {},
+        "metrics": dict(evaluation.metrics) if evaluation is not None else {},
     }
 
 
-def _proposal(context: Context, told: dict[str, Any], seconds: float) -> Proposal:
+def _proposal(context: Context, candidate: dict[str, Any], seconds: float) -> Proposal:
     try:
-        fields = {n: told[n] for n in ("files", "main", "language", "entry") if n in told}
-        bundle = Bundle(**fields, parameters=told.get("parameters") or {}, origin="external")
+        fields = {n: candidate[n] for n in ("files", "main", "language", "entry") if n in candidate}
+        bundle = Bundle(**fields, parameters=candidate.get("parameters") or {}, origin="external")
     except (TypeError, KeyError, ValueError) as problem:
         raise ProposalFailed(f"what came is no candidate: {problem}") from problem
     shown = context.knowledge.shown()
     known = {*shown.excerpts, *shown.moves, *shown.skills}
-    found = Proposal(
+    proposal = Proposal(
         bundle,
         NAME,
         context.parent.number,
-        str(told.get("plan", ""))[:2_000],
-        claimed=tuple(name for name in told.get("used") or () if name in known),
-        cases=tuple(told.get("cases") or ()),
-        model=told.get("model"),
+        str(candidate.get("plan", ""))[:2_000],
+        claimed=tuple(name for name in candidate.get("used") or () if name in known),
+        cases=tuple(candidate.get("cases") or ()),
+        model=candidate.get("model"),
     )
-    return replace(found, cost=Cost(seconds=seconds))
+    return replace(proposal, cost=Cost(seconds=seconds))
 
 
-def _write(path: Path, told: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all: somebody may be reading."""
     scratch = path.with_suffix(f".{os.getpid()}.new")
-    scratch.write_text(json.dumps(told), encoding="utf-8")
+    scratch.write_text(json.dumps(content), encoding="utf-8")
     scratch.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return dict(told)
+    return dict(content)

@@ -12,7 +12,7 @@ from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Query, Remedy
+from optimizer.search.knowledge import Knowledge, Move, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
@@ -92,9 +92,9 @@ class TableBench:
     def reference(self) -> Evaluation:
         return evaluation(None, None)
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+    def evaluate(self, proposal: Proposal) -> Evaluation:
         with self._counting:
-            self.asked.append(bundle_of.bundle.sha256)
+            self.asked.append(proposal.bundle.sha256)
             call = len(self.asked)
             self._running += 1
             self.most = max(self.most, self._running)
@@ -102,7 +102,7 @@ class TableBench:
             time.sleep(self.delay())
             if self.fail(call):
                 raise OSError("the device is gone")
-            return evaluation(bundle_of.bundle, self.value(bundle_of))
+            return evaluation(proposal.bundle, self.value(proposal))
         finally:
             with self._counting:
                 self._running -= 1
@@ -149,21 +149,21 @@ class Told:
     def node(self, node: Node, tree: Tree) -> None:
         self.nodes.append(node)
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.messages.append(message)
 
 
 class Moves:
     """Knowledge with one move; remembers what it was asked and told."""
 
-    def __init__(self, *remedies: Remedy) -> None:
-        self.remedies = remedies
+    def __init__(self, *remedies: Move) -> None:
+        self.moves = remedies
         self.asked: list[Query] = []
         self.reported: list[tuple[str, tuple[str, ...]]] = []
 
     def consult(self, query: Query) -> Knowledge:
         self.asked.append(query)
-        return Knowledge(f"ret_{query.node}", remedies=self.remedies)
+        return Knowledge(f"ret_{query.node}", moves=self.moves)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         self.reported.append((retrieval_id, used))

@@ -62,7 +62,7 @@ def test_whoever_is_done_first_the_tree_is_the_same(
     for order in range(3):
         measured = bench(at_once, order)
         found = search(tmp_path, goal, measured, (Hops(),), name=f"run{order}")
-        assert found.go().ended == "22 candidates were tried"
+        assert found.run().ended == "22 candidates were tried"
         assert measured.most <= at_once
         assert len(measured.asked) == len(set(measured.asked))
         shapes.append(shape(found.tree))
@@ -74,7 +74,7 @@ def test_whoever_is_done_first_the_tree_is_the_same(
         (Hops(),),
         name="replayed",
     )
-    replayed.go()
+    replayed.run()
     assert shape(replayed.tree) == shapes[0]
 
 
@@ -91,7 +91,7 @@ def test_as_many_run_as_the_bench_can(tmp_path: Path) -> None:
             return proposal(context.step, 0)
 
     found = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Fresh(),))
-    found.go()
+    found.run()
     assert [node.batch for node in found.tree] == [None, *[(1, 4)] * 4, *[(5, 8)] * 4]
 
 
@@ -103,7 +103,7 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
     """Also between the rows of one batch; only what had no row is measured again."""
     goal = Goal(candidates=30, policy=policy, seed=8)  # type: ignore[arg-type]
     whole = search(tmp_path, goal, bench(at_once), (Hops(),), name="whole")
-    whole.go()
+    whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
     wanted = len({node.proposal.bundle.sha256 for node in whole.tree if node.proposal})
     for kept in range(1, len(rows)):
@@ -113,7 +113,7 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
         again_on = bench(at_once)
         again = search(tmp_path, goal, again_on, (Hops(),), name=name)
         before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
-        again.go()
+        again.run()
         assert shape(again.tree) == shape(whole.tree)
         assert before.isdisjoint(again_on.asked)
         assert len(before) + len(again_on.asked) == wanted
@@ -126,7 +126,7 @@ def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> N
     def run(name: str, winners: list[Proposal]) -> Shape:
         found = search(tmp_path, goal, bench(2), name=name)
         found.inherited = winners
-        found.go()
+        found.run()
         return shape(found.tree)
 
     whole = run("whole", inherited)
@@ -144,7 +144,7 @@ def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> N
 
 def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
     measured = bench(4)
-    search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").go()
+    search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").run()
     assert len(measured.asked) == 7
 
     class Dear(Hops):
@@ -153,7 +153,7 @@ def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
             return found and replace(found, cost=Cost(usd=0.4))
 
     paid = search(tmp_path, Goal(usd=1.0), bench(4), (Dear(),), name="paid")
-    assert paid.go().ended == "1.20 USD were spent"
+    assert paid.run().ended == "1.20 USD were spent"
     assert len(paid.tree) == 4
 
 
@@ -172,7 +172,7 @@ def test_what_failed_is_tried_again_without_its_neighbours(tmp_path: Path) -> No
 
     measured = TableBench(value, at_once=4)
     found = search(tmp_path, Goal(candidates=8), measured, (Hops(),))
-    found.go()
+    found.run()
     attempts = {n.proposal.values["x"]: n.attempts for n in found.tree if n.proposal}
     assert {x for x, n in attempts.items() if n == 3} == {2, -1}
     assert all(node.state != "failed" for node in found.tree)
@@ -187,7 +187,7 @@ def test_an_error_of_ours_in_one_of_them_ends_the_run(tmp_path: Path) -> None:
 
     found = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Hops(),))
     with pytest.raises(ZeroDivisionError):
-        found.go()
+        found.run()
     assert all(node.state != IN_FLIGHT for node in found.store.nodes("run_1"))
 
 
@@ -202,7 +202,7 @@ def test_what_is_in_flight_is_tried_and_shown_to_nobody(tmp_path: Path) -> None:
             return super().propose(context)
 
     found = search(tmp_path, Goal(candidates=9), bench(4), (Watching(),))
-    found.go()
+    found.run()
     assert {flying for _, flying, _ in told} == {0, 1, 2, 3}
     assert {shown for _, _, shown in told} == {0}
     assert all(seen(found.tree, 0, "siblings"))
@@ -221,7 +221,7 @@ def value(made):
     import os, time
     os.write(1, b"measuring\\n")  # a print's lock may be held when the interpreter ends
     time.sleep(600)
-search(Path(sys.argv[1]), Goal(), TableBench(value, at_once=int(sys.argv[2]))).go()
+search(Path(sys.argv[1]), Goal(), TableBench(value, at_once=int(sys.argv[2]))).run()
 """
 
 

@@ -18,7 +18,7 @@ from optimizer.search.attribution import (
     attribution,
 )
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
 from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.records import Node, Proposal
@@ -37,10 +37,10 @@ SOFTMAX = replace(
     cases=(replace(VIEW.cases[0], traits={"_softmax.dim": -1}),),
 )
 # Downwards: without a move neighbours are tried upwards first.
-UNROLL = Remedy(
+UNROLL = Move(
     "mv_unroll", "roll up", {"role": "unroll", "direction": "decrease"}, None, None, "", True
 )
-PAD = Remedy("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
+PAD = Move("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
 EXCERPT = Excerpt("psg_1", "Manual", "Call `__builtin_prefetch` early. Rows fit the cache.")
 SKILL = ShownSkill(TRITON, "", "Rows stay in registers.", 1.0)
 
@@ -66,7 +66,7 @@ def proposer() -> RecipeSynthesizer:
 class Answers:
     """The same knowledge for every question."""
 
-    def __init__(self, *remedies: Remedy, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
+    def __init__(self, *remedies: Move, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
         self._known = Knowledge("ret_1", tuple(excerpts), remedies, (SKILL,))
 
     def consult(self, query: Query) -> Knowledge:
@@ -85,7 +85,7 @@ def stored(folder: Path, knowledge: Answers, synthesizer: Synthesizer, at_once: 
     run = RunRow("run_1", "hill", "0" * 64, "x86-64", TASK.goal)
     store.begin(run)
     bench = TableBench(lambda made: 1.9 - 0.1 * int(made.values.get("unroll", 8)), at_once=at_once)
-    Search(run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, Told()).go()
+    Search(run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, Told()).run()
     return Tree(store.nodes("run_1"))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from optimizer.search.knowledge import Query, Remedy, decided
+from optimizer.search.knowledge import Move, Query, applicable_moves
 
 FACTS = {"sm_count": 132}
 
 
-def remedy(when: str) -> Remedy:
-    return Remedy(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
+def remedy(when: str) -> Move:
+    return Move(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
 
 
 def asked(**problem: float) -> Query:
@@ -26,7 +26,7 @@ def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() 
     excluded = ("problem.op in ['softmax']", "signals.compute_bound", "facts.sm_count > 200")
     missing = "problem.rows >= 8"
     remedies = [remedy(when) for when in (*holding, *excluded, missing, "")]
-    found = decided(remedies, asked(reduction_length=32), FACTS)
+    found = applicable_moves(remedies, asked(reduction_length=32), FACTS)
     assert [(one.when, one.applies) for one in found] == [
         *((when, True) for when in holding),
         (missing, None),

@@ -43,5 +43,5 @@ def test_no_operator_shows_more_than_fits(tmp_path: Path) -> None:
     for memory in MEMORIES:
         assert len(seen(wide, 0, memory)) <= MAX_SEEN
     found = search(tmp_path, Goal(candidates=2, memory="none"))
-    found.go()
+    found.run()
     assert len(found.tree) == 3

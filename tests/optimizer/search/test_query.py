@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
-from optimizer.search.propose import Task, composed, query, roles_of
+from optimizer.search.knowledge import Knowledge, Move, Query, knowledge_from_json
+from optimizer.search.propose import Task, compose_context, query, roles_of
 from optimizer.search.records import Node, Proposal
 from optimizer.search.synthesizers.base import Context, ProblemView
 from optimizer.search.tree import Tree
@@ -41,7 +41,7 @@ def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
     row = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",
            "applies": True}  # fmt: skip
     told = {"retrieval_id": "", "excerpts": [], "remedies": [row], "skills": [], "facts": {}}
-    assert knowledge_from_json(told).remedies == (Remedy("m", "m", {}, 4, "f", "", True),)
+    assert knowledge_from_json(told).moves == (Move("m", "m", {}, 4, "f", "", True),)
 
 
 class OfTiles:
@@ -72,6 +72,6 @@ def test_the_device_knows_itself_better_than_its_family_is_known() -> None:
     task = replace(TASK, hardware=replace(HARDWARE, facts={"vector_bits": 256.0}))
     tree = Tree([Node(0, None, "evaluated", None, FOUND)])
     told = Knowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
-    facts = composed(task, tree, 0, told).knowledge.facts
+    facts = compose_context(task, tree, 0, told).knowledge.facts
     assert facts == {"vector_bits": 256.0, "cache_line": 64.0}
     assert Query((), {}, "", "x", "", None, None, "", 0, 1).roles == ()

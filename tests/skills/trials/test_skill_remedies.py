@@ -36,5 +36,5 @@ def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
     assert found.when == skill.predicate and found.change.get("role") is None
     assert avoided(found) == (Knob("vector", "decrease"),)
     assert remedies_of(replace(skill, transformation="set-dtype")) == ()
-    again = knowledge_from_json(Knowledge("ret_1", remedies=(found,)).as_json())
-    assert again.remedies == (found,)  # as a portable session carries it
+    again = knowledge_from_json(Knowledge("ret_1", moves=(found,)).as_json())
+    assert again.moves == (found,)  # as a portable session carries it

@@ -58,24 +58,24 @@ class Guarded(torch.nn.Module):
 
     def dispatch(self, *inputs: Any, **named: Any) -> Choice:
         """Who would take this call, and why. Loads the kernel where it would be used."""
-        given = self._positional(inputs, named)
-        found = self._match(given)
-        if isinstance(found, str):
-            return Choice("reference", found)
-        if self._loaded(found) is None:
-            return Choice("reference", self._table.broken, found.row.name)
+        values = self._positional(inputs, named)
+        match = self._match(values)
+        if isinstance(match, str):
+            return Choice("reference", match)
+        if self._loaded(match) is None:
+            return Choice("reference", self._table.broken, match.row.name)
         return Choice(
-            "kernel", f"measured as case {found.row.name}: {found.row.why}", found.row.name
+            "kernel", f"measured as case {match.row.name}: {match.row.why}", match.row.name
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        given = self._positional(inputs, named)
-        found = self._match(given)
-        if not isinstance(found, str):
-            kernel = self._loaded(found)
+        values = self._positional(inputs, named)
+        match = self._match(values)
+        if not isinstance(match, str):
+            kernel = self._loaded(match)
             if kernel is not None:
                 try:
-                    return self._called(kernel, found, given)
+                    return self._called(kernel, match, values)
                 except (KernelFailed, KernelUnavailable) as problem:
                     self._give_up(str(problem))
         return super().forward(*inputs, **named)
@@ -97,16 +97,16 @@ class Guarded(torch.nn.Module):
         rows = table.rows.get(key_of(inputs))
         if rows is None:
             return f"no measured case has inputs {told(inputs)}"
-        said, fitting = "", None
+        reason, fitting = "", None
         for row in rows:
-            found = self._fits(row, inputs)
-            if isinstance(found, str):
-                said = f"case {row.name}: {found}"
+            weights = self._fits(row, inputs)
+            if isinstance(weights, str):
+                reason = f"case {row.name}: {weights}"
             elif not row.wins:
                 return f"case {row.name}: {row.why}"
             else:
-                fitting = fitting or _Match(row, found)
-        return fitting or said
+                fitting = fitting or _Match(row, weights)
+        return fitting or reason
 
     def _refused(self, inputs: tuple[Any, ...]) -> str:
         table = self._table
@@ -152,12 +152,12 @@ class Guarded(torch.nn.Module):
 
     # -- the kernel
 
-    def _loaded(self, found: _Match) -> Kernel | None:
+    def _loaded(self, match: _Match) -> Kernel | None:
         """None where it cannot be had; then a warning has said why."""
         kernel: Kernel | None = self.__dict__["_kernel"]
         if self._table.frozen:
             # It may keep what it packed from the weights of its first call.
-            seen = [_version(weight) for weight in found.weights]
+            seen = [_version(weight) for weight in match.weights]
             if seen != self.__dict__["_seen"]:
                 kernel = None
                 self.__dict__["_seen"] = seen
@@ -182,21 +182,21 @@ class Guarded(torch.nn.Module):
             f"{self._table.folder.name} runs the reference: {reason}", RuntimeWarning, stacklevel=4
         )
 
-    def _called(self, kernel: Kernel, found: _Match, inputs: Sequence[Any]) -> Any:
+    def _called(self, kernel: Kernel, match: _Match, inputs: Sequence[Any]) -> Any:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        device = next((value.device for value in [*tensors, *found.weights]), None)
+        device = next((value.device for value in [*tensors, *match.weights]), None)
         device = device or torch.device(self._table.device)
         with torch.no_grad():
-            given = [_ready(v) if isinstance(v, torch.Tensor) else v for v in inputs]
-            weights = found.weights
+            values = [_ready(v) if isinstance(v, torch.Tensor) else v for v in inputs]
+            weights = match.weights
             if isinstance(kernel, CKernel):
                 weights = [_ready(weight) for weight in weights]
             if device.type == "cuda":
                 with torch.cuda.device(device):
-                    results = kernel(found.row, given, weights, device)
+                    results = kernel(match.row, values, weights, device)
             else:
-                results = kernel(found.row, given, weights, device)
-        return _packed(results, found.row)
+                results = kernel(match.row, values, weights, device)
+        return _packed(results, match.row)
 
 
 def _ready(tensor: torch.Tensor) -> torch.Tensor:

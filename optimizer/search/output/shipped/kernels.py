@@ -40,14 +40,14 @@ _IMPORTED: dict[Path, ModuleType] = {}
 
 def find(model: torch.nn.Module, names: Sequence[str]) -> list[torch.Tensor] | None:
     """In this order; None where one of them is no plain parameter or buffer."""
-    found = []
+    tensors = []
     for name in names:
         place = _place(model, name)
         value = place.get(name.rpartition(".")[2]) if place is not None else None
         if value is None:
             return None
-        found.append(value)
-    return found
+        tensors.append(value)
+    return tensors
 
 
 def share(model: torch.nn.Module, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
@@ -110,16 +110,16 @@ class CKernel:
     def __call__(
         self, row: Row, inputs: Sequence[Any], weights: Sequence[torch.Tensor], device: torch.device
     ) -> list[torch.Tensor]:
-        given = [_tensor(value, device) for value in inputs]
+        arguments = [_tensor(value, device) for value in inputs]
         results = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in row.outputs]
-        tensors = [*given, *weights, *results]
+        tensors = [*arguments, *weights, *results]
         if row.name not in self._kept:
             self._kept[row.name] = _described(tensors)
         packed = type(self._kept[row.name][0]).from_buffer_copy(self._kept[row.name][0])
         for place, tensor in zip(packed, tensors, strict=True):
             place.data = tensor.data_ptr()
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-        counts = _Counts(len(given), len(weights), len(results), stream)
+        counts = _Counts(len(arguments), len(weights), len(results), stream)
         code = self._function(packed, ctypes.byref(counts))
         if code:
             raise KernelFailed(f"{self._entry} returned {code}; 0 means done")
@@ -193,10 +193,10 @@ def _class(table: Table) -> Any:
     path = table.folder / table.file
     if table.frozen or path not in _IMPORTED:
         _IMPORTED[path] = _import(path, table.folder)
-    found = getattr(_IMPORTED[path], table.entry, None)
-    if found is None:
+    kernel = getattr(_IMPORTED[path], table.entry, None)
+    if kernel is None:
         raise KernelUnavailable(f"{path.name} has no {table.entry}")
-    return found
+    return kernel
 
 
 def _import(path: Path, package: Path) -> ModuleType:

@@ -87,22 +87,22 @@ class Table:
 
 def read_table(folder: Path) -> Table:
     """Of the package in this folder."""
-    told = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+    table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
     rows: dict[Key, list[Row]] = {}
-    for case in told["cases"]:
+    for case in table["cases"]:
         if "inputs" in case:
             row = _row(case)
             rows.setdefault(row.key, []).append(row)
-    kernel = told["kernel"] or {}
+    kernel = table["kernel"] or {}
     return Table(
         folder=folder,
         kind=kernel.get("kind", ""),
         file=kernel.get("file", ""),
         entry=kernel.get("entry", ""),
-        device=told["device"],
-        frozen=told["frozen_weights"],
-        reason=told["reason"],
-        rows={key: tuple(found) for key, found in rows.items()},
+        device=table["device"],
+        frozen=table["frozen_weights"],
+        reason=table["reason"],
+        rows={key: tuple(matching) for key, matching in rows.items()},
     )
 
 
@@ -113,10 +113,10 @@ def _row(case: Mapping[str, Any]) -> Row:
         wins=case["wins"],
         why=case["why"],
         key=tuple(
-            given["number"] if "number" in given else _form(given["dtype"], given["shape"])
-            for given in inputs
+            value["number"] if "number" in value else _form(value["dtype"], value["shape"])
+            for value in inputs
         ),
-        values=tuple(given.get("value") for given in inputs),
+        values=tuple(value.get("value") for value in inputs),
         weights=tuple((w["name"], *_form(w["dtype"], w["shape"])) for w in case["weights"]),
         outputs=tuple(_form(output["dtype"], output["shape"]) for output in case["outputs"]),
         container=case["container"],
@@ -127,9 +127,9 @@ def _row(case: Mapping[str, Any]) -> Row:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def _form(dtype: str, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -144,7 +144,7 @@ def key_of(inputs: Sequence[Any]) -> Key:
     )
 
 
-def told(inputs: Sequence[Any]) -> str:
+def describe(inputs: Sequence[Any]) -> str:
     """Inputs in words."""
     return ", ".join(
         f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.problem_terms import op_family
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import Context
 
@@ -46,19 +46,19 @@ class Help:
             and self.weights in ("", policy.get("weights"))
         )
 
-    def remedy(self, context: Context) -> Remedy | None:
+    def move(self, context: Context) -> Move | None:
         """The first move of the context that asks for what this changes."""
         if not context.with_knowledge:
             return None
-        remedies = (r for r in context.knowledge.remedies if r.change.get("role") in self.roles)
-        return next(remedies, None)
+        moves = (r for r in context.knowledge.moves if r.change.get("role") in self.roles)
+        return next(moves, None)
 
     def rank(self, context: Context) -> int:
         """How much speaks for it here: a move most, then the leading signal, then the operator."""
         op = context.problem.op
-        found = [n for n, signal in enumerate(context.parent.signals) if signal in self.signals]
-        rank = 4 if self.remedy(context) is not None else 0
-        rank += max(0, 3 - found[0]) if found else 0
+        places = [n for n, signal in enumerate(context.parent.signals) if signal in self.signals]
+        rank = 4 if self.move(context) is not None else 0
+        rank += max(0, 3 - places[0]) if places else 0
         return rank + (2 if {op, op_family(op)} & set(self.ops) else 0)
 
 
@@ -147,8 +147,8 @@ def device_of(context: Context) -> str:
 
 
 def _start(point: Point, context: Context) -> Step:
-    remedy = point.help.remedy(context)
-    attributed = (remedy.id,) if remedy is not None else ()
+    move = point.help.move(context)
+    attributed = (move.id,) if move is not None else ()
     return Step(point.mode, dict(point.options), f"{point.name}: {point.help.about}", attributed)
 
 
@@ -156,8 +156,8 @@ def _changed(
     option: Option, mode: str, options: Options, known: Value | None, context: Context
 ) -> Iterator[Step]:
     """Every other value of one option, and without it where it is set."""
-    remedy = option.help.remedy(context)
-    attributed = (remedy.id,) if remedy is not None else ()
+    move = option.help.move(context)
+    attributed = (move.id,) if move is not None else ()
     now = options.get(option.name, known)
     for value in option.values:
         if not _same(value, now):
@@ -183,14 +183,14 @@ def shipped() -> Space:
 
 def read(path: Path) -> Space:
     """Raises KeyError and TypeError for what is no such file: it ships with the package."""
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
     points = [
         Point(row["name"], row["mode"], dict(row.get("options", {})), _help(row))
-        for row in told["points"]
+        for row in tables["points"]
     ]
     options = [
         Option(row["name"], tuple(row["values"]), row.get("default"), _help(row))
-        for row in told["options"]
+        for row in tables["options"]
     ]
     return Space(tuple(points), tuple(options))
 

@@ -82,25 +82,25 @@ def rewritten(
 ) -> Bundle:
     """The problem with another forward; compiled too unless the mode is EAGER."""
     eager = mode == EAGER
-    told = ", ".join(names)
+    applied = ", ".join(names)
     rows = "\n".join(f"        self.{name} = _Kept({name})" for name in text.kept)
     source = reference + _REWRITTEN.format(
         imports=text.imports,
         functions=f"{text.functions}\n" if text.functions else "",
         name="ModelNew" if eager else "Rewritten",
-        summary=f"The reference with its graph rewritten: {told}.",
+        summary=f"The reference with its graph rewritten: {applied}.",
         state=_STATE.format(rows=rows) if rows else "",
         forward=text.forward,
     )
     if not eager:
         source += _compiled("Rewritten", mode, options or {}, "The rewritten graph, compiled.")
-    return _bundle(source, {"mode": mode, "rewrites": told, **(options or {})}, "rewrite")
+    return _bundle(source, {"mode": mode, "rewrites": applied, **(options or {})}, "rewrite")
 
 
 def _compiled(base: str, mode: str, options: Options, summary: str) -> str:
     rows = "".join(f"    {name!r}: {value!r},\n" for name, value in sorted(options.items()))
-    told = f"{{\n{rows}}}" if rows else "{}"
-    return _COMPILED.format(mode=mode, options=told, base=base, summary=summary)
+    table = f"{{\n{rows}}}" if rows else "{}"
+    return _COMPILED.format(mode=mode, options=table, base=base, summary=summary)
 
 
 def _bundle(text: str, values: Mapping[str, Value], origin: Origin) -> Bundle:

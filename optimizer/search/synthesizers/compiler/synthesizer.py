@@ -44,10 +44,10 @@ class Candidate:
 
     @property
     def values(self) -> dict[str, Value]:
-        told: dict[str, Value] = {"mode": self.step.mode}
+        values: dict[str, Value] = {"mode": self.step.mode}
         if self.rewrites:
-            told["rewrites"] = self.rewrites
-        return {**told, **self.step.options}
+            values["rewrites"] = self.rewrites
+        return {**values, **self.step.options}
 
     @property
     def key(self) -> Key:
@@ -97,11 +97,11 @@ class CompilerSynthesizer:
     def _from_reference(self, context: Context) -> Iterator[Candidate]:
         default, *others = self._space.starts(context, self._known())
         yield Candidate(default)
-        for found in self._rewrites(context):
-            told, what = ", ".join(found.names), "; ".join(rule.about for rule in found.rules)
-            plan = f"Rewrite the graph ({found.before} operators, then {found.after}): {what}."
-            yield Candidate(Step(EAGER, {}, plan), told)
-            yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), told)
+        for rewrite in self._rewrites(context):
+            rewrites, what = ", ".join(rewrite.names), "; ".join(rule.about for rule in rewrite.rules)
+            plan = f"Rewrite the graph ({rewrite.before} operators, then {rewrite.after}): {what}."
+            yield Candidate(Step(EAGER, {}, plan), rewrites)
+            yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), rewrites)
         yield from map(Candidate, others)
 
     def _from_own(self, context: Context) -> Iterator[Candidate]:
@@ -135,12 +135,12 @@ class CompilerSynthesizer:
         source, step = context.problem.source, candidate.step
         if not candidate.rewrites:
             return configured(source, step.mode, step.options)
-        found = next(
+        rewrite = next(
             (r for r in self._rewrites(context) if ", ".join(r.names) == candidate.rewrites), None
         )
-        if found is None:
+        if rewrite is None:
             return None  # made by another version of the rules
-        return rewritten(source, found.text, found.names, step.mode, step.options)
+        return rewritten(source, rewrite.text, rewrite.names, step.mode, step.options)
 
 
 def _proposal(context: Context, candidate: Candidate, bundle: Bundle) -> Proposal:

@@ -57,8 +57,8 @@ class BadAnswer(Exception):
 def object_in(text: str) -> dict[str, Any] | None:
     """The first JSON object that names files, from anywhere in the text; else the first that has
     any of an answer's fields; None where there is none."""
-    found = [told for told in _objects(text) if {"files", "main", "plan"} & told.keys()]
-    return next((told for told in found if "files" in told), found[0] if found else None)
+    objects = [item for item in _objects(text) if {"files", "main", "plan"} & item.keys()]
+    return next((item for item in objects if "files" in item), objects[0] if objects else None)
 
 
 def why_no_object(text: str) -> str:
@@ -79,19 +79,19 @@ def why_no_object(text: str) -> str:
 def named_files(text: str) -> dict[str, str]:
     """The code blocks under `File: NAME` lines. Raises BadAnswer for one that is not closed, and
     for two of one name."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     end = 0
     for block in _BLOCK.finditer(text):
         name = _label(text[end : block.start()])
-        if name in found:
+        if name in files:
             raise BadAnswer(f"there are two code blocks for {name[:80]}")
         if name:
-            found[name] = block[3]
+            files[name] = block[3]
         end = block.end()
     opened = _OPENED.search(text, end)
     if opened is not None and (name := _label(text[end : opened.start()])):
         raise BadAnswer(f"the code block of {name[:80]} is not closed")
-    return found
+    return files
 
 
 def _label(before: str) -> str:
@@ -113,12 +113,12 @@ def _decoded(text: str) -> Iterator[dict[str, Any]]:
     while place >= 0 and looked < MAX_OBJECTS:
         looked += 1
         try:
-            told, end = _DECODER.raw_decode(text, place)
+            value, end = _DECODER.raw_decode(text, place)
         except (json.JSONDecodeError, RecursionError):
             end = place + 1
         else:
-            if isinstance(told, dict):
-                yield told
+            if isinstance(value, dict):
+                yield value
         place = text.find("{", end)
 
 
@@ -168,15 +168,15 @@ def answer_from(text: str, context: Context, shown: Collection[str]) -> Answer:
         raise BadAnswer("the answer is empty")
     if len(text) > MAX_ANSWER:
         raise BadAnswer(f"the answer is longer than {MAX_ANSWER:,} characters")
-    told = object_in(text)
-    told = _from_block(text, context) if told is None else _with_files(told, text, context)
-    unknown = sorted(set(told) - FIELDS)
+    fields = object_in(text)
+    fields = _from_block(text, context) if fields is None else _with_files(fields, text, context)
+    unknown = sorted(set(fields) - FIELDS)
     if unknown:
         raise BadAnswer(f"unknown fields: {', '.join(map(repr, unknown))[:200]}")
-    bundle = _bundle(told, context)
+    bundle = _bundle(fields, context)
     _refuse_known(bundle, context)
-    claimed = dict.fromkeys(_texts(told, "used"))
-    plan = _text(told, "plan", "")[:MAX_PLAN]
+    claimed = dict.fromkeys(_texts(fields, "used"))
+    plan = _text(fields, "plan", "")[:MAX_PLAN]
     return Answer(bundle, plan, tuple(name for name in claimed if name in shown))
 
 
@@ -191,56 +191,56 @@ def _from_block(text: str, context: Context) -> dict[str, Any]:
     return {"plan": plan, "language": language, "files": {main: code}, "main": main}
 
 
-def _with_files(told: dict[str, Any], text: str, context: Context) -> dict[str, Any]:
+def _with_files(fields: dict[str, Any], text: str, context: Context) -> dict[str, Any]:
     """The object with the files that stand in code blocks, where it has none of its own."""
-    given = told.get("files")
-    if given and isinstance(given, dict):
-        return told
+    own = fields.get("files")
+    if own and isinstance(own, dict):
+        return fields
     files = named_files(text)
-    if "files" in told and not files:
-        return told
+    if "files" in fields and not files:
+        return fields
     if not files and (code := lone_code(text)) is not None:
-        language = told.get("language")
-        name = told.get("main") or templates.default_main(str(language), context)
+        language = fields.get("language")
+        name = fields.get("main") or templates.default_main(str(language), context)
         files = {str(name): code}
     if not files:
         raise BadAnswer("no file was found: put each in a code block under a line `File: NAME`")
-    return {**told, "files": files}
+    return {**fields, "files": files}
 
 
-def _bundle(told: Mapping[str, Any], context: Context) -> Bundle:
-    language = _text(told, "language")
+def _bundle(fields: Mapping[str, Any], context: Context) -> Bundle:
+    language = _text(fields, "language")
     if language not in context.hardware.languages:
         offered = ", ".join(context.hardware.languages)
         raise BadAnswer(f"language {language[:40]!r} is not offered; use {offered}")
-    files = files_from(told.get("files"))
-    main = _text(told, "main", next(iter(files)) if len(files) == 1 else None)
+    files = files_from(fields.get("files"))
+    main = _text(fields, "main", next(iter(files)) if len(files) == 1 else None)
     _refuse_files(files, main, language, context)
-    entry = _text(told, "entry", default_entry(main))
+    entry = _text(fields, "entry", default_entry(main))
     source = files[main]
     if not _IDENTIFIER.fullmatch(entry) or entry not in source:
         raise BadAnswer(f"{main} does not define the entry {entry[:80]!r}")
     if main.endswith(".py"):
         _refuse_syntax(main, source)
     try:
-        return Bundle(files, main, language, entry, _parameters(told), "llm")
+        return Bundle(files, main, language, entry, _parameters(fields), "llm")
     except InvalidRequest as problem:
         raise BadAnswer(f"{problem.message}. {problem.hint}") from None
 
 
-def files_from(told: Any) -> dict[str, str]:
+def files_from(files: Any) -> dict[str, str]:
     """Checked names and texts. Raises BadAnswer."""
-    if not isinstance(told, dict) or not told or not all(isinstance(t, str) for t in told.values()):
+    if not isinstance(files, dict) or not files or not all(isinstance(t, str) for t in files.values()):
         raise BadAnswer("`files` must be an object from file name to the text of the file")
-    if len(told) > MAX_FILES:
-        raise BadAnswer(f"{len(told)} files; at most {MAX_FILES} are allowed")
-    for name, text in told.items():
+    if len(files) > MAX_FILES:
+        raise BadAnswer(f"{len(files)} files; at most {MAX_FILES} are allowed")
+    for name, text in files.items():
         if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
             raise BadAnswer(f"file name {name[:80]!r} is not allowed: plain names, no folders")
         if not text.strip():
             raise BadAnswer(f"{name} is empty")
         _refuse_hidden(text)
-    return dict(told)
+    return dict(files)
 
 
 def _refuse_files(files: Mapping[str, str], main: str, language: str, context: Context) -> None:
@@ -276,11 +276,11 @@ def _refuse_hidden(text: str) -> None:
         raise BadAnswer("a text holds characters that are no text (NUL or lone surrogates)")
 
 
-def _parameters(told: Mapping[str, Any]) -> dict[str, Parameter]:
-    given = told.get("parameters") or {}
-    if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
+def _parameters(fields: Mapping[str, Any]) -> dict[str, Parameter]:
+    parameters = fields.get("parameters") or {}
+    if not isinstance(parameters, dict) or len(parameters) > MAX_PARAMETERS:
         raise BadAnswer(f"`parameters` must be an object of at most {MAX_PARAMETERS} values")
-    for name, value in given.items():
+    for name, value in parameters.items():
         finite = not isinstance(value, float) or math.isfinite(value)
         if (
             not _IDENTIFIER.fullmatch(name)
@@ -289,11 +289,11 @@ def _parameters(told: Mapping[str, Any]) -> dict[str, Parameter]:
         ):
             raise BadAnswer(f"parameter {name[:40]!r} must be a number, a text or a boolean")
         _refuse_hidden(str(value))
-    return given
+    return parameters
 
 
-def _text(told: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = told.get(name)
+def _text(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = fields.get(name)
     if value is None and default is not None:
         return default
     if not isinstance(value, str) or (not value.strip() and default is None):
@@ -302,8 +302,8 @@ def _text(told: Mapping[str, Any], name: str, default: str | None = None) -> str
     return value
 
 
-def _texts(told: Mapping[str, Any], name: str) -> list[str]:
-    value = told.get(name) or []
+def _texts(fields: Mapping[str, Any], name: str) -> list[str]:
+    value = fields.get(name) or []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise BadAnswer(f"`{name}` must be a list of texts")
     return value

@@ -59,12 +59,12 @@ class RateLimit:
             self._sleep(start - now)
 
 
-def pause(attempt: int, asked: str | None, chance: random.Random) -> float | None:
+def pause(attempt: int, retry_after: str | None, chance: random.Random) -> float | None:
     """Seconds before try number `attempt` + 1. asked: a Retry-After header; None where it asks for
     longer than anybody should wait."""
-    told = _seconds(asked) if asked else None
-    if told is not None:
-        return told if told <= LONGEST_WAIT_S else None
+    seconds = _seconds(retry_after) if retry_after else None
+    if seconds is not None:
+        return seconds if seconds <= LONGEST_WAIT_S else None
     # 1, 2, 4 ... s, spread so that several callers do not come back together
     return min(LONGEST_WAIT_S, 2.0**attempt) * chance.uniform(0.75, 1.25)
 
@@ -162,9 +162,9 @@ def reply_as_json(heard: Reply | CallFailed) -> dict[str, Any]:
 def reply_from_json(row: Mapping[str, Any]) -> Reply | CallFailed:
     """The inverse of `reply_as_json`."""
     if "reply" in row:
-        told = row["reply"]
-        calls = tuple(ToolCall(**call) for call in told["tool_calls"])
-        return Reply(**{**told, "tool_calls": calls})
+        fields = row["reply"]
+        calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
+        return Reply(**{**fields, "tool_calls": calls})
     return ContextOverflow(row["overflow"]) if "overflow" in row else CallFailed(row["failed"])
 
 
@@ -216,12 +216,12 @@ class LitellmAsker:
             try:
                 return self._once(messages, tools)
             except _Again as busy:
-                told, asked = busy.told, busy.retry_after
-                wait = pause(attempt, asked, self._chance)
+                message, retry_after = busy.message, busy.retry_after
+                wait = pause(attempt, retry_after, self._chance)
             if wait is None:
-                raise CallFailed(f"{told}; it says Retry-After: {asked}, which is too long")
+                raise CallFailed(f"{message}; it says Retry-After: {retry_after}, which is too long")
             if attempt >= self._settings.retries:
-                raise CallFailed(f"{told}; tried {attempt + 1} times")
+                raise CallFailed(f"{message}; tried {attempt + 1} times")
             attempt += 1
             self._sleep(wait)
 
@@ -296,26 +296,26 @@ class LitellmAsker:
         return float(sum(parts))
 
     def _sorted(self, problem: Exception) -> Exception:
-        said = " ".join(self._redact.error(str(problem)).split())[:MAX_TOLD]
-        told = f"{self._model}: {type(problem).__name__}: {said}"
-        lower = said.lower()
+        quoted = " ".join(self._redact.error(str(problem)).split())[:MAX_TOLD]
+        message = f"{self._model}: {type(problem).__name__}: {quoted}"
+        lower = quoted.lower()
         status = getattr(problem, "status_code", None)
         if type(problem).__name__ == "ContextWindowExceededError" or status == 413:
-            return ContextOverflow(told)
+            return ContextOverflow(message)
         if status == 400 and any(word in lower for word in OVERFLOWS):
-            return ContextOverflow(told)
+            return ContextOverflow(message)
         again = isinstance(status, int) and (status in RETRIED or status >= 500)
         if again and not any(word in lower for word in NEVER_HELPS):
-            return _Again(told, _retry_after(problem))
-        return CallFailed(told)
+            return _Again(message, _retry_after(problem))
+        return CallFailed(message)
 
 
 class _Again(Exception):
     """Busy or broken for now."""
 
-    def __init__(self, told: str, retry_after: str | None) -> None:
-        super().__init__(told)
-        self.told, self.retry_after = told, retry_after
+    def __init__(self, message: str, retry_after: str | None) -> None:
+        super().__init__(message)
+        self.message, self.retry_after = message, retry_after
 
 
 def _retry_after(problem: Exception) -> str | None:
@@ -325,7 +325,7 @@ def _retry_after(problem: Exception) -> str | None:
         getattr(problem, "litellm_response_headers", None),
         getattr(problem, "headers", None),
     ):
-        found = headers.get("retry-after") if headers else None
-        if found:
-            return str(found)
+        value = headers.get("retry-after") if headers else None
+        if value:
+            return str(value)
     return None

@@ -68,8 +68,8 @@ class Transcript:
 
 def transcript_from_json(row: Mapping[str, Any]) -> Transcript:
     """The inverse of `as_json`; fields of a newer version are ignored."""
-    told = {name: row[name] for name in Transcript.__dataclass_fields__ if name in row}
-    return Transcript(**{**told, "heard": [reply_from_json(heard) for heard in told["heard"]]})
+    fields = {name: row[name] for name in Transcript.__dataclass_fields__ if name in row}
+    return Transcript(**{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]})
 
 
 class Transcripts(Protocol):
@@ -178,10 +178,10 @@ class ToolBench:
         self._fence = fence
         self.shown: set[str] = set()
         self._run: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-            "search": lambda given: self._excerpts(tools.search(_text(given, "query")[:MAX_QUERY])),
-            "read_section": lambda given: self._excerpts([tools.read_section(_text(given, "id"))]),
-            "compile_check": lambda given: (
-                tools.compile_check(files_from(given.get("files"))) or "It compiles."
+            "search": lambda arguments: self._excerpts(tools.search(_text(arguments, "query")[:MAX_QUERY])),
+            "read_section": lambda arguments: self._excerpts([tools.read_section(_text(arguments, "id"))]),
+            "compile_check": lambda arguments: (
+                tools.compile_check(files_from(arguments.get("files"))) or "It compiles."
             ),
         }
 
@@ -191,22 +191,22 @@ class ToolBench:
         if run is None:
             return f"There is no such tool. The tools are {', '.join(self._run)}."
         try:
-            given = json.loads(call.arguments or "{}")
-            if not isinstance(given, dict):
+            arguments = json.loads(call.arguments or "{}")
+            if not isinstance(arguments, dict):
                 raise BadAnswer("the arguments must be an object")
-            told = run(given)
+            text = run(arguments)
         except (json.JSONDecodeError, RecursionError, BadAnswer, KernloreError) as problem:
-            told = f"failed: {problem}"
-        return self._fence.around("tool-result", told[:MAX_RESULT])
+            text = f"failed: {problem}"
+        return self._fence.around("tool-result", text[:MAX_RESULT])
 
-    def _excerpts(self, found: Sequence[Excerpt]) -> str:
-        self.shown |= {excerpt.id for excerpt in found}
-        parts = [f"id: {e.id}\nfrom: {e.title} {e.citation}\n{e.text}" for e in found]
+    def _excerpts(self, excerpts: Sequence[Excerpt]) -> str:
+        self.shown |= {excerpt.id for excerpt in excerpts}
+        parts = [f"id: {e.id}\nfrom: {e.title} {e.citation}\n{e.text}" for e in excerpts]
         return "\n\n".join(parts) or "Nothing was found."
 
 
-def _text(given: Mapping[str, Any], name: str) -> str:
-    value = given.get(name)
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    value = arguments.get(name)
     if not isinstance(value, str) or not value.strip():
         raise BadAnswer(f"`{name}` must be a text")
     return value
@@ -294,12 +294,12 @@ class Conversation:
 
     def _run_tools(self, reply: Reply, bench: ToolBench) -> None:
         calls = reply.tool_calls[:MAX_CALLS]
-        told = [
+        rows = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in calls
         ]
         self._record.messages.append(
-            {"role": "assistant", "content": reply.content, "tool_calls": told}
+            {"role": "assistant", "content": reply.content, "tool_calls": rows}
         )
         self._record.messages += [
             {"role": "tool", "tool_call_id": c.id, "content": bench.result(c)} for c in calls

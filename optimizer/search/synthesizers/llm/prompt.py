@@ -94,8 +94,8 @@ def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
 def _system(context: Context, fence: Fence) -> str:
     language = wanted(context)
     main = default_main(language, context)
-    told = {"language": language, "main": main, "entry": default_entry(main)}
-    return rendered("system.md", {**told, "boundary": fence.boundary, "end": fence.end})
+    values = {"language": language, "main": main, "entry": default_entry(main)}
+    return rendered("system.md", {**values, "boundary": fence.boundary, "end": fence.end})
 
 
 def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
@@ -123,8 +123,8 @@ def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
         results.best(context, fence),
         results.sources(kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE)),
     ]
-    told = "\n".join(part for part in parts if part)
-    return f"# Earlier kernels (one of them again, unchanged, is refused)\n{told}" if told else ""
+    text = "\n".join(part for part in parts if part)
+    return f"# Earlier kernels (one of them again, unchanged, is refused)\n{text}" if text else ""
 
 
 def _left_out(whole: _Variable, kept: _Variable) -> str:

@@ -14,7 +14,7 @@ from kb.hardware.fact_keys import fact_keys
 from optimizer.evaluation.abi import HEADER, ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains import cpp, cuda
-from optimizer.search.knowledge import Excerpt, Number, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Move, Number, ShownSkill
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import CaseView, Context, ProblemView
 from optimizer.search.synthesizers.llm.templates import (
@@ -55,14 +55,14 @@ _WIDTH = re.compile(r"^(?:bfloat|bf|float|fp|uint|int|mxfp|nvfp|tf)(\d+)")
 _SOURCES = re.compile(r"^#+ Sources\b.*?(?=^#+ |\Z)", re.M | re.S)
 
 
-def problem(told: ProblemView, fence: Fence) -> str:
-    head = f"{told.name}: operator {told.op}. {told.summary}".strip()
-    cases = "\n".join(_case(case) for case in told.cases)
+def problem(view: ProblemView, fence: Fence) -> str:
+    head = f"{view.name}: operator {view.op}. {view.summary}".strip()
+    cases = "\n".join(_case(case) for case in view.cases)
     return "\n".join(
         [
             fence.around("problem", head),
             "The reference, whose results count:",
-            fence.around("problem-source", told.source),
+            fence.around("problem-source", view.source),
             "Cases (tensors in the order of the interface, all contiguous):",
             fence.around("cases", cases),
         ]
@@ -73,17 +73,17 @@ def _case(case: CaseView) -> str:
     lines = [f"case {case.name} ({'timed' if case.timed else 'correctness only'})"]
     for tensor in case.signature.tensors:
         lines.append(f"  {tensor.role} {tensor.name}: {tensor.dtype} {list(tensor.shape)}")
-    if told := {name: value for name, value in case.traits.items() if not _PLUMBING.match(name)}:
-        shown = dict(list(told.items())[:MAX_TRAITS])
+    if traits := {name: value for name, value in case.traits.items() if not _PLUMBING.match(name)}:
+        shown = dict(list(traits.items())[:MAX_TRAITS])
         lines.append(f"  arguments of the reference's operators: {pairs(shown)}")
     return "\n".join(lines)
 
 
-def policy(told: ProblemView, fence: Fence) -> str:
+def policy(view: ProblemView, fence: Fence) -> str:
     """In sentences; what has none is shown as it stands."""
     sentences = data("policy.json")
     lines, unknown = [], []
-    for name, value in told.policy.items():
+    for name, value in view.policy.items():
         sentence = sentences.get(name, {}).get(value)
         if sentence is not None:
             lines.append(f"- {sentence}")
@@ -101,10 +101,10 @@ def judging(context: Context) -> str:
 
 
 def hardware(context: Context, fence: Fence) -> str:
-    told = context.hardware
-    lines = [f"id: {told.id}", f"lineage: {' -> '.join(told.lineage)}"]
-    if told.device:
-        lines.append(f"device: {told.device}")
+    view = context.hardware
+    lines = [f"id: {view.id}", f"lineage: {' -> '.join(view.lineage)}"]
+    if view.device:
+        lines.append(f"device: {view.device}")
     if compiler := _compiler(context):
         lines.append(f"compiler: {compiler}")
     return fence.around("hardware", "\n".join(lines))
@@ -112,10 +112,10 @@ def hardware(context: Context, fence: Fence) -> str:
 
 def _compiler(context: Context) -> str:
     """As it reports itself where something was compiled in the wanted language already."""
-    made: list[Node] = [context.parent, *context.tried]
-    found = (node.evaluation for node in made if node.proposal is not None)
+    nodes: list[Node] = [context.parent, *context.tried]
+    evaluations = (node.evaluation for node in nodes if node.proposal is not None)
     language = wanted(context)
-    return next((e.toolchain for e in found if e is not None and e.language == language), "")
+    return next((e.toolchain for e in evaluations if e is not None and e.language == language), "")
 
 
 def interface(context: Context) -> str:
@@ -160,13 +160,13 @@ def _cpp_build(context: Context) -> str:
         if name not in hidden
     )
     flags = " ".join([*cpp.BASE_FLAGS, *cpp.flags_of(plain), "-std=gnu++20"])
-    told = {"flags": flags, "seconds": f"{cpp.LIMITS.seconds:g}", "variants": variants}
-    return rendered("build_cpp.md", {**told, "alignment": str(CPU_ALIGNMENT)}).strip()
+    values = {"flags": flags, "seconds": f"{cpp.LIMITS.seconds:g}", "variants": variants}
+    return rendered("build_cpp.md", {**values, "alignment": str(CPU_ALIGNMENT)}).strip()
 
 
 def _cuda_build() -> str:
-    told = {"flags": " ".join(cuda.FLAGS), "seconds": f"{cuda.LIMITS.seconds:g}"}
-    return rendered("build_cuda.md", told).strip()
+    values = {"flags": " ".join(cuda.FLAGS), "seconds": f"{cuda.LIMITS.seconds:g}"}
+    return rendered("build_cuda.md", values).strip()
 
 
 def number(value: object) -> str:
@@ -208,14 +208,14 @@ def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
     return frozenset(shown + [skill.name for skill in context.knowledge.skills[:MAX_SKILLS]])
 
 
-def fitting(context: Context) -> list[Remedy]:
+def fitting(context: Context) -> list[Move]:
     """Without those that the problem forbids: a narrower type where the precision is strict. What
     a skill says to avoid is no move: the skill's own text says it."""
-    moves = [move for move in context.knowledge.remedies if not avoided(move)]
+    moves = [move for move in context.knowledge.moves if not avoided(move)]
     return [move for move in moves if not _forbidden(move, context.problem)]
 
 
-def _forbidden(move: Remedy, problem: ProblemView) -> bool:
+def _forbidden(move: Move, problem: ProblemView) -> bool:
     if problem.policy.get("precision") != "strict" or problem.main.dtype is None:
         return False
     if move.change.get("role") not in ("dtype", "precision"):
@@ -240,7 +240,7 @@ def _facts(facts: Mapping[str, Number]) -> str:
     return "\n".join(rows)
 
 
-def _move(move: Remedy) -> str:
+def _move(move: Move) -> str:
     lines = [f"id: {move.id}", f"name: {move.name}", f"change: {_change(move.change)}"]
     if move.limit is not None:
         lines.append(f"limit: {number(move.limit)} ({move.limit_name or 'unnamed'})")
@@ -253,12 +253,12 @@ def _move(move: Remedy) -> str:
 
 def _change(change: Mapping[str, object]) -> str:
     """`increase tile_rows, by a factor of 2`."""
-    told = f"{change.get('direction', 'change')} {change.get('role', '')}".strip()
+    text = f"{change.get('direction', 'change')} {change.get('role', '')}".strip()
     if change.get("to") is not None:
-        told += f" to {number(change['to'])}"
+        text += f" to {number(change['to'])}"
     if change.get("factor") is not None:
-        told += f", by a factor of {number(change['factor'])}"
-    return told
+        text += f", by a factor of {number(change['factor'])}"
+    return text
 
 
 def _skill(skill: ShownSkill) -> str:

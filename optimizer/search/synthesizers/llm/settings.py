@@ -99,9 +99,9 @@ def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -
 class Redaction:
     """given: secrets that are known beside those of the environment."""
 
-    def __init__(self, *given: str | None) -> None:
+    def __init__(self, *secrets: str | None) -> None:
         named = [value for name, value in os.environ.items() if _SECRET_NAME.search(name)]
-        known = {value for value in given if value and len(value) >= LEAST_GIVEN}
+        known = {value for value in secrets if value and len(value) >= LEAST_GIVEN}
         known |= {value for value in named if len(value) >= LEAST_NAMED}
         self._known = sorted(known, key=len, reverse=True)
 

@@ -113,9 +113,9 @@ def default_main(language: str, context: Context) -> str:
 
 def rule(context: Context) -> str:
     """In words, for a model that got it wrong."""
-    told = []
+    rules = []
     for language in context.hardware.languages:
         ends = " or ".join(main_suffixes(language, context)) or "its own ending"
         headers = f", and header files ({', '.join(HEADER_SUFFIXES)})"
-        told.append(f"{language}: one {ends} file{'' if language in PYTHON_LIKE else headers}")
-    return "; ".join(told) + ". No folders."
+        rules.append(f"{language}: one {ends} file{'' if language in PYTHON_LIKE else headers}")
+    return "; ".join(rules) + ". No folders."

@@ -230,9 +230,9 @@ def _check(recipe: Recipe, reader: TableReader) -> None:
 def _check_predicates(recipe: Recipe, known: set[str], reader: TableReader) -> None:
     free = {dim.lstrip("*") for tensor in recipe.tensors for dim in tensor.dims}
     free |= set(recipe.traits)
-    given = [("when", recipe.when, free)] if recipe.when else []
-    given += [(f"constraints[{n}]", c, free | known) for n, c in enumerate(recipe.constraints)]
-    for where, text, allowed in given:
+    predicates = [("when", recipe.when, free)] if recipe.when else []
+    predicates += [(f"constraints[{n}]", c, free | known) for n, c in enumerate(recipe.constraints)]
+    for where, text, allowed in predicates:
         try:
             names = compile_predicate(text or "").names()
         except InvalidPredicate as problem:
@@ -245,8 +245,8 @@ def _check_predicates(recipe: Recipe, known: set[str], reader: TableReader) -> N
 def filled(template: str, values: Mapping[str, Value], host: str, *, python: bool) -> str:
     """The template with every placeholder replaced. Raises KeyError for one without a value."""
 
-    def put(found: re.Match[str]) -> str:
-        name = found.group(1)
+    def put(match: re.Match[str]) -> str:
+        name = match.group(1)
         return host if name == HOST else literal(values[name], python=python)
 
     return PLACEHOLDER.sub(put, template)
@@ -359,8 +359,8 @@ def instantiate(
     """reference: source of the problem, whose Model holds the weights of a Python candidate."""
     python = recipe.language in PYTHON
     host = _c_host(recipe) if recipe.language in C_LIKE else ""
-    given = {**binding.traits, **values}
-    text = filled(recipe.template, given, host, python=python)
+    names = {**binding.traits, **values}
+    text = filled(recipe.template, names, host, python=python)
     parameters = dict(values)
     if python:
         text += _PYTHON_HOST.format(reference=reference)

@@ -52,10 +52,10 @@ def bind(sample: ManualSample, problem: ProblemView, name: str = "") -> Recipe |
     the problem's. name: of the recipe, the sample's id without one. Raises InvalidKnowledge for a
     body that cannot be read."""
     tensors = problem.main.signature.tensors
-    given = [t for t in tensors if t.role != "output"]
-    made = [t for t in tensors if t.role == "output"]
+    inputs = [t for t in tensors if t.role != "output"]
+    outputs = [t for t in tensors if t.role == "output"]
     sizes: dict[str, int] = {}
-    for role, actual in (("input", given), ("output", made)):
+    for role, actual in (("input", inputs), ("output", outputs)):
         patterns = [t["dims"] for t in sample.body["tensors"] if t["role"] == role]
         if len(patterns) != len(actual):
             return None
@@ -97,8 +97,8 @@ def _pattern(tensor: TensorSpec) -> dict[str, Any]:
 def _sized(text: str, sizes: Mapping[str, int]) -> str:
     """With numbers for sizes; what stands for a constant stays."""
 
-    def put(found: re.Match[str]) -> str:
-        return str(sizes[found[1]]) if found[1] in sizes else found[0]
+    def put(match: re.Match[str]) -> str:
+        return str(sizes[match[1]]) if match[1] in sizes else match[0]
 
     return PLACEHOLDER.sub(put, text)
 
@@ -143,12 +143,12 @@ class SampleSynthesizer:
         """By name of the recipe: the sample's, or its id where two have one name."""
         if self._known is None or self._known[0] != problem.name:
             names = Counter(sample.name for sample in self._samples)
-            found = [
+            bindings = [
                 (sample, bind(sample, problem, sample.name if names[sample.name] == 1 else ""))
                 for sample in self._samples
             ]
-            bound = {r.name: _Bound(sample, r) for sample, r in found if r is not None}
-            recipes = [one.recipe for one in bound.values()]
+            bound = {r.name: _Bound(sample, r) for sample, r in bindings if r is not None}
+            recipes = [item.recipe for item in bound.values()]
             languages = [recipe.language for recipe in recipes]
             self._known = (problem.name, bound, RecipeSynthesizer(recipes, languages))
         return self._known[1], self._known[2]
@@ -158,27 +158,27 @@ class SampleSynthesizer:
         proposal = recipes.propose(context)
         if proposal is None or proposal.recipe is None:
             return None
-        one = bound[proposal.recipe]
+        sample = bound[proposal.recipe]
         if context.parent.number == REFERENCE:
-            return one.marked(proposal, one.beginning(proposal.values))
-        return one.marked(proposal, proposal.plan, proposal.attributed)
+            return sample.marked(proposal, sample.beginning(proposal.values))
+        return sample.marked(proposal, proposal.plan, proposal.attributed)
 
     def first(self, problem: ProblemView, hardware: HardwareView) -> Proposal | None:
         """The first sample that fits, as it stands where the limits allow that: what the others are
         compared with."""
         bound, _ = self._for(problem)
-        for one in bound.values():
-            fitting = fit(one.recipe, problem, hardware.facts)
+        for item in bound.values():
+            fitting = fit(item.recipe, problem, hardware.facts)
             values = start(fitting, hardware.facts) if fitting is not None else None
             if fitting is None or values is None:
                 continue
-            bundle = instantiate(one.recipe, values, fitting.binding, problem.source)
-            made = Proposal(
+            bundle = instantiate(item.recipe, values, fitting.binding, problem.source)
+            proposal = Proposal(
                 bundle,
                 NAME,
-                recipe=one.recipe.name,
+                recipe=item.recipe.name,
                 values=dict(values),
                 cases=fitting.cases,
             )
-            return one.marked(made, one.beginning(values))
+            return item.marked(proposal, item.beginning(values))
         return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kb.moves_vocabulary import direction_of
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
 
@@ -45,10 +45,10 @@ def avoiding(knobs: Sequence[Knob]) -> dict[str, Any]:
     return {AVOID: [vars(knob).copy() for knob in knobs]}
 
 
-def avoided(remedy: Remedy) -> tuple[Knob, ...]:
+def avoided(move: Move) -> tuple[Knob, ...]:
     """What a remedy says to avoid; nothing where it is a move."""
-    told = remedy.change.get(AVOID) or ()
-    return tuple(Knob(str(one["role"]), str(one["direction"])) for one in told)
+    rows = move.change.get(AVOID) or ()
+    return tuple(Knob(str(row["role"]), str(row["direction"])) for row in rows)
 
 
 def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -> bool:
@@ -56,17 +56,17 @@ def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -
     changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
     if not knobs or len(changed) != len(knobs):
         return False
-    found = [Knob(p.role, direction_of(before.get(p.name), after[p.name])) for p in changed]
-    return sorted(found) == sorted(knobs)
+    changes = [Knob(p.role, direction_of(before.get(p.name), after[p.name])) for p in changed]
+    return sorted(changes) == sorted(knobs)
 
 
 def turned(recipe: Recipe, values: Values, knobs: Sequence[Knob]) -> dict[str, Value]:
     """The values with one step of each knob. Raises NoStep."""
-    found = dict(values)
+    changed = dict(values)
     for knob in knobs:
-        name, value = _step(recipe, found, knob)
-        found[name] = value
-    return found
+        name, value = _step(recipe, changed, knob)
+        changed[name] = value
+    return changed
 
 
 def _step(recipe: Recipe, values: Values, knob: Knob) -> tuple[str, Value]:
@@ -78,8 +78,8 @@ def _step(recipe: Recipe, values: Values, knob: Knob) -> tuple[str, Value]:
         value = beside(parameter, values[parameter.name], knob.direction)
         if value is not None:
             return parameter.name, value
-    told = " and ".join(f"{p.name} is {values[p.name]}" for p in own)
-    raise NoStep(f"{told} in {recipe.name}, which has no tested value to {knob.direction} it to")
+    state = " and ".join(f"{p.name} is {values[p.name]}" for p in own)
+    raise NoStep(f"{state} in {recipe.name}, which has no tested value to {knob.direction} it to")
 
 
 def beside(parameter: Parameter, value: Value, way: str) -> Value | None:

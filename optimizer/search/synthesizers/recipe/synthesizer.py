@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.abi import ITEM_BYTES
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import Context, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import (
@@ -78,8 +78,8 @@ class RecipeSynthesizer:
         key = f"{context.problem.name} {context.with_knowledge}"
         if key not in self._fitting:
             facts = _facts(context)
-            found = (fit(recipe, context.problem, facts) for recipe in self._recipes)
-            self._fitting[key] = [fitting for fitting in found if fitting is not None]
+            candidates = (fit(recipe, context.problem, facts) for recipe in self._recipes)
+            self._fitting[key] = [fitting for fitting in candidates if fitting is not None]
         return self._fitting[key]
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
@@ -124,8 +124,8 @@ def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
         return None
     claimed = []
     for case in problem.cases:
-        found = match(recipe, case.signature, case.traits, facts, problem.op)
-        if not isinstance(found, Refusal) and found.traits == binding.traits:
+        bound = match(recipe, case.signature, case.traits, facts, problem.op)
+        if not isinstance(bound, Refusal) and bound.traits == binding.traits:
             claimed.append(case.name)
     return Fitting(recipe, binding, tuple(claimed))
 
@@ -149,8 +149,8 @@ def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
     """Recipes of skills that were retrieved for this verdict first, then by name."""
     shown = [skill.name for skill in context.knowledge.skills]
 
-    def place(one: Fitting) -> tuple[int, str]:
-        name = one.recipe.name
+    def place(fitting_recipe: Fitting) -> tuple[int, str]:
+        name = fitting_recipe.recipe.name
         return (shown.index(name) if name in shown else len(shown), name)
 
     return sorted(fitting, key=place)
@@ -164,9 +164,9 @@ def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) 
     against = _against(context)
     waiting: list[Choice] = []
     for choice in _in_turn(context, fitting, values, facts, record):
-        said = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
-        if said and not record.has_won(step_between(recipe, values, choice.values)):
-            warned = f"{choice.plan} Tried last: {', '.join(said)} says to avoid it."
+        warnings = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
+        if warnings and not record.has_won(step_between(recipe, values, choice.values)):
+            warned = f"{choice.plan} Tried last: {', '.join(warnings)} says to avoid it."
             waiting.append(replace(choice, plan=warned))
         else:
             yield choice
@@ -176,7 +176,7 @@ def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) 
 def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
     """What is to be avoided here, by id of the remedy that says so. It makes no candidate, so no
     proposal is attributed to it; that it was shown is kept with the node."""
-    holding = [r for r in context.knowledge.remedies if r.applies is not False]
+    holding = [r for r in context.knowledge.moves if r.applies is not False]
     return [(r.id, knobs) for r in holding if (knobs := avoided(r))]
 
 
@@ -200,9 +200,9 @@ def _in_turn(
 
 
 def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[Choice]:
-    for remedy in context.knowledge.remedies:
-        if remedy.applies is not False:
-            yield from _by_move(context, recipe, values, remedy)
+    for move in context.knowledge.moves:
+        if move.applies is not False:
+            yield from _by_move(context, recipe, values, move)
     chance = random.Random(f"{context.seed}:{context.parent.number}")
     parameters = list(recipe.parameters)
     chance.shuffle(parameters)
@@ -214,44 +214,44 @@ def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[C
                 yield Choice({**values, parameter.name: value}, plan)
 
 
-def _by_move(context: Context, recipe: Recipe, values: Values, remedy: Remedy) -> Iterator[Choice]:
+def _by_move(context: Context, recipe: Recipe, values: Values, move: Move) -> Iterator[Choice]:
     """Every parameter of the move's role, changed as it says. What is known of the very chip bounds
     it, before what is known of its family."""
-    limit = _facts(context).get(remedy.limit_name or "")
+    limit = _facts(context).get(move.limit_name or "")
     if isinstance(limit, int | float):
-        remedy = replace(remedy, limit=float(limit))
+        move = replace(move, limit=float(limit))
     element_bytes = ITEM_BYTES.get(context.problem.main.dtype or "")
     for parameter in recipe.parameters:
-        if parameter.role != remedy.change.get("role"):
+        if parameter.role != move.change.get("role"):
             continue
-        value = moved(parameter, values[parameter.name], remedy, element_bytes)
+        value = moved(parameter, values[parameter.name], move, element_bytes)
         if value is not None:
-            plan = f"{remedy.name}: {parameter.name} from {values[parameter.name]} to {value}."
+            plan = f"{move.name}: {parameter.name} from {values[parameter.name]} to {value}."
             chosen = {**values, parameter.name: value}
-            yield Choice(chosen, f"{plan} {remedy.why}", (remedy.id,), remedy.applies)
+            yield Choice(chosen, f"{plan} {move.why}", (move.id,), move.applies)
 
 
 def moved(
-    parameter: Parameter, value: Value, remedy: Remedy, element_bytes: int | None = None
+    parameter: Parameter, value: Value, move: Move, element_bytes: int | None = None
 ) -> Value | None:
     """The value that a move asks for; None where the domain has none or the limit forbids it.
     element_bytes: of one element of the problem, None where that is not known."""
-    direction = remedy.change.get("direction")
+    direction = move.change.get("direction")
     if direction in ("increase", "add"):
-        found = stepped(parameter, value, 1)
+        changed = stepped(parameter, value, 1)
     elif direction in ("decrease", "remove"):
-        found = stepped(parameter, value, -1)
+        changed = stepped(parameter, value, -1)
     elif direction == "set":
-        to = remedy.change.get("to")
-        found = next((v for v in parameter.values if str(v) == str(to) and v != value), None)
+        to = move.change.get("to")
+        changed = next((v for v in parameter.values if str(v) == str(to) and v != value), None)
     else:
         others = [v for v in parameter.values if v != value]
-        found = others[0] if others else None
-    if direction == "increase" and isinstance(found, int | float) and remedy.limit is not None:
-        size = in_unit(found, parameter.unit, remedy.limit_unit, element_bytes)
-        if size is not None and size > remedy.limit:
+        changed = others[0] if others else None
+    if direction == "increase" and isinstance(changed, int | float) and move.limit is not None:
+        size = in_unit(changed, parameter.unit, move.limit_unit, element_bytes)
+        if size is not None and size > move.limit:
             return None
-    return found
+    return changed
 
 
 def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | None) -> float | None:
@@ -300,7 +300,7 @@ def _proposal(context: Context, fitting: Fitting, choice: Choice) -> Proposal:
     )
 
 
-def fitted(
+def adapt_winner(
     winner: Proposal,
     problem: ProblemView,
     recipes: Mapping[str, Recipe],

@@ -46,14 +46,14 @@ from tests.optimizer.search.landscape import HARDWARE, VIEW, Steps, TableBench
 
 class Silent:
     def node(self, node, tree): ...
-    def said(self, message): ...
+    def log(self, message): ...
 
 store = FileStore(Path(sys.argv[2]))
 run = RunRow("run_bare", "hill", "sha", "x86-64", Goal(candidates=9))
 store.begin(run)
 knowledge = SnapshotKnowledge({}, "softmax", HARDWARE.facts)
 search = Search(run, store, TableBench(), [Steps()], knowledge, VIEW, HARDWARE, Silent())
-ended = search.go()
+ended = search.run()
 print(ended.state, search.tree.best.proposal.values["x"])
 """
 

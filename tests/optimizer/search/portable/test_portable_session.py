@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
 from optimizer.search.portable.session import SESSION, write_session
 from optimizer.search.portable.snapshot import (
     KEPT_EXCERPTS,
@@ -23,8 +23,8 @@ TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
 
 
-def remedy(name: str, when: str) -> Remedy:
-    return Remedy(name, name, UP, None, None, "why", None, when)
+def remedy(name: str, when: str) -> Move:
+    return Move(name, name, UP, None, None, "why", None, when)
 
 
 class Source:
@@ -83,7 +83,7 @@ def test_a_skill_is_stored_once(taken: Snapshot) -> None:
 def test_moves_are_decided_with_what_is_measured_there(taken: Snapshot) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(taken.as_json())), "softmax", FACTS)
     found = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
-    assert [(move.id, move.applies) for move in found.remedies] == [
+    assert [(move.id, move.applies) for move in found.moves] == [
         ("mv_softmax", True),
         ("mv_always", None),
     ]
@@ -91,7 +91,7 @@ def test_moves_are_decided_with_what_is_measured_there(taken: Snapshot) -> None:
     assert found.skills[0].text == "Raise the tile."
     assert [excerpt.text for excerpt in found.excerpts][:1] == ["memory_bound 0"]
     unmeasured = knowledge.consult(query("memory_bound"))
-    assert [move.applies for move in unmeasured.remedies] == [None, True, None]
+    assert [move.applies for move in unmeasured.moves] == [None, True, None]
 
 
 def test_a_search_begins_there_with_what_it_would_begin_with_here(taken: Snapshot) -> None:

@@ -19,7 +19,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import Place, problem_view
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.records import Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import (
@@ -150,7 +150,7 @@ def test_values_can_carry_no_code() -> None:
     assert built.origin == "recipe" and built.parameters == {"chunk": 4, "tile": 8}
 
 
-REMEDY = Remedy("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
+REMEDY = Move("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
 
 
 def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> Context:
@@ -161,7 +161,7 @@ def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> Context:
         "parent": parent,
         "seen": (),
         "best": None,
-        "knowledge": Knowledge("ret_1", remedies=(REMEDY,)),
+        "knowledge": Knowledge("ret_1", moves=(REMEDY,)),
         "tried": tried,
         "step": len(tried) + 1,
         "seed": 1,
@@ -204,7 +204,7 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
 def test_a_moves_limit_and_direction() -> None:
     tile = recipe().parameter("tile")
     up = {"role": "tile_m", "direction": "increase"}
-    limited = Remedy("m", "m", up, 32, "f", "", True, limit_unit="count")
+    limited = Move("m", "m", up, 32, "f", "", True, limit_unit="count")
     counted = replace(tile, unit="count")
     assert moved(counted, 16, limited) == 32 and moved(counted, 32, limited) is None
     assert moved(tile, 32, limited) == 64  # of no stated unit: a limit says nothing of it
@@ -212,9 +212,9 @@ def test_a_moves_limit_and_direction() -> None:
     lanes = replace(tile, unit="elements")
     assert moved(lanes, 8, bits, 4) == 16 and moved(lanes, 16, bits, 4) is None
     assert moved(lanes, 16, bits, 2) == 32 and moved(lanes, 16, bits) == 32
-    down = Remedy("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
+    down = Move("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
     assert moved(tile, 32, down) == 16 and moved(tile, 8, down) is None
-    to = Remedy("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
+    to = Move("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
     assert moved(tile, 8, to) == 64 and moved(tile, 64, to) is None
     assert stepped(tile, 99, 1) is None
 
@@ -259,20 +259,20 @@ def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
 def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
     open_ = replace(REMEDY, applies=None)
-    holds = Remedy("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
-    both = after(start, start, knowledge=Knowledge("ret_1", remedies=(open_, holds)))
+    holds = Move("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
+    both = after(start, start, knowledge=Knowledge("ret_1", moves=(open_, holds)))
     assert [moves for _, moves in both[:3]] == [("mv_2",), ("mv_1",), ()]
-    refuted = Knowledge("ret_1", remedies=(replace(REMEDY, applies=False),))
+    refuted = Knowledge("ret_1", moves=(replace(REMEDY, applies=False),))
     assert not [moves for _, moves in after(start, start, knowledge=refuted) if moves]
 
 
 def test_a_limit_is_that_of_the_very_chip() -> None:
     raw = [RAW["parameters"][0], {**RAW["parameters"][1], "unit": "elements"}]
-    wide = Remedy("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
+    wide = Move("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
     for bits, asked in ((512.0, False), (1024.0, True)):
         chip = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"vector_bits": bits})
-        told = Knowledge("ret_1", remedies=(wide,))
+        told = Knowledge("ret_1", moves=(wide,))
         proposer = RecipeSynthesizer([recipe(parameters=raw)], ["cpp"])
         found = proposer.propose(context(start, (start,), hardware=chip, knowledge=told))
         assert found is not None and (found.attributed == ("mv_1",)) is asked

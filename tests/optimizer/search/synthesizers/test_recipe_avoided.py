@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.search.attribution import CHANGED, attribution
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.store import FileStore, RunRow
@@ -45,13 +45,13 @@ PROBLEM_VIEW = replace(
 )
 
 
-def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> Remedy:
-    return Remedy(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
+def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> Move:
+    return Move(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
 
 
-def proposed(*remedies: Remedy, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+def proposed(*remedies: Move, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     parent = measured(1, 0, {"chunk": 4, "tile": 16, **values}, 1.0)
-    return after(parent, parent, knowledge=Knowledge("ret_1", remedies=remedies))
+    return after(parent, parent, knowledge=Knowledge("ret_1", moves=remedies))
 
 
 # -- the order
@@ -91,7 +91,7 @@ def test_of_two_knobs_only_both_together_are_avoided() -> None:
 def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 8}, 1.0)
     won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
-    told = Knowledge("ret_1", remedies=(warning(LARGER),))
+    told = Knowledge("ret_1", moves=(warning(LARGER),))
     assert after(won, start, won, knowledge=told)[0] == ({"chunk": 4, "tile": 32}, ())
     lost = measured(2, 1, {"chunk": 4, "tile": 16}, 0.5)
     waiting = [values for values, _ in after(start, start, lost, knowledge=told)[-2:]]
@@ -101,7 +101,7 @@ def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
 
 def test_a_late_step_says_who_warned_of_it() -> None:
     parent = measured(1, 0, {"chunk": 4, "tile": 32}, 1.0)
-    told = Knowledge("ret_1", remedies=(warning(LARGER),))
+    told = Knowledge("ret_1", moves=(warning(LARGER),))
     others = [
         measured(2 + number, 1, {"chunk": chunk, "tile": tile}, 0.5)
         for number, (chunk, tile) in enumerate(
@@ -153,7 +153,7 @@ def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, Task]
     store.begin(row)
     bench = TableBench(lambda made: 2.0 - int(made.values["tile"]) / 100)
     search = Search(row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, Told())
-    search.go()
+    search.run()
     return Tree(store.nodes("run_1")), Task("run_1", goal, PROBLEM_VIEW, HARDWARE)
 
 

@@ -77,17 +77,17 @@ class _Writer:
     def call(self, function: Callable[..., Any], *args: Any, like: Node | None = None) -> Node:
         graph = self._before.graph
         with graph.inserting_before(self._before):
-            made = graph.call_function(function, args)
+            node = graph.call_function(function, args)
         if like is not None:
-            made.meta = dict(like.meta)
-        return made
+            node.meta = dict(like.meta)
+        return node
 
     def attribute(self, name: str, value: object) -> Node:
         graph = self._before.graph
         with graph.inserting_before(self._before):
-            made = graph.create_node("get_attr", name)
-        made.meta["val"] = value
-        return made
+            node = graph.create_node("get_attr", name)
+        node.meta["val"] = value
+        return node
 
     def state(self, layer: Layer) -> Layer:
         """The layer with nodes for its weights."""
@@ -105,8 +105,8 @@ class _Writer:
 
     def layer(self, like: Layer, x: Node, weight: Node, bias: Node | None) -> None:
         """A layer with other weights, in place of the node."""
-        made = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
-        self._before.replace_all_uses_with(made)
+        node = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
+        self._before.replace_all_uses_with(node)
 
 
 def _module(node: object) -> torch.nn.Module | None:
@@ -226,8 +226,8 @@ def _is_weight(value: object) -> bool:
 
 
 def _same_type(node: object, other: object) -> bool:
-    one, two = tensor(node), tensor(other)
-    return one is not None and two is not None and one.dtype == two.dtype
+    first, second = tensor(node), tensor(other)
+    return first is not None and second is not None and first.dtype == second.dtype
 
 
 def linear_twice(node: Node) -> bool:

@@ -105,8 +105,8 @@ def literal(value: object) -> float | None:
 
 
 def near(value: object, wanted: float) -> bool:
-    found = literal(value)
-    return found is not None and math.isclose(found, wanted, rel_tol=1e-6)
+    number = literal(value)
+    return number is not None and math.isclose(number, wanted, rel_tol=1e-6)
 
 
 def one_dim(value: object, rank: int | None) -> int | None:

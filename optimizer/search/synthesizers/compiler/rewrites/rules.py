@@ -115,12 +115,12 @@ def variants(traced: Traced) -> list[Rewritten]:
     """All exact rules together, then with the gambles, then each rule by itself."""
     exact = [rule for rule in RULES if not rule.alone]
     sets = [exact, list(RULES), *([rule] for rule in RULES)]
-    found: list[Rewritten] = []
+    rewrites: list[Rewritten] = []
     for rules in sets:
-        made = rewrite(traced, rules)
-        if made is not None and all(made.text != other.text for other in found):
-            found.append(made)
-    return found
+        rewritten = rewrite(traced, rules)
+        if rewritten is not None and all(rewritten.text != other.text for other in rewrites):
+            rewrites.append(rewritten)
+    return rewrites
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

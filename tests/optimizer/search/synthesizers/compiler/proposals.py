@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optimizer.evaluation.records import CaseCheck, Evaluation, Interval
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
 from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
@@ -45,7 +45,7 @@ def context(
     parent: Node = REFERENCE_NODE,
     tried: Sequence[Node] = (),
     device: str | None = "cpu",
-    remedies: tuple[Remedy, ...] = (),
+    remedies: tuple[Move, ...] = (),
 ) -> Context:
     return Context(
         problem=problem,
@@ -53,7 +53,7 @@ def context(
         parent=parent,
         seen=(),
         best=None,
-        knowledge=Knowledge(remedies=remedies),
+        knowledge=Knowledge(moves=remedies),
         tried=tried,
         step=len(tried) + 1,
         seed=1,

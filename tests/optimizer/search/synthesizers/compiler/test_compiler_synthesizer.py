@@ -10,7 +10,7 @@ from kb.moves_vocabulary import ROLES
 from kb.problem_terms import canonical_op, op_family
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.records import Node, Proposal, Value
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.compiler.configurations import (
@@ -130,12 +130,12 @@ def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, op
     assert order.index(option) < before.index(option)
 
 
-def neighbours(problem: ProblemView, node: Node, *remedies: Remedy) -> list[Proposal]:
+def neighbours(problem: ProblemView, node: Node, *remedies: Move) -> list[Proposal]:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried = [node]
     found = []
     while True:
-        made = synthesizer.propose(context(problem, node, tried, remedies=remedies))
+        made = synthesizer.propose(context(problem, node, tried, moves=remedies))
         if made is None:
             return found
         found.append(made)
@@ -143,7 +143,7 @@ def neighbours(problem: ProblemView, node: Node, *remedies: Remedy) -> list[Prop
 
 
 def test_a_move_brings_what_it_asks_for_forward_and_is_named(problem: ProblemView) -> None:
-    move = Remedy("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
+    move = Move("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
     node = evaluated(1, drained(problem)[0], 1.5)
     first = neighbours(problem, node, move)[0]
     assert first.attributed == ("move_1",)

@@ -7,7 +7,7 @@ from typing import Any
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
 
@@ -60,7 +60,7 @@ def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledg
             Excerpt(f"ex_manual_{n}", "Chip manual", texts[n], "page 3") for n in range(excerpts)
         ),
         (
-            Remedy(
+            Move(
                 MOVE_ID,
                 "larger row tiles",
                 {"role": "tile_rows", "direction": "increase", "to": None, "factor": 2},

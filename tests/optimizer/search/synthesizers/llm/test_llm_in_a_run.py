@@ -35,8 +35,8 @@ class TileBench:
     def reference(self) -> Evaluation:
         return evaluation(speedup=Interval(1.0, 1.0, 1.0, 20))
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
-        tile = re.search(r"TILE_ROWS = (\d+)", bundle_of.bundle.source)
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        tile = re.search(r"TILE_ROWS = (\d+)", proposal.bundle.source)
         assert tile
         gain = 1 + int(tile[1]) / 100
         return evaluation(speedup=Interval(gain, gain - 0.001, gain + 0.001, 20))
@@ -57,7 +57,7 @@ class Listening:
 
     def node(self, node: Any, tree: Tree) -> None: ...
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.heard.append(message)
 
 
@@ -77,7 +77,7 @@ def search(folder: Path, run: str, asker: LlmSynthesizer) -> tuple[RunRow, Tree,
         listener,
         inherited=[Proposal(first, "recipe")],
     )
-    return going.go(), going.tree, listener.heard
+    return going.run(), going.tree, listener.heard
 
 
 def tiles(tree: Tree) -> list[tuple[int | None, str | None]]:

@@ -17,7 +17,7 @@ from optimizer.evaluation.problem.spec import Policy
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
-from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import CaseView, Context, HardwareView
 from optimizer.search.synthesizers.llm import sections
@@ -315,9 +315,9 @@ def test_facts_have_units_and_whole_numbers() -> None:
     assert re.search(r"^clock_boost = 1980000000 Hz \(", text, re.M)
 
 
-def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Remedy:
+def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Move:
     change = {"role": role, "direction": direction, "to": to, "factor": None}
-    return Remedy(f"mv_{role}_{to}", "a move", change, None, None, "because", None)
+    return Move(f"mv_{role}_{to}", "a move", change, None, None, "because", None)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +333,10 @@ def narrowing(to: str | None, role: str = "dtype", direction: str = "set") -> Re
         (narrowing("ieee", "precision"), True),
         (narrowing("16", "tile_k"), True),
     ],
-    ids=lambda told: f"{told.id}" if isinstance(told, Remedy) else "",
+    ids=lambda told: f"{told.id}" if isinstance(told, Move) else "",
 )
-def test_a_move_that_the_precision_forbids_is_not_shown(move: Remedy, kept: bool) -> None:
-    told = replace(with_policy(precision="strict"), knowledge=Knowledge(remedies=(move,)))
+def test_a_move_that_the_precision_forbids_is_not_shown(move: Move, kept: bool) -> None:
+    told = replace(with_policy(precision="strict"), knowledge=Knowledge(moves=(move,)))
     made = prompt(told)
     assert (move.id in made.user) is kept and (move.id in made.shown) is kept
     relaxed = prompt(replace(told, problem=replace(told.problem, policy={"precision": "relaxed"})))
@@ -345,7 +345,7 @@ def test_a_move_that_the_precision_forbids_is_not_shown(move: Remedy, kept: bool
 
 def test_a_move_says_what_to_do_and_whether_that_is_certain() -> None:
     assert "change: increase tile_rows, by a factor of 2" in block(prompt(context()).user, "move")
-    told = context(knowledge=Knowledge(remedies=(narrowing("vector", "store"),)))
+    told = context(knowledge=Knowledge(moves=(narrowing("vector", "store"),)))
     text = block(prompt(told).user, "move")
     assert "change: set store to vector" in text and "applies: not decided" in text
 
