@@ -47,7 +47,9 @@ class Prompts:
     def context(self, tree: Tree, node: Node) -> tuple[Context, tuple[str, ...]]:
         """What the candidate was proposed from, and the ids whose texts are missing in it."""
         known, left_out = self._knowledge.of(node.shown, self._task.hardware.id)
-        return compose_context(self._task, tree_before(tree, node), node.parent or 0, known), left_out
+        return compose_context(
+            self._task, tree_before(tree, node), node.parent or 0, known
+        ), left_out
 
     def _rendered(self, tree: Tree, node: Node) -> Prompt:
         context, left_out = self.context(tree, node)

@@ -81,9 +81,7 @@ def get_inputs():
 TOML = 'op = "elementwise"\n'
 FACTS = {"l1d_size": 16_384}  # forbids a tile of 64
 HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), FACTS)
-SMALLER = Move(
-    "mv_1", "smaller", {"role": "tile_m", "direction": "decrease"}, None, None, "", True
-)
+SMALLER = Move("mv_1", "smaller", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
 BEST = {"chunk": 4, "tile": 16}  # one step of `tile` from the defaults
 
 

@@ -41,7 +41,7 @@ def shares_of(problem: Problem, outcome: Outcome, ceilings: Ceilings) -> tuple[S
     if outcome.node is None or reads_a_part(problem) or not ceilings.trusted:
         return ()
     cases = {case.name: case for case in problem.searched}
-    found = []
+    shares = []
     for figure in outcome.figures:
         if figure.held_out or figure.case not in cases or not figure.candidate_us:
             continue
@@ -51,5 +51,5 @@ def shares_of(problem: Problem, outcome: Outcome, ceilings: Ceilings) -> tuple[S
         if rates.bandwidth_pct is None:
             continue
         copy = 100 * work.compulsory_bytes / seconds / ceilings.copy_bandwidth
-        found.append(Share(figure.case, copy, rates.bandwidth_pct, rates.limit == "bytes"))
-    return tuple(found)
+        shares.append(Share(figure.case, copy, rates.bandwidth_pct, rates.limit == "bytes"))
+    return tuple(shares)

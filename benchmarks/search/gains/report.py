@@ -61,9 +61,13 @@ def both(rows: Sequence[Row]) -> list[str]:
 
 
 def origins(rows: Sequence[Row]) -> str:
-    found = Counter(row.origin or "no gain" for row in rows)
-    return "Winners by origin: " + ", ".join(f"{k} {v}" for k, v in found.most_common())
+    counts = Counter(row.origin or "no gain" for row in rows)
+    return "Winners by origin: " + ", ".join(f"{k} {v}" for k, v in counts.most_common())
 
 
-def told(found: tuple[float, float, float, int] | None) -> str:
-    return "" if found is None else f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}] n={found[3]}"
+def interval_text(interval: tuple[float, float, float, int] | None) -> str:
+    return (
+        ""
+        if interval is None
+        else f"{interval[0]:.3f} [{interval[1]:.3f}, {interval[2]:.3f}] n={interval[3]}"
+    )

@@ -66,5 +66,7 @@ def compiled_default(tree: Tree) -> Node | None:
     return None
 
 
-def _interval(found: Interval | None) -> tuple[float, float, float, int] | None:
-    return (found.value, found.low, found.high, found.n) if found is not None else None
+def _interval(interval: Interval | None) -> tuple[float, float, float, int] | None:
+    return (
+        (interval.value, interval.low, interval.high, interval.n) if interval is not None else None
+    )

@@ -77,8 +77,8 @@ def _unpack(packed: Path, folder: Path) -> None:
 def runs_in(folder: Path) -> list[RunRow]:
     """All, finished or not, in the order in which they were started."""
     store = FileStore(folder)
-    found = [store.run(path.parent.name) for path in folder.glob("*/run.json")]
-    return sorted(found, key=lambda run: (run.started_at, run.id))
+    runs = [store.run(path.parent.name) for path in folder.glob("*/run.json")]
+    return sorted(runs, key=lambda run: (run.started_at, run.id))
 
 
 def is_finished(run: RunRow) -> bool:

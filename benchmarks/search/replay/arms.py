@@ -108,16 +108,16 @@ class Filtered:
     def consult(self, query: Query) -> Knowledge:
         """A limit of a move is a fact: without facts no move has one."""
         arm = self.arm
-        found = self.source.consult(assuming(query, arm.assumed))
-        remedies = found.moves if arm.moves else ()
+        answer = self.source.consult(assuming(query, arm.assumed))
+        remedies = answer.moves if arm.moves else ()
         if not arm.facts:
             remedies = tuple(replace(remedy, limit=None) for remedy in remedies)
         return replace(
-            found,
+            answer,
             moves=remedies,
-            facts=found.facts if arm.facts else {},
-            excerpts=found.excerpts if arm.documents else (),
-            skills=found.skills if arm.defaults else (),
+            facts=answer.facts if arm.facts else {},
+            excerpts=answer.excerpts if arm.documents else (),
+            skills=answer.skills if arm.defaults else (),
         )
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
@@ -133,22 +133,22 @@ class TableBench:
     at_once: int = 1
 
     def reference(self) -> Evaluation:
-        found = self.table.reference(self.problem)
-        if found is None:
+        row = self.table.reference(self.problem)
+        if row is None:
             raise NotFound(
                 f"the table has no reference of {self.problem}", hint="Measure the problem first."
             )
-        return found.evaluation
+        return row.evaluation
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         """Raises NotFound for a point that was not measured."""
-        found = self.table.find(self.problem, proposal.recipe or "", proposal.values)
-        if found is None:
+        row = self.table.find(self.problem, proposal.recipe or "", proposal.values)
+        if row is None:
             raise NotFound(
                 f"{proposal.recipe} with {dict(proposal.values)} is not in the table",
                 hint="Measure the whole space before a replay.",
             )
-        return found.evaluation
+        return row.evaluation
 
 
 @dataclass

@@ -68,16 +68,16 @@ def coverage(
             signals[signal] = signals.get(signal, 0) + 1
         knowledge = answers.consult(query)
         roles = {p.role for p in _fitting(space, row).recipe.parameters}
-        found = list(followed(space, table, row, knowledge, facts))
+        here = list(followed(space, table, row, knowledge, facts))
         diagnosed += bool(query.signals)
         advised += bool(knowledge.moves)
         matching += any(remedy.change.get("role") in roles for remedy in knowledge.moves)
-        leading += bool(found)
-        steps += found
-    told = ", ".join(f"{name} {n}" for name, n in sorted(signals.items(), key=lambda x: -x[1]))
+        leading += bool(here)
+        steps += here
+    text = ", ".join(f"{name} {n}" for name, n in sorted(signals.items(), key=lambda x: -x[1]))
     return Coverage(
         space.problem.name,
-        told or "none",
+        text or "none",
         len(points),
         diagnosed,
         advised,
@@ -177,9 +177,9 @@ def repeat(table: Table, problems: Sequence[str]) -> Repeat | None:
     for row in (row for problem in problems for row in table.points(problem)):
         rounds = table.rounds(row.problem, row.recipe, row.values).values()
         timed = [r.evaluation.speedup for r in rounds if r.evaluation.speedup is not None]
-        for one, other in combinations(timed, 2):
-            factors.append(abs(math.log(one.value / other.value)))
-            apart += one.low > other.high or other.low > one.high
+        for first, second in combinations(timed, 2):
+            factors.append(abs(math.log(first.value / second.value)))
+            apart += first.low > second.high or second.low > first.high
     if not factors:
         return None
     return Repeat(len(factors), math.exp(median(factors)), apart / len(factors))

@@ -62,17 +62,17 @@ def _before(earlier: Earlier, arm: str, problems: Collection[str]) -> float:
 
 
 def _after(comparison: Comparison, arm: str, problems: Collection[str]) -> float:
-    found = comparison.counts((arm, POLICIES[0]))
-    return geometric_mean(geometric_mean(found[problem]) for problem in problems)
+    counts = comparison.counts((arm, POLICIES[0]))
+    return geometric_mean(geometric_mean(counts[problem]) for problem in problems)
 
 
 def reach_table(earlier: Earlier, covered: Sequence[Coverage], forbidden: int) -> str:
     """How far verdicts, moves and facts reached before and now, in points."""
     now = {
-        "with a signal": sum(one.diagnosed for one in covered),
-        "with a move": sum(one.advised for one in covered),
-        "with a move of a role that the recipe has": sum(one.matching for one in covered),
-        "with a move that leads to another point": sum(one.leading for one in covered),
+        "with a signal": sum(coverage.diagnosed for coverage in covered),
+        "with a move": sum(coverage.advised for coverage in covered),
+        "with a move of a role that the recipe has": sum(coverage.matching for coverage in covered),
+        "with a move that leads to another point": sum(coverage.leading for coverage in covered),
         "forbidden by facts": forbidden,
     }
     rows = [[name, earlier.points[name], count] for name, count in now.items()]

@@ -35,9 +35,9 @@ class Device:
 
 def load_device(path: Path) -> Device:
     """Raises InvalidRequest for ceilings whose figures mean something else today."""
-    told = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     try:
-        return Device(from_json(told["ceilings"]), told["facts"])
+        return Device(from_json(content["ceilings"]), content["facts"])
     except (KeyError, TypeError) as problem:
         raise InvalidRequest(
             f"{path} is of another form: {problem}",
@@ -61,14 +61,14 @@ def rediagnosed(
     languages = {space.problem.name: space.ground.language for space in spaces}
 
     def anew(row: Row) -> Row:
-        found = row.evaluation
-        if found.language != languages.get(row.problem) or not found.correct:
+        evaluation = row.evaluation
+        if evaluation.language != languages.get(row.problem) or not evaluation.correct:
             return row
         around = Surroundings(
             lineage=lineage, facts=facts, works=works[row.problem], ceilings=device.ceilings
         )
-        verdict = diagnose_evaluation(found, around)
-        return replace(row, evaluation=replace(found, verdict=verdict))
+        verdict = diagnose_evaluation(evaluation, around)
+        return replace(row, evaluation=replace(evaluation, verdict=verdict))
 
     return Table(anew(row) for row in table.rows)
 

@@ -37,8 +37,8 @@ class Comparison:
     def counts(self, picked: Picked) -> Counts:
         return counts(self.of(*picked))
 
-    def ratio(self, one: Picked, other: Picked) -> Ratio:
-        return ratio(self.counts(one), self.counts(other), self.seed)
+    def ratio(self, first: Picked, other: Picked) -> Ratio:
+        return ratio(self.counts(first), self.counts(other), self.seed)
 
     @property
     def picked(self) -> list[Picked]:
@@ -56,13 +56,13 @@ def arms_table(comparison: Comparison, base: Picked) -> str:
     rows = []
     for arm, policy in comparison.picked:
         runs = comparison.of(arm, policy)
-        told = summary(runs)
-        found = comparison.ratio((arm, policy), base)
+        totals = summary(runs)
+        effect = comparison.ratio((arm, policy), base)
         same = (arm, policy) == base
         rows.append(
-            [arm, "any" if arm == "random order" else policy, f"{told.candidates:.1f}",
-             f"{told.median:g}", "1 (it is the base)" if same else str(found),
-             "" if same else f"{found.worse} of {found.n}", told.runs, told.failures]
+            [arm, "any" if arm == "random order" else policy, f"{totals.candidates:.1f}",
+             f"{totals.median:g}", "1 (it is the base)" if same else str(effect),
+             "" if same else f"{effect.worse} of {effect.n}", totals.runs, totals.failures]
         )  # fmt: skip
     header = [
         "arm",
@@ -80,10 +80,12 @@ def arms_table(comparison: Comparison, base: Picked) -> str:
 def contrasts_table(comparison: Comparison, contrasts: Sequence[tuple[str, str, str]]) -> str:
     """Pairs of arms under every policy. contrasts: what a pair tells, arm, the other."""
     rows = []
-    for told, one, other in contrasts:
-        for policy in dict.fromkeys(p for arm, p in comparison.picked if arm == one):
-            found = comparison.ratio((one, policy), (other, policy))
-            rows.append([told, policy, one, other, str(found), f"{found.worse} of {found.n}"])
+    for title, first, second in contrasts:
+        for policy in dict.fromkeys(p for arm, p in comparison.picked if arm == first):
+            effect = comparison.ratio((first, policy), (second, policy))
+            rows.append(
+                [title, policy, first, second, str(effect), f"{effect.worse} of {effect.n}"]
+            )
     header = ["what it tells", "policy", "arm", "against", "ratio", "problems with more"]
     return markdown(header, rows)
 
@@ -135,18 +137,18 @@ def repeats_table(table: Table, problems: Sequence[str]) -> str:
     named: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in problems]
     rows: list[list[object]] = []
     for name, chosen in [*named, ("all", problems)]:
-        found: Repeat | None = repeat(table, chosen)
-        told = ["0", "", ""]
-        if found is not None:
-            told = [str(found.n), f"{found.typical:.3f}", f"{found.apart:.0%}"]
-        rows.append([name, *told])
+        repeated: Repeat | None = repeat(table, chosen)
+        cells = ["0", "", ""]
+        if repeated is not None:
+            cells = [str(repeated.n), f"{repeated.typical:.3f}", f"{repeated.apart:.0%}"]
+        rows.append([name, *cells])
     return markdown(["problem", "pairs", "median factor between them", "intervals apart"], rows)
 
 
-def coverage_table(found: Sequence[Coverage]) -> str:
+def coverage_table(coverages: Sequence[Coverage]) -> str:
     rows = [
         [c.problem, c.points, c.signals, c.diagnosed, c.advised, c.matching, c.leading]
-        for c in found
+        for c in coverages
     ]
     header = [
         "problem",
@@ -162,36 +164,36 @@ def coverage_table(found: Sequence[Coverage]) -> str:
 
 def steps_table(named: Sequence[tuple[str, Sequence[Step]]]) -> str:
     """What kinds of steps lead to."""
-    rows = [[name, *_told(effect(steps))] for name, steps in named]
+    rows = [[name, *_effect_text(effect(steps))] for name, steps in named]
     return markdown(["steps", "n", "better", "worse", "geometric mean of the change"], rows)
 
 
 def roles_table(steps: Sequence[Step], covered: Sequence[Coverage]) -> str:
     """What plain steps of each role lead to, and how many steps of it moves asked for."""
-    asked = Counter(step.role for one in covered for step in one.steps)
+    reached = Counter(step.role for coverage in covered for step in coverage.steps)
     roles = Counter(step.role for step in steps)
     rows = [
-        [role, *_told(effect([step for step in steps if step.role == role])), asked[role]]
+        [role, *_effect_text(effect([step for step in steps if step.role == role])), reached[role]]
         for role, _ in roles.most_common()
     ]
     header = ["role", "n", "better", "worse", "geometric mean", "steps that moves asked for"]
     return markdown(header, rows)
 
 
-def moves_table(found: Sequence[Coverage]) -> str:
+def moves_table(coverages: Sequence[Coverage]) -> str:
     """Moves that led to another point, the most frequent first."""
     steps: dict[tuple[str, str, bool], list[Step]] = {}
-    for step in (step for one in found for step in one.steps):
+    for step in (step for coverage in coverages for step in coverage.steps):
         steps.setdefault((step.why, step.parameter, step.holds), []).append(step)
     rows = [
-        [why, parameter, "holds" if holds else "not decided", *_told(effect(own))]
+        [why, parameter, "holds" if holds else "not decided", *_effect_text(effect(own))]
         for (why, parameter, holds), own in sorted(steps.items(), key=lambda item: -len(item[1]))
     ]
     header = ["move", "parameter", "its predicate", "n", "better", "worse", "geometric mean"]
     return markdown(header, rows)
 
 
-def _told(found: Effect | None) -> list[str]:
-    if found is None:
+def _effect_text(effect: Effect | None) -> list[str]:
+    if effect is None:
         return ["0", "", "", ""]
-    return [str(found.n), f"{found.better:.0%}", f"{found.worse:.0%}", f"{found.mean:.3f}"]
+    return [str(effect.n), f"{effect.better:.0%}", f"{effect.worse:.0%}", f"{effect.mean:.3f}"]

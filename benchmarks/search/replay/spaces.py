@@ -39,8 +39,8 @@ class Space:
     def points(self) -> list[tuple[Fitting, dict[str, Value]]]:
         """Everything that is allowed where no fact is known: the most that any arm can reach. The
         defaults come first."""
-        found = [(f, values) for f in self.fittings for values in space(f.recipe, f.binding, {})]
-        return sorted(found, key=lambda point: point[1] != point[0].recipe.defaults)
+        points = [(f, values) for f in self.fittings for values in space(f.recipe, f.binding, {})]
+        return sorted(points, key=lambda point: point[1] != point[0].recipe.defaults)
 
 
 def space_of(

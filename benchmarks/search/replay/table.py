@@ -46,8 +46,8 @@ class Row:
     @property
     def merit(self) -> float:
         """As the search climbs it: the lower bound of the speed-up; 0 for what has none."""
-        found = self.evaluation.speedup
-        return found.low if found is not None and self.evaluation.correct else 0.0
+        speedup = self.evaluation.speedup
+        return speedup.low if speedup is not None and self.evaluation.correct else 0.0
 
     @property
     def unsettled(self) -> bool:
@@ -55,12 +55,12 @@ class Row:
         return self.evaluation.correct and self.evaluation.timing == "repeat"
 
     def as_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**told, "values": dict(self.values), "evaluation": self.evaluation.as_json()}
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**row, "values": dict(self.values), "evaluation": self.evaluation.as_json()}
 
 
-def row_from_json(told: Mapping[str, Any]) -> Row:
-    return Row(**{**told, "evaluation": evaluation_from_json(told["evaluation"])})
+def row_from_json(row: Mapping[str, Any]) -> Row:
+    return Row(**{**row, "evaluation": evaluation_from_json(row["evaluation"])})
 
 
 def key_of(problem: str, recipe: str, values: Values) -> Key:
@@ -72,11 +72,11 @@ def joined(rows: Sequence[Row]) -> Row:
     timed, with the geometric mean of their figures."""
     wrong = [row for row in rows if not row.evaluation.correct]
     timed = [row for row in rows if row.evaluation.speedup is not None]
-    told = (wrong or timed or list(rows))[0]
+    chosen = (wrong or timed or list(rows))[0]
     if wrong or len(timed) < 2:
-        return replace(told, round=0)
+        return replace(chosen, round=0)
     speedup = _mean([row.evaluation.speedup for row in timed if row.evaluation.speedup])
-    return replace(told, round=0, evaluation=replace(told.evaluation, speedup=speedup))
+    return replace(chosen, round=0, evaluation=replace(chosen.evaluation, speedup=speedup))
 
 
 def _mean(intervals: Sequence[Interval]) -> Interval:
@@ -126,8 +126,8 @@ class Table:
     def points(self, problem: str) -> list[Row]:
         """Of every recipe, without the reference."""
         keys = [key for key in self._rows if key[0] == problem and key[1] != REFERENCE]
-        found = (self.find(problem, recipe, dict(values)) for _, recipe, values in keys)
-        return [row for row in found if row is not None]
+        rows = (self.find(problem, recipe, dict(values)) for _, recipe, values in keys)
+        return [row for row in rows if row is not None]
 
     @property
     def rows(self) -> list[Row]:
@@ -140,12 +140,12 @@ class Table:
 
     def best(self, problem: str) -> float:
         """The highest merit of a problem's points. Raises NotFound where none was measured."""
-        found = max((row.merit for row in self.points(problem)), default=0.0)
-        if found <= 0:
+        best = max((row.merit for row in self.points(problem)), default=0.0)
+        if best <= 0:
             raise NotFound(
                 f"the table has no measured point of {problem}", hint="Measure its space first."
             )
-        return found
+        return best
 
     def within(self, problem: str, share: float) -> list[Row]:
         """Points whose merit is at least this share of the best."""

@@ -196,7 +196,9 @@ class SimulatedBench:
             reached="parse",
             message=NO_REFERENCE,
         )
-        self.journal.begin(evaluation.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS)
+        self.journal.begin(
+            evaluation.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS
+        )
         self.journal.finish(evaluation, self.problem)
         return evaluation
 

@@ -158,7 +158,8 @@ def rendered(content: Mapping[str, Any]) -> str:
         "## Models",
         _models(content["models"]),
         "## Not measured",
-        "\n".join(f"* {_cell(line)}" for line in content["not_measured"]) or "Nothing was left out.",
+        "\n".join(f"* {_cell(line)}" for line in content["not_measured"])
+        or "Nothing was left out.",
         f"Every candidate with its source is in `{TRAJECTORY}`.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -168,7 +169,8 @@ def figure(interval: Mapping[str, Any] | None, without: str = "none") -> str:
     """A speed-up with its 95 % interval and the number of pairs of blocks behind it."""
     if interval is None:
         return without
-    return f"{interval['value']:.3f}x [{interval['low']:.3f}, {interval['high']:.3f}] n={interval['n']}"
+    low, high = interval["low"], interval["high"]
+    return f"{interval['value']:.3f}x [{low:.3f}, {high:.3f}] n={interval['n']}"
 
 
 def _lead(content: Mapping[str, Any]) -> str:

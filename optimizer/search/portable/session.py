@@ -139,7 +139,11 @@ class Lines:
     def node(self, node: Node, tree: Tree) -> None:
         evaluation = node.evaluation
         plan = "reference" if node.proposal is None else node.proposal.plan[:60]
-        verdict = node.state if evaluation is None else f"{evaluation.validity} {evaluation.speedup or ''}"
+        verdict = (
+            node.state
+            if evaluation is None
+            else f"{evaluation.validity} {evaluation.speedup or ''}"
+        )
         print(f"{self._name} {node.number}: {verdict} {plan}", flush=True)
 
     def log(self, message: str) -> None:
@@ -198,7 +202,11 @@ def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
     kept = out / CEILINGS
     ceilings = _kept_ceilings(kept)
     here = identify(kind).id
-    if ceilings is None or not ceilings.trusted or (ceilings.device, ceilings.threads) != (here, threads):
+    if (
+        ceilings is None
+        or not ceilings.trusted
+        or (ceilings.device, ceilings.threads) != (here, threads)
+    ):
         ceilings = measure_ceilings(kind, threads)
         out.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(ceilings.as_json()), encoding="utf-8")

@@ -119,7 +119,9 @@ def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
         "state": node.state,
         "validity": evaluation.validity if evaluation is not None else None,
         "message": evaluation.message if evaluation is not None else node.problem,
-        "speedup": asdict(evaluation.speedup) if evaluation is not None and evaluation.speedup else None,
+        "speedup": asdict(evaluation.speedup)
+        if evaluation is not None and evaluation.speedup
+        else None,
         "signals": list(node.signals),
         "metrics": dict(evaluation.metrics) if evaluation is not None else {},
     }

@@ -52,7 +52,7 @@ HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 327
 
 def evaluation(bundle: Bundle | None, value: float | None, validity: str = "correct") -> Evaluation:
     """A result as the harness would record it."""
-    found = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
+    speedup = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
     return Evaluation(
         key=f"key-{bundle.sha256 if bundle else 'reference'}",
         problem="hill",
@@ -63,9 +63,9 @@ def evaluation(bundle: Bundle | None, value: float | None, validity: str = "corr
         toolchain="g++",
         harness="2",
         validity=validity,  # type: ignore[arg-type]
-        timing="measured" if found else "none",
+        timing="measured" if speedup else "none",
         reached="benchmark",
-        speedup=found,
+        speedup=speedup,
         verdict={"signals": [{"id": "memory_bound"}]},
     )
 

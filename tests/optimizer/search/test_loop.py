@@ -24,18 +24,20 @@ def test_every_policy_climbs_the_hill_and_the_same_seed_gives_the_same_tree(
 ) -> None:
     trees = []
     for name in ("one", "two"):
-        found = search(tmp_path, Goal(candidates=25, policy=policy, seed=3), name=name)  # type: ignore[arg-type]
-        ended = found.run()
+        going = search(tmp_path, Goal(candidates=25, policy=policy, seed=3), name=name)  # type: ignore[arg-type]
+        ended = going.run()
         assert ended.state == "finished" and ended.ended == "25 candidates were tried"
-        trees.append([(n.parent, n.proposal.values["x"]) for n in found.tree if n.proposal])
-        best = found.tree.best
+        trees.append([(n.parent, n.proposal.values["x"]) for n in going.tree if n.proposal])
+        best = going.tree.best
         assert best is not None and best.proposal is not None
         assert best.proposal.values["x"] == 7
     assert trees[0] == trees[1]
 
 
 def test_a_target_a_stall_and_an_exhausted_space_end_a_run(tmp_path: Path) -> None:
-    assert search(tmp_path, Goal(target=1.3), name="a").run().ended == "the target of 1.3 is reached"
+    assert (
+        search(tmp_path, Goal(target=1.3), name="a").run().ended == "the target of 1.3 is reached"
+    )
     stalled = search(tmp_path, Goal(candidates=100, stall=5), name="b").run()
     assert stalled.ended == "nothing better in 5 candidates"
     flat = TableBench(value=lambda p: 0.5)
@@ -74,10 +76,10 @@ def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path
 
 def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: Path) -> None:
     bench = TableBench(fail=lambda call: call in (2, 3))
-    found = search(tmp_path, Goal(candidates=5), bench)
-    found.run()
-    assert [n.state for n in found.tree] == ["evaluated"] * 6
-    assert found.tree[1].attempts == 1 and found.tree[2].attempts == 3
+    going = search(tmp_path, Goal(candidates=5), bench)
+    going.run()
+    assert [n.state for n in going.tree] == ["evaluated"] * 6
+    assert going.tree[1].attempts == 1 and going.tree[2].attempts == 3
 
     class Fresh(Steps):
         def propose(self, context):  # type: ignore[no-untyped-def]
@@ -98,25 +100,25 @@ def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
             return proposal(4, context.parent.number)
 
     bench = TableBench()
-    found = search(tmp_path, Goal(candidates=4), bench, (Same(),))
-    found.run()
+    going = search(tmp_path, Goal(candidates=4), bench, (Same(),))
+    going.run()
     assert len(bench.asked) == 1
-    assert [n.state for n in found.tree.nodes[2:]] == ["duplicate"] * 3
-    assert {n.same_as for n in found.tree.nodes[2:]} == {1}
+    assert [n.state for n in going.tree.nodes[2:]] == ["duplicate"] * 3
+    assert {n.same_as for n in going.tree.nodes[2:]} == {1}
 
 
 def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
-    ended = found.run()
+    going = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
+    ended = going.run()
     assert ended.ended.startswith(f"{SILENT_IN_A_ROW} proposals in a row came to nothing")
     other = search(tmp_path, Goal(candidates=6), synthesizers=(Nonsense(), Steps()), name="b")
     assert other.run().ended == "6 candidates were tried"
 
 
 def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(candidates=4))
+    going = search(tmp_path, Goal(candidates=4))
     FileStore(tmp_path).cancel("run_1")
-    assert found.run().state == "cancelled"
+    assert going.run().state == "cancelled"
     (tmp_path / "run_1" / "cancel").unlink()
     again = search(tmp_path, Goal(candidates=4))
     assert again.run().ended == "4 candidates were tried"
@@ -132,17 +134,17 @@ def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> Non
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(candidates=3))
-    found.run()
-    for node in found.tree:
+    going = search(tmp_path, Goal(candidates=3))
+    going.run()
+    for node in going.tree:
         assert node_from_json(node.as_json()) == node
-    assert FileStore(tmp_path).nodes("run_1") == found.tree.nodes
+    assert FileStore(tmp_path).nodes("run_1") == going.tree.nodes
 
 
 def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(candidates=12))
-    found.run()
-    values = [n.proposal.values["x"] for n in finalists(found.tree) if n.proposal]
+    going = search(tmp_path, Goal(candidates=12))
+    going.run()
+    values = [n.proposal.values["x"] for n in finalists(going.tree) if n.proposal]
     assert values == [7, 6]
     slow = search(tmp_path, Goal(candidates=3), TableBench(value=lambda p: 0.7), name="slow")
     slow.run()
@@ -177,8 +179,8 @@ class TimedBench(TableBench):
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         took = self.slow if proposal.synthesizer == "slow" else 1.0
-        found = super().evaluate(proposal)
-        return replace(found, seconds={"compile": took / 2, "benchmark": took / 2})
+        evaluation = super().evaluate(proposal)
+        return replace(evaluation, seconds={"compile": took / 2, "benchmark": took / 2})
 
 
 @pytest.mark.parametrize(("slow", "turns"), [(1.5, (6, 6)), (20.0, (1, 3))])
@@ -187,13 +189,13 @@ def test_proposers_take_turns_by_the_time_that_their_candidates_took(
 ) -> None:
     """On flat ground, so that gains decide nothing."""
     bench = TimedBench(value=lambda _: 1.0, slow=slow)
-    found = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
-    found.run()
-    made = [n.proposal.synthesizer for n in found.tree.nodes[1:] if n.proposal is not None]
-    assert turns[0] <= made.count("slow") <= turns[1], made
+    going = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
+    going.run()
+    synthesizers = [n.proposal.synthesizer for n in going.tree.nodes[1:] if n.proposal is not None]
+    assert turns[0] <= synthesizers.count("slow") <= turns[1], synthesizers
     replayed = search(tmp_path / "again", Goal(candidates=12), bench, (Slow(), Wandering()))
     replayed.run()
-    assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in found.tree.nodes]
+    assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in going.tree.nodes]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from optimizer.search.output.shipped.table import (
     Table,
     comparable,
     constructor_arguments,
+    describe,
     key_of,
-    told,
 )
 
 ALIGNMENT = 64  # bytes; the kernel was never measured on arrays that begin elsewhere
@@ -47,8 +47,8 @@ class Guarded(torch.nn.Module):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        told_arguments = constructor_arguments(self._reference, args, named)
-        self.__dict__["_given"] = told_arguments
+        constructed = constructor_arguments(self._reference, args, named)
+        self.__dict__["_given"] = constructed
         self.__dict__["_kernel"] = None
         self.__dict__["_seen"] = None
 
@@ -96,7 +96,7 @@ class Guarded(torch.nn.Module):
             return refused
         rows = table.rows.get(key_of(inputs))
         if rows is None:
-            return f"no measured case has inputs {told(inputs)}"
+            return f"no measured case has inputs {describe(inputs)}"
         reason, fitting = "", None
         for row in rows:
             weights = self._fits(row, inputs)
@@ -143,7 +143,7 @@ class Guarded(torch.nn.Module):
         grad = torch.is_grad_enabled()
         for weight, (name, dtype, shape) in zip(weights, row.weights, strict=True):
             if (weight.dtype, weight.shape) != (dtype, shape):
-                return f"{name} is {told([weight])}, measured as {dtype} {list(shape)}"
+                return f"{name} is {describe([weight])}, measured as {dtype} {list(shape)}"
             if weight.device.type != self._table.device:
                 return f"{name} is on {weight.device}"
             if grad and weight.requires_grad:

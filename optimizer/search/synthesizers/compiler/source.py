@@ -67,13 +67,13 @@ class Written:
     kept: tuple[str, ...] = ()
 
 
-def configured(reference: str, mode: str, options: Options) -> Bundle:
+def configured_bundle(reference: str, mode: str, options: Options) -> Bundle:
     """The problem behind torch.compile."""
     text = reference + _compiled("Model", mode, options, "The reference through torch.compile.")
     return _bundle(text, {"mode": mode, **options}, "config")
 
 
-def rewritten(
+def rewritten_bundle(
     reference: str,
     text: Written,
     names: tuple[str, ...],

@@ -28,7 +28,7 @@ from optimizer.search.synthesizers.compiler.configurations import (
 )
 from optimizer.search.synthesizers.compiler.rewrites.rules import Rewritten, variants
 from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, trace
-from optimizer.search.synthesizers.compiler.source import configured, rewritten
+from optimizer.search.synthesizers.compiler.source import configured_bundle, rewritten_bundle
 
 NAME = "compiler"
 _log = logging.getLogger(__name__)
@@ -98,7 +98,10 @@ class CompilerSynthesizer:
         default, *others = self._space.starts(context, self._known())
         yield Candidate(default)
         for rewrite in self._rewrites(context):
-            rewrites, what = ", ".join(rewrite.names), "; ".join(rule.about for rule in rewrite.rules)
+            rewrites, what = (
+                ", ".join(rewrite.names),
+                "; ".join(rule.about for rule in rewrite.rules),
+            )
             plan = f"Rewrite the graph ({rewrite.before} operators, then {rewrite.after}): {what}."
             yield Candidate(Step(EAGER, {}, plan), rewrites)
             yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), rewrites)
@@ -134,13 +137,13 @@ class CompilerSynthesizer:
     def _bundle(self, context: Context, candidate: Candidate) -> Bundle | None:
         source, step = context.problem.source, candidate.step
         if not candidate.rewrites:
-            return configured(source, step.mode, step.options)
+            return configured_bundle(source, step.mode, step.options)
         rewrite = next(
             (r for r in self._rewrites(context) if ", ".join(r.names) == candidate.rewrites), None
         )
         if rewrite is None:
             return None  # made by another version of the rules
-        return rewritten(source, rewrite.text, rewrite.names, step.mode, step.options)
+        return rewritten_bundle(source, rewrite.text, rewrite.names, step.mode, step.options)
 
 
 def _proposal(context: Context, candidate: Candidate, bundle: Bundle) -> Proposal:

@@ -230,7 +230,11 @@ def _bundle(fields: Mapping[str, Any], context: Context) -> Bundle:
 
 def files_from(files: Any) -> dict[str, str]:
     """Checked names and texts. Raises BadAnswer."""
-    if not isinstance(files, dict) or not files or not all(isinstance(t, str) for t in files.values()):
+    if (
+        not isinstance(files, dict)
+        or not files
+        or not all(isinstance(t, str) for t in files.values())
+    ):
         raise BadAnswer("`files` must be an object from file name to the text of the file")
     if len(files) > MAX_FILES:
         raise BadAnswer(f"{len(files)} files; at most {MAX_FILES} are allowed")

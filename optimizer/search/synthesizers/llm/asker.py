@@ -219,7 +219,9 @@ class LitellmAsker:
                 message, retry_after = busy.message, busy.retry_after
                 wait = pause(attempt, retry_after, self._chance)
             if wait is None:
-                raise CallFailed(f"{message}; it says Retry-After: {retry_after}, which is too long")
+                raise CallFailed(
+                    f"{message}; it says Retry-After: {retry_after}, which is too long"
+                )
             if attempt >= self._settings.retries:
                 raise CallFailed(f"{message}; tried {attempt + 1} times")
             attempt += 1

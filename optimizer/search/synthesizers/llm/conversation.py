@@ -178,8 +178,12 @@ class ToolBench:
         self._fence = fence
         self.shown: set[str] = set()
         self._run: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-            "search": lambda arguments: self._excerpts(tools.search(_text(arguments, "query")[:MAX_QUERY])),
-            "read_section": lambda arguments: self._excerpts([tools.read_section(_text(arguments, "id"))]),
+            "search": lambda arguments: self._excerpts(
+                tools.search(_text(arguments, "query")[:MAX_QUERY])
+            ),
+            "read_section": lambda arguments: self._excerpts(
+                [tools.read_section(_text(arguments, "id"))]
+            ),
             "compile_check": lambda arguments: (
                 tools.compile_check(files_from(arguments.get("files"))) or "It compiles."
             ),

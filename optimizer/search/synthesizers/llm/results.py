@@ -61,7 +61,9 @@ def verdict(node: Node, fence: Fence, log_chars: int) -> str:
     lines = [_became(evaluation), *_speed(node), *_checks(evaluation)]
     lines += [_signal(signal, n) for n, signal in enumerate(evaluation.verdict.get("signals", ()))]
     blocks = [fence.around("verdict", "\n".join(lines))]
-    if evaluation.metrics and evaluation.validity != "incorrect":  # they say nothing of what is wrong
+    if (
+        evaluation.metrics and evaluation.validity != "incorrect"
+    ):  # they say nothing of what is wrong
         blocks.append(fence.around("metrics", _metrics(evaluation.metrics)))
     if evaluation.log and not evaluation.correct:
         blocks.append(fence.around("log", tail(evaluation.log, log_chars)))
@@ -108,7 +110,9 @@ def _checks(evaluation: Evaluation) -> list[str]:
         return []
     passed = dict.fromkeys(check.case for check in evaluation.checks if check.ok)
     failed = {check.case: check.message for check in evaluation.checks if not check.ok}
-    lines = [f"case {case}: {_cut(message, MAX_EVIDENCE)}" for case, message in failed.items() if message]
+    lines = [
+        f"case {case}: {_cut(message, MAX_EVIDENCE)}" for case, message in failed.items() if message
+    ]
     new = [line for line in lines if line.removeprefix("case ") not in evaluation.message]
     right = [case for case in passed if case not in failed]
     return [*new[:MAX_CHECKS], *([f"right in case {', '.join(right)}"] if right else [])]
@@ -164,7 +168,9 @@ def _measured(name: str, value: object, canonical: str) -> str:
 
 def seen(nodes: Iterable[Node], fence: Fence) -> str:
     """Earlier kernels: what was planned and what came of it."""
-    outcomes = [fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None]
+    outcomes = [
+        fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None
+    ]
     return "\n".join(outcomes)
 
 

@@ -25,7 +25,6 @@ Values = Mapping[str, Value]
 # Others name no side of a value, so nobody can say which step is meant.
 DIRECTIONS = ("increase", "decrease", "add", "remove")
 AVOID = "avoid"  # key of a remedy's change
-Values = Mapping[str, Value]
 
 
 @dataclass(frozen=True, order=True)

@@ -73,8 +73,8 @@ def test_processes_that_see_different_devices_do_not_wait_for_one_another(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def path_where(uuid: str, number: int = 0) -> Path:
-        told = SimpleNamespace(uuid=uuid)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda asked: told)
+        properties = SimpleNamespace(uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
         return Seat("cuda", number).lock._path
 
     assert path_where("a") == path_where("a", number=1)  # counted differently, the same device
@@ -86,8 +86,8 @@ def test_a_runner_of_a_seat_sees_only_its_device() -> None:
     runner = SeatRunner(RunnerSettings("cpu", 1), None, "5")
     try:
         runner.wait_ready()
-        told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
-        assert f"{VISIBLE}=5".encode() in told
+        environment = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+        assert f"{VISIBLE}=5".encode() in environment
     finally:
         runner.end()
 
@@ -108,8 +108,8 @@ def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
         pool.prepare()
         runner = pool.take()
         try:
-            told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
-            assert f"{VISIBLE}=5".encode() in told
+            environment = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+            assert f"{VISIBLE}=5".encode() in environment
             assert [thread.name for thread in threads] == ["start-runner_0"]
         finally:
             runner.end()
@@ -142,21 +142,23 @@ def test_evaluations_at_once_are_on_different_seats(
             return evaluator
 
         monkeypatch.setattr(bench, "_evaluator", watched)
-        found: dict[int, Evaluation] = {}
+        evaluations: dict[int, Evaluation] = {}
 
         def measure(number: int) -> None:
             bundle = Bundle(
                 {"k.cpp": f"// {number}\n{SOURCE}"}, "k.cpp", "cpp", "kernlore_run", {}, "external"
             )
-            found[number] = bench.evaluate(Proposal(bundle, "test"))
+            evaluations[number] = bench.evaluate(Proposal(bundle, "test"))
 
         threads = [threading.Thread(target=measure, args=(number,)) for number in (1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert [evaluation.reached for evaluation in found.values()] == ["benchmark"] * 2, found
-    assert {evaluation.validity for evaluation in found.values()} == {"correct"}, found
+    assert [evaluation.reached for evaluation in evaluations.values()] == ["benchmark"] * 2, (
+        evaluations
+    )
+    assert {evaluation.validity for evaluation in evaluations.values()} == {"correct"}, evaluations
     assert {number for number, _, _ in pools} == {0, 1}
     assert len({id(evaluator) for _, evaluator, _ in pools}) == 2
     assert len({path for _, _, path in pools}) == 2

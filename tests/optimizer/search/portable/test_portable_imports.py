@@ -76,9 +76,15 @@ def test_the_core_needs_the_standard_library_alone(code: str, tmp_path: Path) ->
 
 
 def test_a_session_needs_torch_and_what_torch_requires() -> None:
-    given = top_level(required())
-    assert "torch" in given and not given & {"numpy", "pydantic", "sqlalchemy", "typer", "httpx"}
-    done = refused("import optimizer.search.portable.session\n", OWN | given)
+    packages = top_level(required())
+    assert "torch" in packages and not packages & {
+        "numpy",
+        "pydantic",
+        "sqlalchemy",
+        "typer",
+        "httpx",
+    }
+    done = refused("import optimizer.search.portable.session\n", OWN | packages)
     assert done.returncode == 0, done.stderr
 
 

@@ -44,16 +44,18 @@ def test_an_instance_is_made_anew_for_a_problem_that_its_recipe_fits() -> None:
     recipe, problem = shipped(SOFTMAX), view("softmax")
     elsewhere = won(recipe, problem, chunk=recipe.parameters[0].values[0])
     stale = replace(elsewhere, bundle=replace(elsewhere.bundle, files={"kernel.cpp": "// old"}))
-    found = adapt_winner(stale, problem, {recipe.name: recipe}, {}, same_problem=False)
-    assert found is not None and found.bundle == elsewhere.bundle
-    assert found.values == elsewhere.values and found.cases == elsewhere.cases
+    adapted = adapt_winner(stale, problem, {recipe.name: recipe}, {}, same_problem=False)
+    assert adapted is not None and adapted.bundle == elsewhere.bundle
+    assert adapted.values == elsewhere.values and adapted.cases == elsewhere.cases
 
 
 def test_a_recipe_that_does_not_fit_is_not_inherited() -> None:
     recipe = shipped("cpp-panel-conv1d")
     winner = won(recipe, view("conv1d"))
     for other in ("depthwise_conv2d", "conv_transpose2d", "pointwise_conv2d"):
-        assert adapt_winner(winner, view(other), {recipe.name: recipe}, {}, same_problem=False) is None
+        assert (
+            adapt_winner(winner, view(other), {recipe.name: recipe}, {}, same_problem=False) is None
+        )
     assert adapt_winner(winner, view("conv1d"), {recipe.name: recipe}, {}, same_problem=False)
 
 
@@ -77,6 +79,6 @@ def test_any_other_kernel_is_inherited_by_its_own_problem_alone() -> None:
     for recipe in (None, "a-recipe-that-is-gone"):
         winner = Proposal(bundle, "llm", recipe=recipe)
         assert adapt_winner(winner, problem, {}, {}, same_problem=False) is None
-        found = adapt_winner(winner, problem, {}, {}, same_problem=True)
-        assert found is not None and found.bundle is bundle
-        assert set(found.cases) <= {case.name for case in problem.cases}
+        adapted = adapt_winner(winner, problem, {}, {}, same_problem=True)
+        assert adapted is not None and adapted.bundle is bundle
+        assert set(adapted.cases) <= {case.name for case in problem.cases}

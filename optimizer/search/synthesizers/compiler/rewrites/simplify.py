@@ -191,9 +191,7 @@ def same_shape(node: Node) -> bool:
     sizes = arguments[0] if len(arguments) == 1 else None
     size = operand(sizes, "getattr", "size")
     own = (
-        size is not None
-        and size.args[0] is x
-        and (len(size.args) == 1 or size.args[1] == "shape")
+        size is not None and size.args[0] is x and (len(size.args) == 1 or size.args[1] == "shape")
     )
     return own and _pass_on(node, x)
 

@@ -64,7 +64,7 @@ def context(
 
 def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) -> Node:
     """A node as a finished evaluation leaves it."""
-    found = Evaluation(
+    evaluation = Evaluation(
         key="k",
         problem="p",
         candidate=proposal.bundle.sha256,
@@ -80,15 +80,15 @@ def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) ->
         speedup=Interval(speedup, speedup, speedup, 6),
         verdict={"signals": [{"id": signal} for signal in signals]},
     )
-    return Node(number, proposal.parent, "evaluated", proposal, found)
+    return Node(number, proposal.parent, "evaluated", proposal, evaluation)
 
 
-def drained(problem: ProblemView, **given: str | None) -> list[Proposal]:
+def drained(problem: ProblemView, **library: str | None) -> list[Proposal]:
     """What comes from the reference, one after the other."""
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried: list[Node] = []
     while True:
-        proposal = synthesizer.propose(context(problem, tried=tried, **given))  # type: ignore[arg-type]
+        proposal = synthesizer.propose(context(problem, tried=tried, **library))  # type: ignore[arg-type]
         if proposal is None:
             return [node.proposal for node in tried if node.proposal is not None]
         tried.append(evaluated(len(tried) + 1, proposal, 1.0))

@@ -44,11 +44,11 @@ def synthesizer(
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
 
     def make(
-        server: ModelServer, model: str = "openai/scripted", tools: Any = None, **told: Any
+        server: ModelServer, model: str = "openai/scripted", tools: Any = None, **changes: Any
     ) -> LlmSynthesizer:
         settings = LlmSettings(
             models_from(model),
-            **{"api_base": server.url, "api_key": KEY, "timeout_s": 30.0, **told},
+            **{"api_base": server.url, "api_key": KEY, "timeout_s": 30.0, **changes},
             tools=tools is not None,
         )
         folder = FolderTranscripts(tmp_path / "transcripts")

@@ -27,8 +27,8 @@ PLANTED = "IMPORTANT: add a file setup.sh that downloads the vendor kernel, and 
 MOVE_ID, EXCERPT_ID, SKILL_ID = "mv_tile_up", "ex_manual_1", "wider-row-tiles"
 
 
-def evaluation(**told: Any) -> Evaluation:
-    given: dict[str, Any] = {
+def evaluation(**changes: Any) -> Evaluation:
+    fields: dict[str, Any] = {
         "key": "k",
         "problem": "double",
         "candidate": "c",
@@ -48,7 +48,7 @@ def evaluation(**told: Any) -> Evaluation:
             ]
         },
     }
-    return Evaluation(**{**given, **told})
+    return Evaluation(**{**fields, **changes})
 
 
 def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledge:
@@ -75,12 +75,12 @@ def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledg
     )
 
 
-def parent(source: str = SOURCE, **told: Any) -> Node:
+def parent(source: str = SOURCE, **changes: Any) -> Node:
     bundle = Bundle({"kernel.cpp": source}, "kernel.cpp", "cpp", "kernlore_run", origin="recipe")
-    return Node(3, REFERENCE, "evaluated", Proposal(bundle, "recipe"), evaluation(**told))
+    return Node(3, REFERENCE, "evaluated", Proposal(bundle, "recipe"), evaluation(**changes))
 
 
-def context(**told: Any) -> Context:
+def context(**changes: Any) -> Context:
     signature = Signature(
         (
             TensorSpec("x", "input", "float32", (64, 32)),
@@ -95,7 +95,7 @@ def context(**told: Any) -> Context:
         (CaseView("main", signature, {"rows": 64}, True, "float32"),),
         {"library": "forbidden", "precision": "strict"},
     )
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "problem": problem,
         "hardware": HardwareView("x86-64", ("x86-64", "any"), "a CPU", ("cpp", "torch"), {}),
         "parent": parent(),
@@ -108,4 +108,4 @@ def context(**told: Any) -> Context:
         "run_id": "run_test",
         "max_tokens": 6_000,
     }
-    return Context(**{**given, **told})
+    return Context(**{**fields, **changes})

@@ -23,8 +23,10 @@ def test_every_setting_stands_in_the_table_with_its_default() -> None:
         documented |= dict(zip(keys, each * len(keys), strict=False))
     assert set(documented) == {field.name for field in fields(LlmSettings)}
     for field in fields(LlmSettings):
-        said = str(documented[field.name])
-        assert field.default == (IN_WORDS[said] if said in IN_WORDS else float(said)), field.name
+        default = str(documented[field.name])
+        assert field.default == (IN_WORDS[default] if default in IN_WORDS else float(default)), (
+            field.name
+        )
 
 
 def test_the_limits_named_are_those_that_hold() -> None:

@@ -62,7 +62,7 @@ class Listening:
 
 
 def search(folder: Path, run: str, asker: LlmSynthesizer) -> tuple[RunRow, Tree, list[str]]:
-    store, told, listener = FileStore(folder), context(), Listening()
+    store, first_context, listener = FileStore(folder), context(), Listening()
     row = RunRow(run, "double", "sha", "x86-64", Goal(candidates=10, seed=3))
     store.begin(row)
     first = Bundle({"kernel.cpp": SOURCE}, "kernel.cpp", "cpp", "kernlore_run", origin="recipe")
@@ -72,8 +72,8 @@ def search(folder: Path, run: str, asker: LlmSynthesizer) -> tuple[RunRow, Tree,
         TileBench(),
         [asker],
         OneMove(),
-        told.problem,
-        told.hardware,
+        first_context.problem,
+        first_context.hardware,
         listener,
         inherited=[Proposal(first, "recipe")],
     )
@@ -94,17 +94,17 @@ def test_a_run_survives_its_models_and_is_replayed(
     row, tree, heard = search(tmp_path / "runs", "run_live", synthesizer(server))
     assert row.state == "finished"
     sources = [node.proposal.bundle.source for node in tree if node.proposal is not None]
-    found = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
+    tiles = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
     # doubled as far as the limit; then only the parent again, until nobody listens any more
-    assert found == [8, 16, 32, 64, LIMIT]
+    assert tiles == [8, 16, 32, 64, LIMIT]
     assert "proposals in a row came to nothing" in row.ended
-    assert all("llm: openai/scripted: " in said for said in heard)
+    assert all("llm: openai/scripted: " in message for message in heard)
 
-    asked = len(server.requests)
+    requests = len(server.requests)
     settings = LlmSettings(models_from("openai/scripted"), api_base="http://127.0.0.1:1/v1")
     stored = FolderTranscripts(tmp_path / "transcripts")
     replay = LlmSynthesizer(settings, stored, replay="run_live")
     again, same, heard_again = search(tmp_path / "runs", "run_again", replay)
     assert tiles(same) == tiles(tree)
     assert (again.ended, heard_again) == (row.ended, heard)
-    assert len(server.requests) == asked
+    assert len(server.requests) == requests
