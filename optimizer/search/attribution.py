@@ -1,13 +1,13 @@
-"""What of the shown knowledge made a candidate: leave one item out, ask the proposer again.
+"""Which item of the shown knowledge made a candidate: leave an item out and propose again.
 
 An item without which another candidate comes out is attributed. Of two items that ask for the same
-change neither is: without the one, the other still makes it. Only deterministic proposers can be
-asked again. Of a model's proposal there is what it claims to have used, as far as a word of it
-stands in a line that the candidate adds; that is told as claimed and is no attribution.
+change neither is attributed: without the first, the second still makes it. Only deterministic
+proposers can propose again. A model names what it claims to have used; a claim is kept where a word
+of the item stands in a line that the candidate adds. It is reported as claimed, not as attributed.
 
-Nothing beside the node is stored for this: the knowledge base is asked the parent's question again.
-That counts only while it shows the same ids and the proposer, shown all of it, makes the very same
-bundle; else the knowledge has changed since, and nothing is attributed.
+Nothing beside the node is stored for this: the parent's query goes to the knowledge base again. The
+result counts only while the answer has the same ids and the proposer, shown all of it, makes the
+same bundle; else the knowledge has changed since, and nothing is attributed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ _CODE = re.compile(r"[A-Za-z_#][\w#]*(?:(?:\.|::|_)\w+)+|\b__\w+|\b[a-z]+\d+\w*\
 
 @dataclass(frozen=True)
 class Attribution:
-    """Of one node. shown: ids of moves, skills and excerpts. claimed: those that the proposer names
-    and of which its change has a word. attributed: those without which another candidate comes out.
-    recorded: what the proposer noted when it made the change. note: why nothing is attributed."""
+    """What made the candidate of one node, as ids of moves, skills and excerpts.
+
+    `shown` is everything that the proposer saw. `claimed` are items that the proposer names and of
+    which its change has a word. `attributed` are items without which another candidate comes out.
+    `recorded` is what the proposer noted when it made the change. `note` says why nothing is
+    attributed.
+    """
 
     node: int
     shown: tuple[str, ...]
@@ -48,13 +52,15 @@ class Attribution:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """The row of a report."""
         return asdict(self)
 
 
 def attribution(
     tree: Tree, task: Task, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
 ) -> list[Attribution]:
-    """For every node that was shown something. synthesizers: as the run had them."""
+    """An attribution for every node that was shown knowledge. `synthesizers` must be configured as
+    in the run."""
     by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
     roles = roles_of(synthesizers, task.problem)
     answers: dict[int, Knowledge] = {}
@@ -104,7 +110,7 @@ def _told(
 
 
 def without(knowledge: Knowledge, item: str) -> Knowledge:
-    """All of it but one."""
+    """The knowledge without the item of this id."""
     return replace(
         knowledge,
         excerpts=tuple(excerpt for excerpt in knowledge.excerpts if excerpt.id != item),
@@ -118,7 +124,7 @@ def _shown(node: Node) -> tuple[str, ...]:
 
 
 def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
-    """What it makes of this context; None for nothing."""
+    """SHA-256 of the bundle that it proposes for this context; None for no proposal."""
     try:
         proposal = synthesizer.propose(context)
     except ProposalFailed:
@@ -130,7 +136,7 @@ def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
 
 
 def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
-    """Ids and what may be found of them in code. A move's role is the name of a parameter."""
+    """Ids and the text whose words may stand in code. A move's role is the name of a parameter."""
     for move in knowledge.moves:
         yield move.id, f"{move.name} {move.why} `{move.change.get('role', '')}`"
     for skill in knowledge.skills:

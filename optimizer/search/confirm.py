@@ -20,12 +20,20 @@ ROUNDS = 2  # of fresh processes for each finalist
 
 
 class Confirming(Protocol):
-    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation: ...
+    """A bench that measures a candidate again on values that the search never saw."""
+
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+        """Measure on the searched timed cases, or on the held-out ones.
+
+        Raises KernloreError or OSError where the infrastructure failed.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A case of the final measurement. held_out: the search never saw it."""
+    """A case of the final measurement: its speed-up and the times of a call in microseconds.
+    `held_out` is set where the search never saw the case."""
 
     case: str
     held_out: bool
@@ -36,10 +44,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. node: of the winner, None where nothing beats the reference for certain;
-    then `gain` is None and `reason` says so. inherited: gain of the best stored winner that the run
-    started from. notes: what could not be measured. over: what the gain is over. clock: `wall`, or
-    `simulator` where the figures are ratios of simulated times."""
+    """The result of a run.
+
+    `node` is the number of the winner; it is None where nothing beats the reference for certain,
+    then `gain` is None and `reason` says why. `inherited` is the gain of the best stored winner
+    that the run started from. `notes` lists what could not be measured. `over` names the baseline of the
+    gain. `clock` is `wall`, or `simulator` where the figures are ratios of simulated times.
+    """
 
     node: int | None
     gain: Interval | None
@@ -78,7 +89,7 @@ def confirm(
 
 
 def finalists(tree: Tree) -> list[Node]:
-    """Nodes whose figures from the search promise a gain, the best first."""
+    """The FINALISTS nodes whose speed-ups in the search promise a gain, best first."""
     good = [n for n in tree if n.parent is not None and n.correct and n.speedup is not None]
     good = [n for n in good if n.speedup is not None and n.speedup.value > 1.0]
     return sorted(good, key=lambda n: (-n.merit, n.number))[:FINALISTS]
@@ -144,7 +155,7 @@ def _figure(timing: CaseTiming, held_out: bool) -> Figure:
 
 
 def outcome_from_json(result: Any) -> Outcome:
-    """The inverse of `Outcome.as_json`; an unfinished run has no winner."""
+    """Read the outcome that `Outcome.as_json` wrote; an unfinished run has no winner."""
     if not result:
         return Outcome(None, None, "the run did not end")
     figures = tuple(

@@ -22,27 +22,29 @@ Log = Callable[[str], None]
 
 
 class Bench(Protocol):
-    """Measures candidates. May be asked by `at_once` threads at a time."""
+    """Measures candidates. `at_once` threads may call it at the same time."""
 
     @property
     def at_once(self) -> int:
-        """How many evaluations it can do side by side without one disturbing another: devices of
-        the target, or runs of a simulator whose time is not wall time."""
+        """How many evaluations run side by side without disturbing each other: devices of the
+        target, or runs of a simulator whose time is not wall time."""
         ...
 
     def reference(self) -> Evaluation:
-        """The problem's own reference as a candidate, with its verdict."""
+        """Evaluate the problem's own reference; its verdict says what bounds it."""
         ...
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
-        """Raises KernloreError or OSError where the infrastructure failed."""
+        """Evaluate a candidate. Raises KernloreError or OSError where the infrastructure failed."""
         ...
 
 
 def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
-    """With its evaluation; tried again where the machine was busy or something broke.
+    """The node with its evaluation, tried up to ATTEMPTS times where the machine was busy or the
+    infrastructure broke.
 
-    seconds: since the run began.
+    `log` takes a message for each failure; `seconds` is the clock of the run, in seconds since it
+    began.
     """
     assert node.proposal is not None
     problem = ""
@@ -64,7 +66,7 @@ def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[
 
 @dataclass(frozen=True)
 class _Raised:
-    """What ends the run, from a thread that measured."""
+    """An exception that ends the run, from a thread that measured."""
 
     error: BaseException
 
@@ -72,7 +74,8 @@ class _Raised:
 def evaluate_all(
     bench: Bench, nodes: Sequence[Node], log: Log, seconds: Callable[[], float]
 ) -> list[Node]:
-    """Each in a thread of its own, in their order. One alone stays in this thread."""
+    """Evaluate nodes, each in a thread of its own, and return them in their order. A single node
+    stays in the calling thread."""
     if len(nodes) < 2:
         return [evaluate_with_retries(bench, node, log, seconds) for node in nodes]
     messages: queue.SimpleQueue[Node | str | _Raised] = queue.SimpleQueue()
@@ -99,12 +102,13 @@ def evaluate_all(
 
 
 class ReplayBench:
-    """A bench that answers from the nodes of a run, and has nothing for what they do not hold."""
+    """A bench that answers from the stored evaluations of a run instead of a device: with the same
+    goal and seed the search gives the same tree again."""
 
     at_once: int
 
     def __init__(self, nodes: Iterable[Node], at_once: int = 1) -> None:
-        """at_once: as many as the run's bench evaluated side by side."""
+        """`at_once` is how many candidates the run's bench evaluated side by side."""
         self.at_once = at_once
         self._reference: Evaluation | None = None
         self._nodes: dict[str, Node] = {}
@@ -115,13 +119,14 @@ class ReplayBench:
                 self._nodes[node.proposal.bundle.sha256] = node
 
     def reference(self) -> Evaluation:
+        """The stored evaluation of the reference. Raises NotFound."""
         if self._reference is None:
             raise _absent("its reference")
         return self._reference
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
-        """Raises NotFound for a bundle that the run never had, Unavailable where the run's own
-        evaluation failed."""
+        """The stored evaluation of the same bundle. Raises NotFound for a bundle that the run never
+        had, Unavailable where the run's own evaluation failed."""
         node = self._nodes.get(proposal.bundle.sha256)
         if node is None:
             raise _absent(f"bundle {proposal.bundle.sha256[:12]}")

@@ -1,4 +1,4 @@
-"""What a run is asked for, and when it has had enough."""
+"""The goal of a run, and when the run has reached it or spent its budget."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ LIMITS = ("candidates", "minutes", "usd", "target", "stall", "target_us", "targe
 
 @dataclass(frozen=True)
 class Goal:
-    """language: of the candidates, None for any that has a toolchain here. target: speed-up whose
-    lower bound ends the run; target_us: microseconds a call that the time's upper bound has to
-    reach on each timed case; target_roofline: share (0..1) of what the device's measured ceilings
-    allow, reached by its lower bound. candidates, minutes, usd: budgets; None for no limit. stall:
-    candidates without a better one after which the run ends. synthesizers: names of those that may
-    propose, empty for all."""
+    """What a run searches for and what it may spend. Raises InvalidRequest for impossible values.
+
+    `language` is that of the candidates, None for any that has a toolchain here. A run ends at the
+    first target that it reaches: `target`, a speed-up that the lower bound must reach; `target_us`,
+    microseconds per call that the time's upper bound must reach on each timed case; or
+    `target_roofline`, a share (0..1) of what the device's measured ceilings allow, which the lower
+    bound must reach. `candidates`, `minutes` and `usd` are budgets, None for no limit. `stall` ends
+    the run after that many candidates without improvement. `synthesizers` names those that may
+    propose, empty for all.
+    """
 
     language: str | None = None
     target: float | None = None
@@ -66,6 +70,7 @@ class Goal:
 
 
 def goal_from_json(row: Mapping[str, Any]) -> Goal:
+    """Read the goal that `Goal.as_json` wrote; fields of a newer version are ignored."""
     fields = {name: row[name] for name in Goal.__dataclass_fields__ if name in row}
     return Goal(**{**fields, "synthesizers": tuple(fields.get("synthesizers", ()))})
 
@@ -73,7 +78,8 @@ def goal_from_json(row: Mapping[str, Any]) -> Goal:
 def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
     """Why no further candidate is to be proposed; None while the search goes on.
 
-    nodes: without the reference and without inherited ones. seconds: since the run began.
+    `nodes` are those of the run so far; the reference and inherited nodes count for no budget.
+    `seconds` is the time since the run began.
     """
     own = [node for node in nodes if not node.inherited and node.parent is not None]
     best = best_of(nodes)

@@ -31,16 +31,21 @@ __all__ = ["CANCELLED", "GIVEN_UP", "SILENT_IN_A_ROW", "Bench", "Listener", "Sea
 
 
 class Listener(Protocol):
-    """Is told what happens, by one thread; whatever it raises ends the run."""
+    """Follows a run. One thread calls it; whatever it raises ends the run."""
 
-    def node(self, node: Node, tree: Tree) -> None: ...
+    def node(self, node: Node, tree: Tree) -> None:
+        """A node was stored; it is in the tree already."""
+        ...
 
-    def log(self, message: str) -> None: ...
+    def log(self, message: str) -> None:
+        """A message for the user, for example that a proposer failed."""
+        ...
 
 
 @dataclass
 class Search:
-    """One run. inherited: stored winners of earlier runs, tried first."""
+    """One run: `row` is its stored row and holds its goal. `inherited` are stored winners of
+    earlier runs, which are tried first. `clock` is in seconds."""
 
     row: RunRow
     store: RunStore
@@ -67,13 +72,15 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """Since the run began, without the time between a crash and its continuation."""
+        """Seconds since the run began, without the time between a crash and its continuation."""
         return self._before + self.clock() - self._began
 
     def run(self) -> RunRow:
-        """Until the goal's end; the run's row as it is then. A run that was killed continues.
+        """Search until the goal is reached or a budget is spent; returns the run's row as it is
+        then. A run that was killed continues.
 
-        `finished` is stored by who proves the winner: one that is killed meanwhile goes on.
+        The state `finished` is not stored here but by the code that confirms the winner: a run that
+        is killed before that goes on.
         """
         if not len(self.tree):
             self._add(self._reference())
@@ -90,7 +97,7 @@ class Search:
         return Node(REFERENCE, None, "evaluated", None, self.bench.reference(), at=self.seconds)
 
     def _stop(self, tree: Tree) -> str | None:
-        """tree: with what is in flight, which counts for every budget."""
+        """Why the run ends; None while it goes on. Nodes in flight count for every budget."""
         if self.store.cancelled(self.row.id):
             return CANCELLED
         failed = [node.state == "failed" for node in tree.nodes[-FAILED_IN_A_ROW:]]
@@ -144,9 +151,12 @@ class Search:
         return self._filled(Tree(self.tree), self.bench.at_once, len(self.tree))
 
     def _filled(self, view: Tree, count: int, first: int) -> str | None:
-        """Propose and evaluate so many. view: the tree with what is in flight. first: number of the
-        batch's first node. A reason is final only where nothing was in flight: what is may open the
-        way, or be what the reason is about."""
+        """Propose and evaluate `count` candidates; returns why the run ends, or None.
+
+        `view` is the tree with the nodes in flight; `first` is the number of the batch's first
+        node. A reason is final only where nothing was in flight: a node in flight may open the way,
+        or be what the reason is about.
+        """
         proposed: list[Node] = []
         ended = None
         while len(proposed) < count:

@@ -31,9 +31,9 @@ class Policy(Protocol):
     def __init__(self) -> None: ...
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
-        """Number of the node to change next; None when every open one is closed.
+        """The number of the node to change next; None when every open node is closed.
 
-        closed: nodes from which nothing more can be proposed.
+        `closed` are nodes from which nothing more can be proposed; `chance` is the random source.
         """
         ...
 
@@ -43,7 +43,8 @@ class Policy(Protocol):
 
 
 def open_nodes(tree: Tree, closed: Collection[int]) -> list[int]:
-    """Nodes that can be changed: the reference, and what is correct."""
+    """Numbers of the nodes that can be changed: the reference, and correct nodes that are neither
+    duplicates nor closed."""
     return [
         node.number
         for node in tree
@@ -62,6 +63,7 @@ class BestFirst:
     """
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
+        """The open node that is worth most after fatigue, the newest of equals."""
         del chance
         worth = {number: self._worth(tree, number) for number in open_nodes(tree, closed)}
         return max(worth, key=lambda number: (worth[number], number), default=None)
@@ -74,6 +76,7 @@ class BestFirst:
         return float(node.merit * fatigue**weak)
 
     def island_of(self, tree: Tree, parent: int) -> int:
+        """All nodes live on one island."""
         return 0
 
 
@@ -86,6 +89,7 @@ class Evolutionary:
     """
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
+        """The winner of a tournament on the island whose turn it is."""
         usable = open_nodes(tree, closed)
         if not usable:
             return None
@@ -102,6 +106,7 @@ class Evolutionary:
         return max(drawn, key=lambda n: (tree[n].merit, -n))
 
     def island_of(self, tree: Tree, parent: int) -> int:
+        """The island whose turn it is."""
         return len(tree) % ISLANDS
 
 
@@ -116,6 +121,7 @@ class TreeSearch:
     """
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
+        """The first node on the way down that is still to be widened."""
         usable = set(open_nodes(tree, closed))
         if not usable:
             return None
@@ -141,6 +147,7 @@ class TreeSearch:
         return best / most + EXPLORE * math.sqrt(math.log(visits + 1) / len(below))
 
     def island_of(self, tree: Tree, parent: int) -> int:
+        """All nodes live on one island."""
         return 0
 
 

@@ -1,7 +1,7 @@
-"""The universal operator: choose a parent, retrieve for its verdict, compose, ask who proposes.
+"""The universal operator: choose a parent, retrieve for its verdict, compose, propose.
 
-Decides from the tree, the goal's seed and what earlier nodes say had come to its end, so the same
-rows give the same candidate. Evaluates nothing.
+Decides from the tree, the goal's seed and what earlier nodes record as exhausted, so the same rows
+give the same candidate. Evaluates nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from optimizer.search.synthesizers.base import (
 )
 from optimizer.search.tree import Tree, seen
 
-LEAST_COST = 2.0  # seconds: what takes less is not told apart, as times of candidates scatter
+LEAST_COST = 2.0  # seconds: shorter evaluations count as equal, as times of candidates scatter
 STAGES = ("compile", "correctness", "benchmark")
 SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
 CONTEXT_TOKENS = 6_000
@@ -33,7 +33,7 @@ Pair = tuple[str, int]
 
 @dataclass(frozen=True)
 class Task:
-    """What every proposal of a run shares."""
+    """The part of the context that every proposal of a run shares."""
 
     run_id: str
     goal: Goal
@@ -42,7 +42,7 @@ class Task:
 
 
 class Proposer:
-    """Makes one candidate after another for a tree that may hold some that are in flight."""
+    """Proposes one candidate after another for a tree that may hold nodes in flight."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Proposer:
         self._silent = 0
 
     def recall(self, nodes: Iterable[Node]) -> None:
-        """What had come to its end when these were proposed."""
+        """Remember what was exhausted and which proposers had failed when these were proposed."""
         for node in nodes:
             self._exhausted.update(node.exhausted)
             self._failed.update(node.silent)
@@ -78,7 +78,7 @@ class Proposer:
         exhausted: Sequence[Pair] = (),
         silent: Sequence[str] = (),
     ) -> Node:
-        """The proposal as the tree's next node: in flight, or the duplicate of an earlier one."""
+        """The proposal as the tree's next node: in flight, or the duplicate of an earlier node."""
         same = tree.same_bundle(proposal.bundle.sha256)
         return Node(
             number=len(tree),
@@ -95,10 +95,11 @@ class Proposer:
         )
 
     def next(self, tree: Tree, stop: Callable[[], str | None]) -> Node | str:
-        """The next node, or why there is none. stop: asked after a failed attempt.
+        """The next node, or why there is none. `stop` is called after a failed attempt and returns
+        why the run ends, or None.
 
         What turned out to be exhausted counts only with the node that it led to: a run that goes on
-        after a crash knows of no other.
+        after a crash knows only what nodes record.
         """
         exhausted: list[Pair] = []
         silent: list[str] = []
@@ -144,7 +145,7 @@ class Proposer:
         silent: list[str],
         stop: Callable[[], str | None],
     ) -> str | None:
-        """An attempt that brought nothing; the reason where there is to be no other."""
+        """Record an attempt without a candidate; returns why there is to be no other, or None."""
         self._silent += 1
         if synthesizer.name not in self._failed:
             silent.append(synthesizer.name)
@@ -158,7 +159,7 @@ class Proposer:
     # -- who changes what
 
     def _parent(self, tree: Tree, chance: random.Random) -> int | None:
-        """The reference while somebody has first tries left, then what the policy chooses."""
+        """The reference while a proposer has first tries left, then what the policy chooses."""
         if any(self._tries_left(tree, s) for s in self._synthesizers):
             return REFERENCE
         names = [s.name for s in self._synthesizers]
@@ -173,8 +174,9 @@ class Proposer:
         return len(own) < synthesizer.first_tries
 
     def _order(self, tree: Tree, parent: int) -> list[Synthesizer]:
-        """Who is asked first: who has first tries left, then whose candidates took least time for
-        what they brought: one that compiles for half a minute has fewer turns."""
+        """The proposers in turn: those with first tries left, then those whose candidates took the
+        least time for what they gained. A proposer whose candidates compile for half a minute gets
+        fewer turns."""
         usable = [s for s in self._synthesizers if (s.name, parent) not in self._exhausted]
         trying = [s for s in usable if parent == REFERENCE and self._tries_left(tree, s)]
         usable = trying or usable
@@ -189,7 +191,7 @@ class Proposer:
     # -- what it is made from
 
     def context(self, tree: Tree, parent: int) -> Context:
-        """What a proposal from this parent gets to see now."""
+        """The context of a proposal from this parent, now."""
         node = tree[parent]
         if parent not in self._known:
             self._known[parent] = self._knowledge.consult(query(self._task, node, self._roles))
@@ -197,7 +199,7 @@ class Proposer:
 
 
 def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
-    """The context of the tree's next node. Facts of the very device stand before those that the
+    """The context of the tree's next node. Facts of the device itself override those that the
     knowledge base has of its family."""
     if knowledge.facts:
         knowledge = replace(knowledge, facts={**knowledge.facts, **task.hardware.facts})
@@ -218,13 +220,14 @@ def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -
 
 
 def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
-    """Of the parameters that those proposers can change which are bound to some."""
+    """The roles of parameters that these proposers can change for this problem, sorted; proposers
+    that can change anything name none."""
     bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
 def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
-    """What is asked of the knowledge base for a change of this node."""
+    """The request to the knowledge base for a change of this node."""
     evaluation = node.evaluation
     verdict = evaluation.verdict if evaluation is not None else {}
     of_candidate = evaluation is not None and node.parent is not None
@@ -245,20 +248,20 @@ def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
 
 
 def without_evaluation(node: Node) -> Node:
-    """As it was before its evaluation; whether it is a duplicate was known then."""
+    """The node as it was before its evaluation; whether it is a duplicate was known then."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")
 
 
 def tree_before(tree: Tree, node: Node) -> Tree:
-    """The tree that the node was proposed for."""
+    """The tree that the node was proposed for: its batch is in flight."""
     first = node.batch[0] if node.batch is not None else node.number
     return Tree([*tree.nodes[:first], *map(without_evaluation, tree.nodes[first : node.number])])
 
 
 def _cost(node: Node) -> float:
-    """Seconds that its evaluation took. One in flight counts as a short one, in a replay too."""
+    """Seconds that its evaluation took. A node in flight counts as a short one, in a replay too."""
     took = node.evaluation.seconds if node.evaluation is not None else {}
     return max(LEAST_COST, sum(took.get(stage, 0.0) for stage in STAGES))
 

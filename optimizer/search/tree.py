@@ -16,7 +16,7 @@ MAX_SEEN = 6
 
 
 class Tree:
-    """Nodes by number; the reference is the root."""
+    """The nodes of a run by number; the reference is the root."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.nodes: list[Node] = []
@@ -26,6 +26,7 @@ class Tree:
             self.add(node)
 
     def add(self, node: Node) -> None:
+        """Append the next node. Raises ValueError for a number out of order."""
         if node.number != len(self.nodes):
             raise ValueError(f"node {node.number} follows {len(self.nodes) - 1}")
         self.nodes.append(node)
@@ -45,13 +46,16 @@ class Tree:
 
     @property
     def root(self) -> Node:
+        """The reference."""
         return self.nodes[REFERENCE]
 
     @property
     def best(self) -> Node | None:
+        """The correct and measured node whose speed-up is certain to be highest."""
         return best_of(self.nodes[1:])
 
     def children(self, number: int) -> list[Node]:
+        """Nodes that change this node, oldest first."""
         return [self.nodes[child] for child in self._children.get(number, ())]
 
     def siblings(self, number: int) -> list[Node]:
@@ -62,7 +66,7 @@ class Tree:
         return [node for node in self.children(parent) if node.number != number]
 
     def ancestors(self, number: int) -> list[Node]:
-        """From the parent up to the reference."""
+        """The nodes from the parent up to the reference."""
         nodes, at = [], self.nodes[number].parent
         while at is not None:
             nodes.append(self.nodes[at])
@@ -70,6 +74,7 @@ class Tree:
         return nodes
 
     def descendants(self, number: int) -> list[Node]:
+        """Every node below this node, level by level."""
         nodes, waiting = [], list(self._children.get(number, ()))
         while waiting:
             at = waiting.pop(0)
@@ -78,13 +83,14 @@ class Tree:
         return nodes
 
     def same_bundle(self, sha256: str) -> Node | None:
-        """The node that has this very bundle already."""
+        """The first node with this bundle; None where there is none."""
         number = self._by_bundle.get(sha256)
         return None if number is None else self.nodes[number]
 
 
 def seen(tree: Tree, parent: int, memory: MemoryName) -> list[Node]:
-    """Nodes to show, the most telling first, at most MAX_SEEN. parent: of what is proposed next."""
+    """The nodes that a proposal from this parent is shown, the most telling first, at most
+    MAX_SEEN."""
     return _OPERATORS[memory](tree, parent)[:MAX_SEEN]
 
 

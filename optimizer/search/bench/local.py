@@ -40,24 +40,29 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Seat:
-    """number: of the device, as torch counts here. visible: its name in CUDA_VISIBLE_DEVICES, None
-    where it is the only one."""
+class LocalDevice:
+    """One device of this machine.
 
-    device: str
+    `kind` is `cpu` or `cuda`; `number` is the device's number as torch counts in this process;
+    `visible` is its name in CUDA_VISIBLE_DEVICES, None where it is the only device.
+    """
+
+    kind: str
     number: int = 0
     visible: str | None = None
 
     @property
     def lock(self) -> DeviceLock:
-        return DeviceLock(self.device, number=self.number)
+        """The lock that every process of this machine takes before it measures on the device."""
+        return DeviceLock(self.kind, number=self.number)
 
     def pool(self, settings: RunnerSettings) -> RunnerPool:
-        return RunnerPool(settings) if self.visible is None else SeatPool(settings, self.visible)
+        """Runners that see this device only."""
+        return RunnerPool(settings) if self.visible is None else DevicePool(settings, self.visible)
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """What this thread puts on the device lies on this one."""
+    def current(self) -> Iterator[None]:
+        """A context in which this is torch's current device of the calling thread."""
         if self.visible is None:
             yield
             return
@@ -65,23 +70,23 @@ class Seat:
             yield
 
 
-def seats_here(device: str) -> tuple[Seat, ...]:
-    """Every GPU that this process may use; the processors are one device."""
-    count = torch.cuda.device_count() if device == "cuda" else 1
-    return seats_of(device, count, os.environ.get(VISIBLE))
+def devices_here(kind: str) -> tuple[LocalDevice, ...]:
+    """Every GPU that this process may use; all processors together are one device."""
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    return devices_of(kind, count, os.environ.get(VISIBLE))
 
 
-def seats_of(device: str, count: int, visible: str | None) -> tuple[Seat, ...]:
-    """visible: CUDA_VISIBLE_DEVICES of this process."""
+def devices_of(kind: str, count: int, visible: str | None) -> tuple[LocalDevice, ...]:
+    """`count` devices of a kind; `visible` is CUDA_VISIBLE_DEVICES of this process."""
     if count < 2:
-        return (Seat(device),)
+        return (LocalDevice(kind),)
     names = (
         [name.strip() for name in visible.split(",")] if visible else list(map(str, range(count)))
     )
-    return tuple(Seat(device, number, name) for number, name in enumerate(names[:count]))
+    return tuple(LocalDevice(kind, number, name) for number, name in enumerate(names[:count]))
 
 
-class SeatRunner(RunnerProcess):
+class DeviceRunner(RunnerProcess):
     """A runner on one of several devices."""
 
     def __init__(self, settings: RunnerSettings, zygote: Zygote | None, visible: str) -> None:
@@ -92,7 +97,7 @@ class SeatRunner(RunnerProcess):
         return {**super()._environment(), VISIBLE: self._visible}
 
 
-class SeatPool(RunnerPool):
+class DevicePool(RunnerPool):
     """Runners on one of several devices."""
 
     def __init__(
@@ -103,11 +108,12 @@ class SeatPool(RunnerPool):
 
     def _start_missing(self) -> None:
         while len(self._waiting) < self._spare:
-            self._waiting.append(SeatRunner(self._settings, self._zygote, self._visible))
+            self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
 
 
 def problem_view(problem: Problem, device: str) -> ProblemView:
-    """Of the searched cases for this kind of device; the held-out ones stay unseen."""
+    """The problem as proposers see it: signatures and traits of the searched cases for this kind
+    of device, nothing of their values. Held-out cases are not shown."""
     cases = [case for case in problem.searched if case.fits(device)]
     return ProblemView(
         name=problem.name,
@@ -146,9 +152,13 @@ class Place:
 
 @dataclass
 class LocalBench:
-    """A context: leaving it ends every process. places: by language; `torch` is always one of them
-    where the device is here, because the reference is written in it. seats: devices that measure
-    side by side, by default all of the target's that are here."""
+    """Evaluates candidates on the devices of this machine. It is a context manager: leaving it
+    ends every process.
+
+    `places` is by language; `torch` is always among them where the device is here, because the
+    reference is written in it. `devices` are those that measure side by side, by default all of the
+    target's kind on this machine.
+    """
 
     problem: Problem
     places: Mapping[str, Place]
@@ -156,16 +166,16 @@ class LocalBench:
     journal: Journal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
-    seats: Sequence[Seat] = ()
-    _evaluators: dict[tuple[str, bool, Seat], Evaluator] = field(default_factory=dict)
-    _pools: dict[Seat, RunnerPool] = field(default_factory=dict)
-    _problems: dict[Seat, PreparedProblem] = field(default_factory=dict)
+    devices: Sequence[LocalDevice] = ()
+    _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
+    _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
+    _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.seats = self.seats or seats_here(self.device)
-        self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
-        for seat in self.seats:
-            self._free.put(seat)
+        self.devices = self.devices or devices_here(self.device)
+        self._free: queue.SimpleQueue[LocalDevice] = queue.SimpleQueue()
+        for device in self.devices:
+            self._free.put(device)
 
     def __enter__(self) -> LocalBench:
         return self
@@ -174,6 +184,7 @@ class LocalBench:
         self.close()
 
     def close(self) -> None:
+        """End all evaluators and runners."""
         for evaluator in list(self._evaluators.values()):
             evaluator.close()
         self._evaluators.clear()
@@ -183,33 +194,38 @@ class LocalBench:
 
     @property
     def at_once(self) -> int:
-        """One for each device: on one, what is timed side by side disturbs each other."""
-        return len(self.seats)
+        """One evaluation for each device: two timings on the same device disturb each other."""
+        return len(self.devices)
 
     @property
     def device(self) -> str:
+        """The kind of device that candidates run on: `cpu` or `cuda`."""
         return next(iter(self.places.values())).target.device or "cpu"
 
     def reference(self) -> Evaluation:
-        """On its first timed case; its verdict says what bounds it."""
+        """Evaluate the reference on the first timed case; the verdict says what bounds it."""
         case = self._timed()[0]
         source = open_case(self.problem, case).source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
         return self._evaluate(bundle, [case], fresh=False)
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate on the searched cases that it claims.
+
+        Raises InvalidRequest for a language that has no toolchain here.
+        """
         return self._evaluate(proposal.bundle, self.cases(proposal), fresh=False)
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Measured anew, with values nobody has seen: on the searched timed cases, or on those that
-        were held out."""
+        """Measure a candidate again on fresh values: on the searched timed cases, or on the
+        held-out cases."""
         chosen = [case for case in self.cases(proposal) if case.timed]
         if held_out:
             chosen = [case for case in self.problem.held_out if case.fits(self.device)]
         return self._evaluate(proposal.bundle, chosen, fresh=True)
 
     def cases(self, proposal: Proposal) -> list[Case]:
-        """The searched cases that it claims and that are meant for this device."""
+        """The searched cases that the candidate claims and that are meant for this device."""
         claimed = set(proposal.cases)
         return [
             case
@@ -233,37 +249,37 @@ class LocalBench:
             raise InvalidRequest(
                 f"nothing here builds {bundle.language!r}", hint=f"Propose one of {known}."
             )
-        seat = self._free.get()
+        device = self._free.get()
         try:
-            with seat.taken():
-                evaluator = self._evaluator(bundle.language, fresh, seat)
+            with device.current():
+                evaluator = self._evaluator(bundle.language, fresh, device)
                 return evaluator.evaluate(bundle, place.toolchain, cases)
         finally:
-            self._free.put(seat)
+            self._free.put(device)
 
-    def _prepared(self, seat: Seat) -> PreparedProblem:
-        """Goldens lie on the seat's device, and serve every language there."""
-        if seat not in self._problems:
-            self._problems[seat] = PreparedProblem(self.problem, self.device, self.settings)
-        return self._problems[seat]
+    def _prepared(self, device: LocalDevice) -> PreparedProblem:
+        """Goldens lie on the device, and serve every language there."""
+        if device not in self._problems:
+            self._problems[device] = PreparedProblem(self.problem, self.device, self.settings)
+        return self._problems[device]
 
-    def _evaluator(self, language: str, fresh: bool, seat: Seat) -> Evaluator:
-        key = (language, fresh, seat)
+    def _evaluator(self, language: str, fresh: bool, device: LocalDevice) -> Evaluator:
+        key = (language, fresh, device)
         if key not in self._evaluators:
             target = self.places[language].target
-            if seat not in self._pools and target.device is not None:
+            if device not in self._pools and target.device is not None:
                 level = level_for(self.settings.isolation, target.device)
                 runners = RunnerSettings(target.device, self.settings.threads, level)
-                self._pools[seat] = seat.pool(runners)
+                self._pools[device] = device.pool(runners)
             self._evaluators[key] = Evaluator(
                 self.problem,
                 target,
                 self.settings,
                 NoJournal() if fresh else self.journal,
-                pool=self._pools.get(seat),
+                pool=self._pools.get(device),
                 ceilings=self.ceilings,
                 signatures=self.signatures,
-                prepared=None if fresh else self._prepared(seat),
+                prepared=None if fresh else self._prepared(device),
             )
-            self._evaluators[key].lock = seat.lock
+            self._evaluators[key].lock = device.lock
         return self._evaluators[key]

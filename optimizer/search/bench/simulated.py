@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from kb.errors import InvalidRequest, Unavailable
 from kb.hardware.spec import SignatureSpec
@@ -28,23 +28,14 @@ from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, Timin
 from optimizer.evaluation.settings import HARNESS, EvaluationSettings
 from optimizer.evaluation.simulated import cost_of
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
+from optimizer.search.bench.local import Place
 from optimizer.search.records import Proposal
 
 GOLDENS: Literal["cpu"] = "cpu"  # where the reference is computed
 SIMULATOR: TimingState = "simulator"
 NO_REFERENCE = "there is no reference on this chip: the first right candidate stands for it"
-
-
-class BuiltHere(Protocol):
-    """Where candidates in one language are built and run."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def toolchain(self) -> Toolchain: ...
 
 
 def simulated(toolchain: Toolchain) -> bool:
@@ -58,7 +49,7 @@ class SimulatedBench:
     candidates are to be compared with, if it is right."""
 
     problem: Problem
-    places: Mapping[str, BuiltHere]
+    places: Mapping[str, Place]
     settings: EvaluationSettings
     journal: Journal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()

@@ -20,13 +20,13 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import (
     VISIBLE,
+    DevicePool,
+    DeviceRunner,
     LocalBench,
+    LocalDevice,
     Place,
-    Seat,
-    SeatPool,
-    SeatRunner,
-    seats_here,
-    seats_of,
+    devices_here,
+    devices_of,
 )
 from optimizer.search.records import Proposal
 
@@ -52,16 +52,19 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 """
 
 
-def test_one_device_is_one_seat_and_several_are_as_many() -> None:
-    assert seats_here("cpu") == (Seat("cpu"),)
-    assert seats_of("cuda", 1, "3") == (Seat("cuda"),)
-    assert seats_of("cuda", 2, None) == (Seat("cuda", 0, "0"), Seat("cuda", 1, "1"))
-    assert seats_of("cuda", 2, "5, GPU-7") == (Seat("cuda", 0, "5"), Seat("cuda", 1, "GPU-7"))
+def test_one_kind_is_one_device_and_several_are_as_many() -> None:
+    assert devices_here("cpu") == (LocalDevice("cpu"),)
+    assert devices_of("cuda", 1, "3") == (LocalDevice("cuda"),)
+    assert devices_of("cuda", 2, None) == (LocalDevice("cuda", 0, "0"), LocalDevice("cuda", 1, "1"))
+    assert devices_of("cuda", 2, "5, GPU-7") == (
+        LocalDevice("cuda", 0, "5"),
+        LocalDevice("cuda", 1, "GPU-7"),
+    )
 
 
-def test_each_seat_has_its_own_lock_and_the_first_that_of_a_single_device() -> None:
-    first, second = seats_of("cuda", 2, None)
-    (alone,) = seats_of("cuda", 1, None)
+def test_each_device_has_its_own_lock_and_the_first_that_of_a_single_device() -> None:
+    first, second = devices_of("cuda", 2, None)
+    (alone,) = devices_of("cuda", 1, None)
     assert first.lock._path == alone.lock._path
     assert second.lock._path != first.lock._path
 
@@ -75,15 +78,15 @@ def test_processes_that_see_different_devices_do_not_wait_for_one_another(
     def path_where(uuid: str, number: int = 0) -> Path:
         properties = SimpleNamespace(uuid=uuid)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
-        return Seat("cuda", number).lock._path
+        return LocalDevice("cuda", number).lock._path
 
     assert path_where("a") == path_where("a", number=1)  # counted differently, the same device
     assert path_where("a") != path_where("b")
-    assert Seat("cpu").lock._path == DeviceLock("cpu")._path
+    assert LocalDevice("cpu").lock._path == DeviceLock("cpu")._path
 
 
-def test_a_runner_of_a_seat_sees_only_its_device() -> None:
-    runner = SeatRunner(RunnerSettings("cpu", 1), None, "5")
+def test_a_runner_of_a_device_sees_only_its_device() -> None:
+    runner = DeviceRunner(RunnerSettings("cpu", 1), None, "5")
     try:
         runner.wait_ready()
         environment = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
@@ -92,18 +95,18 @@ def test_a_runner_of_a_seat_sees_only_its_device() -> None:
         runner.end()
 
 
-def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
+def test_the_pool_of_a_device_starts_runners_that_see_only_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the pool's own thread: a runner ends with the thread that started it."""
-    real, threads = SeatRunner.__init__, []
+    real, threads = DeviceRunner.__init__, []
 
-    def watched(self: SeatRunner, *arguments: Any) -> None:
+    def watched(self: DeviceRunner, *arguments: Any) -> None:
         threads.append(threading.current_thread())
         real(self, *arguments)
 
-    monkeypatch.setattr(SeatRunner, "__init__", watched)
-    pool = SeatPool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
+    monkeypatch.setattr(DeviceRunner, "__init__", watched)
+    pool = DevicePool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
     try:
         pool.prepare()
         runner = pool.take()
@@ -117,13 +120,13 @@ def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
         pool.close()
 
 
-def test_evaluations_at_once_are_on_different_seats(
+def test_evaluations_at_once_are_on_different_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processors stand in for two devices: what is looked at is who measures where."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
     place = Place(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
-    seats = (Seat("cpu", 0), Seat("cpu", 1))
+    devices = (LocalDevice("cpu", 0), LocalDevice("cpu", 1))
     problem = load_problem(tmp_path / "double.py")
     together = threading.Barrier(2, timeout=60)
     pools = []
@@ -131,14 +134,14 @@ def test_evaluations_at_once_are_on_different_seats(
     # Two threads of one process that time calls on two processors at once delay each other, and
     # what clocks say of that is not what is looked at.
     settings = EvaluationSettings(seeds=1, without=frozenset({13}))
-    with LocalBench(problem, {"cpp": place}, settings, seats=seats) as bench:
+    with LocalBench(problem, {"cpp": place}, settings, devices=devices) as bench:
         assert bench.at_once == 2
         real = bench._evaluator
 
-        def watched(language: str, fresh: bool, seat: Seat) -> object:
+        def watched(language: str, fresh: bool, device: LocalDevice) -> object:
             together.wait()  # both are under way, or this never ends
-            evaluator = real(language, fresh, seat)
-            pools.append((seat.number, evaluator, evaluator.lock._path))
+            evaluator = real(language, fresh, device)
+            pools.append((device.number, evaluator, evaluator.lock._path))
             return evaluator
 
         monkeypatch.setattr(bench, "_evaluator", watched)
