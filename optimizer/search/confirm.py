@@ -48,8 +48,8 @@ class Outcome:
 
     `node` is the number of the winner; it is None where nothing beats the reference for certain,
     then `gain` is None and `reason` says why. `inherited` is the gain of the best stored winner
-    that the run started from. `notes` lists what could not be measured. `over` names the baseline of the
-    gain. `clock` is `wall`, or `simulator` where the figures are ratios of simulated times.
+    that the run started from. `notes` lists what could not be measured. `over` names the baseline
+    of the gain. `clock` is `wall`, or `simulator` where the figures are ratios of simulated times.
     """
 
     node: int | None

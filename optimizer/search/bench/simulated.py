@@ -1,9 +1,9 @@
 """Measures on a chip's simulator through its command templates.
 
-There is no reference on such a chip and no speed-up over one. What candidates are compared with is
-the first correct one, best the manual's own sample as it stands; figures are ratios of simulated
-times, marked `simulator`, and hold for nothing but each other. A simulator counts, so there is one
-run of each and no spread.
+There is no reference on such a chip, so there is no speed-up over it. Candidates are compared with
+the first correct candidate, at best the manual's own sample as it stands. Figures are ratios of
+simulated times, marked `simulator`, and can be compared with each other only. A simulator counts
+cycles, so each candidate runs once and its times have no spread.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ NO_REFERENCE = "there is no reference on this chip: the first right candidate st
 
 
 def simulated(toolchain: Toolchain) -> bool:
-    """Whether its times are a simulator's."""
+    """Whether the toolchain's times come from a simulator."""
     return isinstance(toolchain, CommandToolchain) and toolchain.template.timing == SIMULATOR
 
 
 @dataclass
 class SimulatedBench:
-    """A context: leaving it removes what it wrote. places: by language, of one chip. first: what
-    candidates are to be compared with, if it is right."""
+    """Evaluates candidates on a chip's simulator. It is a context manager: leaving it removes the
+    files that it wrote.
+
+    `places` is by language, all of the same chip. `first` is the candidate that others are compared
+    with if it is correct.
+    """
 
     problem: Problem
     places: Mapping[str, Place]
@@ -64,25 +68,29 @@ class SimulatedBench:
         self.close()
 
     def close(self) -> None:
+        """Close all evaluators."""
         for evaluator in self._evaluators.values():
             evaluator.close()
         self._evaluators.clear()
 
     @property
     def at_once(self) -> int:
-        """One: what comes first and is right decides what the others are compared with."""
+        """1, because the first correct candidate decides what the others are compared with."""
         return 1
 
     @property
     def device(self) -> str:
+        """Where the reference is computed: `cpu`."""
         return GOLDENS
 
     def compare_with(self, evaluation: Evaluation) -> None:
-        """What a run that is continued compared with."""
+        """Use the times of this evaluation as the baseline, for example those of a continued
+        run."""
         self._baseline = {timing.case: timing for timing in evaluation.timings}
 
     def reference(self) -> Evaluation:
-        """`first` with its verdict, where it is right; else the word that there is none."""
+        """The evaluation of `first` where it is correct; else an evaluation that says that there is
+        no reference."""
         if self.first is not None:
             evaluation = self.evaluate(self.first)
             if evaluation.correct:
@@ -90,6 +98,8 @@ class SimulatedBench:
         return self._nothing()
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate on the searched cases that it claims and compare it with the
+        baseline. Raises Unavailable for a language that nothing here simulates."""
         cases = self.cases(proposal)
         evaluator = self._evaluator(proposal.bundle.language, fresh=False)
         toolchain = self.places[proposal.bundle.language].toolchain
@@ -98,8 +108,8 @@ class SimulatedBench:
         return evaluation
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Once more, with values nobody has seen. Held-out cases have nothing to be compared with,
-        so they are checked only."""
+        """Evaluate a candidate again on fresh values. Held-out cases have no baseline, so they are
+        checked only."""
         chosen = [case for case in self.cases(proposal) if case.timed]
         if held_out:
             chosen = [case for case in self.problem.held_out if case.fits(GOLDENS)]
@@ -108,7 +118,7 @@ class SimulatedBench:
         return self._compared(evaluator.evaluate(proposal.bundle, toolchain, chosen))
 
     def cases(self, proposal: Proposal) -> list[Case]:
-        """The searched cases that it claims."""
+        """The searched cases that the candidate claims."""
         claimed = set(proposal.cases)
         return [
             case
@@ -119,7 +129,8 @@ class SimulatedBench:
     # -- comparing
 
     def _compared(self, evaluation: Evaluation) -> Evaluation:
-        """With ratios to the baseline; what is right and timed first becomes it."""
+        """The evaluation with ratios to the baseline; the first correct and timed candidate becomes
+        the baseline."""
         if not evaluation.correct or not evaluation.timings:
             return evaluation
         if not self._baseline:
@@ -148,12 +159,12 @@ class SimulatedBench:
         return next(known.weight for known in self.problem.cases if known.name == case)
 
     def _key(self, evaluation: Evaluation) -> str:
-        """Of what decides the ratio: what was compared with, beside the evaluation itself."""
+        """A key of the evaluation and of the baseline, which together decide the ratio."""
         base = {case: cost_of(timing) for case, timing in sorted(self._baseline.items())}
         return hashlib.sha256(f"{evaluation.key}\0{json.dumps(base)}".encode()).hexdigest()
 
     def _keep(self, evaluation: Evaluation, bundle: Bundle, cases: Sequence[Case]) -> None:
-        """The ratios as an evaluation of their own, so that a stored run has them."""
+        """Journal the ratios as an evaluation of their own, so that a stored run has them."""
         if evaluation.speedup is None or self.journal.finished(evaluation.key) is not None:
             return
         evaluator = self._evaluator(bundle.language, fresh=False)

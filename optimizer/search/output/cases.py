@@ -112,12 +112,13 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def wins(figure: Figure) -> bool:
-    """Certainly faster than the reference."""
+    """Whether the case is certainly faster than the reference: the interval lies above 1."""
     return figure.speedup.low > 1.0
 
 
 def case_rows(problem: Problem, figures: Sequence[Figure], chosen: Case) -> list[dict[str, Any]]:
-    """One for each figure. chosen: the case whose constants the shipped reference has."""
+    """A row of dispatch.json for each figure; `chosen` is the case whose constants the shipped
+    reference has."""
     cases = {case.name: case for case in problem.cases}
     return [_row(problem, cases.get(figure.case), figure, chosen) for figure in figures]
 

@@ -88,13 +88,14 @@ ModelNew.__signature__ = inspect.signature(Model)
 
 
 def kernel_kind(language: str) -> str:
-    """How a package calls it; empty for languages that only a command toolchain runs."""
+    """How a package calls a kernel in this language: `library` or `python`; "" for languages that
+    only a command toolchain runs."""
     return "library" if language in COMPILED else "python" if language in PYTHON else ""
 
 
 def write_kernel(bundle: Bundle, folder: Path) -> str:
-    """Path of the main file in the package. A lone file is `kernel.*`, several keep their names
-    under `kernel/`."""
+    """Write the bundle into the package folder and return the path of its main file. A single file
+    becomes `kernel.*`; several keep their names under `kernel/`."""
     if len(bundle.files) == 1:
         main = f"kernel{PurePosixPath(bundle.main).suffix}"
         (folder / main).write_text(bundle.source, encoding="utf-8")
@@ -159,9 +160,10 @@ def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
 
 
 def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
-    """The package `<problem>_kernel` in `folder`; one that is there is replaced.
+    """Write the package `<problem>_kernel` into `folder`, replacing an earlier package, and return
+    its path.
 
-    Without a winner its ModelNew is the reference, and says so.
+    Without a winner the package's ModelNew is the reference, and its docstring says so.
     """
     name = package_name(problem.name)
     package, scratch = folder / name, folder / f".{name}.new"
@@ -180,7 +182,7 @@ def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -
 
 
 def package_name(problem: str) -> str:
-    """An importable one."""
+    """The package's name: the problem's name made importable."""
     plain = re.sub(r"\W", "_", problem, flags=re.ASCII)
     if not plain[:1].isalpha() or keyword.iskeyword(plain):
         plain = f"problem_{plain}"

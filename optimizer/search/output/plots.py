@@ -1,4 +1,4 @@
-"""SVG plots of a run: progress, tree, and where reference and winner stand below the ceilings.
+"""SVG plots of a run: progress, tree, and the positions of reference and winner below the ceilings.
 
 Every candidate is one mark with the id `candidate-<number>`. Colours are Okabe and Ito's, which
 colour-blind readers can tell apart; shapes say the same.
@@ -39,14 +39,14 @@ SHARES = ("matmul_peak_pct", "copy_bandwidth_pct")
 
 @dataclass
 class Plots:
-    """drawn: name -> file. left_out: name -> why."""
+    """The plots of a run: `drawn` maps a name to its file, `left_out` to the reason."""
 
     drawn: dict[str, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def write_plots(tree: Tree, winner: int | None, folder: Path) -> Plots:
-    """progress.svg, tree.svg and, where the metrics are there, roofline.svg."""
+    """Draw progress.svg, tree.svg and, where the metrics exist, roofline.svg into `folder`."""
     plots = Plots()
     try:
         from matplotlib import rc_context

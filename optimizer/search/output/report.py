@@ -28,7 +28,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def write_trajectory(run: RunRow, tree: Tree, path: Path) -> None:
-    """The reference is a line too: its action is null."""
+    """Write the trajectory, one line for each node; the reference's action is null."""
     with path.open("w", encoding="utf-8") as stream:
         for node in tree:
             stream.write(json.dumps(_line(run, tree, node)) + "\n")
@@ -87,7 +87,8 @@ def _action(node: Node) -> dict[str, Any] | None:
 
 
 def _reward(node: Node) -> dict[str, Any]:
-    """value: the lower bound of the speed-up; None where nothing is known of it, which is not 0."""
+    """The reward: `value` is the lower bound of the speed-up, 0 for a failed candidate, and None
+    where nothing is known."""
     evaluation = node.evaluation
     known = node.state == "evaluated" and evaluation is not None
     failed = known and evaluation is not None and not evaluation.correct
@@ -126,7 +127,8 @@ def _interval(node: Node) -> Mapping[str, Any] | None:
 
 
 def write_report(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
-    """report.md, report.json, trajectory.jsonl and plots/ in `folder`; the path of report.md."""
+    """Write report.md, report.json, trajectory.jsonl and plots/ into `folder`; returns the path of
+    report.md."""
     folder.mkdir(parents=True, exist_ok=True)
     content = account(run, tree, outcome, problem)
     plots = write_plots(tree, outcome.node, folder / "plots")
@@ -140,7 +142,7 @@ def write_report(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem, fo
 
 
 def rendered(content: Mapping[str, Any]) -> str:
-    """Markdown of what report.json holds."""
+    """The content of report.json as Markdown."""
     parts = [
         f"# {_cell(content['problem']['name'])} on {_cell(content['hardware'])}",
         _lead(content),
@@ -283,7 +285,7 @@ def _step(step: Mapping[str, Any]) -> str:
     recipe = f", recipe {step['recipe']}" if step["recipe"] else ""
     inherited = " (inherited)" if step["inherited"] else ""
     rows = [
-        ("plan", step["plan"] or "none was told"),
+        ("plan", step["plan"] or "none was given"),
         ("by", f"{step['synthesizer']} ({step['origin']}{recipe})"),
         ("values changed", changes or "none"),
         ("speed-up in the search", f"{before} -> {figure(step['speedup_after'])}"),

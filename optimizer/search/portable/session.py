@@ -66,6 +66,9 @@ raise SystemExit(code)
 SESSION = "session.json"
 RESULTS = "results.zip"
 CEILINGS = "ceilings.json"
+DESCRIPTION = (
+    "Search every packed problem on this machine's device and write the results to a folder."
+)
 
 
 def write_session(
@@ -78,9 +81,10 @@ def write_session(
     knowledge: Snapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """target: {hardware, lineage, device, arch: by language, languages: to toolchain, facts}.
+    """Write the session to `path`.
 
-    recipes: {name, recipe, files} each.
+    `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
+    Each of `recipes` is {name, recipe, files}.
     """
     session = {
         "id": session_id,
@@ -104,7 +108,8 @@ def write_session(
 
 
 def _known_as(problem: Problem) -> str:
-    """What finds it again where the results are imported: a shipped name or the file's place."""
+    """The name that identifies the problem where the results are imported: that of a shipped
+    problem, or the path of its file."""
     shipped = problem.path.is_relative_to(SHIPPED)
     return problem.path.parent.name if shipped else str(problem.path)
 
@@ -131,12 +136,13 @@ def _add_problem(packed: zipfile.ZipFile, problem: Problem) -> None:
 
 
 class Lines:
-    """A line for every candidate."""
+    """A listener that prints a line for every candidate."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def node(self, node: Node, tree: Tree) -> None:
+        """Print the node's verdict and plan."""
         evaluation = node.evaluation
         plan = "reference" if node.proposal is None else node.proposal.plan[:60]
         verdict = (
@@ -147,11 +153,13 @@ class Lines:
         print(f"{self._name} {node.number}: {verdict} {plan}", flush=True)
 
     def log(self, message: str) -> None:
+        """Print a message."""
         print(f"{self._name}: {message}", flush=True)
 
 
 def main(folder: Path, arguments: Sequence[str]) -> int:
-    """folder: where the session was unpacked."""
+    """Search every problem of the session unpacked in `folder`; returns the exit code, 1 where a
+    problem failed."""
     options = _arguments(arguments)
     session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     store = FileStore(options.out)
@@ -176,13 +184,15 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="session.zip", description=__doc__)
+    parser = argparse.ArgumentParser(prog="session.zip", description=DESCRIPTION)
     parser.add_argument("--out", type=Path, default=Path("kernlore-results"))
-    parser.add_argument("--minutes", type=float, help="start nothing after these")
-    parser.add_argument("--candidates", type=int, help="for each problem")
-    parser.add_argument("--finalists", type=int, default=FINALISTS, help="measured anew in the end")
-    parser.add_argument("--language", help="of candidates")
-    parser.add_argument("--only", nargs="*", help="names of problems")
+    parser.add_argument("--minutes", type=float, help="start no problem after this many minutes")
+    parser.add_argument("--candidates", type=int, help="at most this many for each problem")
+    parser.add_argument(
+        "--finalists", type=int, default=FINALISTS, help="number measured again in the end"
+    )
+    parser.add_argument("--language", help="language of the candidates")
+    parser.add_argument("--only", nargs="*", help="names of the problems to search, all by default")
     return parser.parse_args(arguments)
 
 
@@ -197,7 +207,7 @@ def _goal(session: Mapping[str, Any], options: argparse.Namespace, left: float |
 
 
 def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
-    """Measured once and kept beside the rows."""
+    """The device's ceilings, measured once and stored beside the rows."""
     threads, kind = EvaluationSettings().threads, session["target"]["device"]
     kept = out / CEILINGS
     ceilings = _kept_ceilings(kept)
@@ -214,7 +224,7 @@ def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
 
 
 def _kept_ceilings(kept: Path) -> Ceilings | None:
-    """None where there are none, or in another form."""
+    """The stored ceilings; None where there are none or their form differs."""
     try:
         return from_json(json.loads(kept.read_text(encoding="utf-8")))
     except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -306,7 +316,7 @@ def _recipes(session: Mapping[str, Any]) -> list[Recipe]:
 
 
 def _zip(out: Path) -> None:
-    """Everything in one file, as it stands now."""
+    """Pack all rows and results so far into one file."""
     scratch = out / f"{RESULTS}.new"
     with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(out.rglob("*.json*")):

@@ -17,7 +17,8 @@ from optimizer.search.records import Node, Proposal
 
 @dataclass(frozen=True)
 class CaseView:
-    """A case as a proposer sees it. traits: numbers that the problem's code holds."""
+    """A case as a proposer sees it; `traits` are numbers that the problem's code holds. `timed` is
+    False for a case that only checks correctness."""
 
     name: str
     signature: Signature
@@ -28,7 +29,7 @@ class CaseView:
 
 @dataclass(frozen=True)
 class ProblemView:
-    """The problem without its tensors. policy: what is allowed, in words."""
+    """The problem without the values of its tensors; `policy` says in words what is allowed."""
 
     name: str
     op: str
@@ -45,7 +46,8 @@ class ProblemView:
 
 @dataclass(frozen=True)
 class HardwareView:
-    """The target. languages: those with a toolchain here, the preferred one first."""
+    """The target of a search. `languages` are those with a toolchain here, the preferred language
+    first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine."""
 
     id: str
     lineage: tuple[str, ...]
@@ -56,8 +58,13 @@ class HardwareView:
 
 @dataclass(frozen=True)
 class Context:
-    """One call of the universal operator. seen: what the memory operator shows beside the parent;
-    best: of the run so far. step: number of the node to come. seed: of all randomness in it."""
+    """Everything that a synthesizer sees for one proposal.
+
+    `seen` are the nodes that the memory operator shows beside the parent; `tried` are all nodes of
+    the run but the reference; `best` is the best node so far. `step` is the number of the node to
+    come. `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge, earlier
+    kernels and log in a prompt.
+    """
 
     problem: ProblemView
     hardware: HardwareView
@@ -74,14 +81,16 @@ class Context:
 
 
 class ProposalFailed(Exception):
-    """This attempt brought no candidate (a model answered nonsense, say); another may. The message
-    is kept in the run's log."""
+    """An attempt without a candidate, for example after a nonsense answer of a model; another
+    attempt may succeed. The message goes to the run's log."""
 
 
 class Synthesizer(Protocol):
-    """Proposes changes of a node. first_tries: candidates of its own from the reference that a run
-    tries before its policy chooses what to change, so that a first success of one proposer does not
-    keep the others from ever being heard."""
+    """Proposes changes of a node.
+
+    `first_tries` is how many of its candidates from the reference a run tries before its policy
+    chooses what to change, so that an early success of one proposer does not silence the others.
+    """
 
     name: str
     first_tries: int
@@ -89,7 +98,7 @@ class Synthesizer(Protocol):
     def propose(self, context: Context) -> Proposal | None:
         """A candidate that changes `context.parent`, or None when nothing is left to try from it.
 
-        Deterministic in `context` as far as the synthesizer is (a model's answers are stored).
+        The result depends on `context` alone, except for a model's answers, which are stored.
         Raises ProposalFailed.
         """
         ...
@@ -97,8 +106,8 @@ class Synthesizer(Protocol):
 
 @runtime_checkable
 class OfRoles(Protocol):
-    """A synthesizer that can only change what has a role (see kb/moves_vocabulary.py)."""
+    """A synthesizer that can only change parameters with a role (see kb/moves_vocabulary.py)."""
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
-        """Of everything it can change for this problem."""
+        """The roles of all parameters that it can change for this problem, sorted."""
         ...

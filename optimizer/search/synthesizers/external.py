@@ -1,6 +1,7 @@
-"""Somebody else proposes: the context of the next candidate out, the candidate in, by a folder.
+"""Candidates of an external optimizer: the context of the next candidate goes out and the candidate
+comes in through a folder.
 
-Whoever serves the run over HTTP reads and writes the same folder. Standard library only.
+The HTTP server of the run reads and writes the same folder. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ NAME = "external"
 
 
 class Mailbox:
-    """One run's folder: `context-N.json` is what node N is to be made from, `candidate-N.json` the
+    """One run's folder: `context-N.json` is the context of node N, `candidate-N.json` the
     answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def ask(self, step: int, context: dict[str, Any]) -> None:
+        """Publish the context of node `step`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         _write(self._folder / f"context-{step}.json", context)
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:
-        """The answer, once it is there."""
+        """The candidate for this step; None while there is none."""
         return _read(self._folder / f"candidate-{step}.json")
 
     def withdraw(self, step: int) -> None:
-        """Nobody waits for it any more."""
+        """Remove the context of a step for which the run no longer waits."""
         (self._folder / f"context-{step}.json").unlink(missing_ok=True)
 
     def open_context(self) -> dict[str, Any] | None:
-        """What the run waits for now."""
+        """The context that the run waits for now; None where it waits for nothing."""
         if not self._folder.is_dir():
             return None
         contexts = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
@@ -51,7 +53,8 @@ class Mailbox:
         return _read(contexts[min(waiting)]) if waiting else None
 
     def answer(self, step: int, candidate: dict[str, Any]) -> None:
-        """Raises NotFound where nothing waits for this step, Conflict where it was answered."""
+        """Hand in the candidate for a step. Raises NotFound where the run does not wait for this
+        step, Conflict where it has a candidate already."""
         if (self._folder / f"candidate-{step}.json").exists():
             raise Conflict(f"node {step} has a candidate", hint="Get the next context.")
         if not (self._folder / f"context-{step}.json").exists():
@@ -62,7 +65,7 @@ class Mailbox:
 
 
 class ExternalSynthesizer:
-    """Waits for the mailbox."""
+    """Proposes the candidates that an external optimizer puts into the mailbox."""
 
     name = NAME
     first_tries = 1
@@ -73,12 +76,15 @@ class ExternalSynthesizer:
         seconds: float = WAIT_SECONDS,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """cancelled: asked while it waits; a run that is to end waits for nobody."""
+        """It waits at most `seconds` for a candidate; `cancelled` is polled meanwhile and ends the
+        wait."""
         self._mailbox = mailbox
         self._seconds = seconds
         self._cancelled = cancelled
 
     def propose(self, context: Context) -> Proposal | None:
+        """Publish the context and wait for the candidate. Raises ProposalFailed when none comes in
+        time, for a malformed candidate and for a cancelled run."""
         self._mailbox.ask(context.step, context_as_json(context))
         began = time.monotonic()
         while time.monotonic() - began < self._seconds:
@@ -94,7 +100,8 @@ class ExternalSynthesizer:
 
 
 def context_as_json(context: Context) -> dict[str, Any]:
-    """Everything a proposer may see; nothing of held-out cases, values or other runs."""
+    """The context as JSON: everything that a proposer may see, nothing of held-out cases, values or
+    other runs."""
     return {
         "run": context.run_id,
         "step": context.step,
@@ -108,7 +115,7 @@ def context_as_json(context: Context) -> dict[str, Any]:
 
 
 def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
-    """A node as others see it; source: with the text of its files."""
+    """A node as JSON for external optimizers; `source` includes the text of its files."""
     evaluation = node.evaluation
     proposal = node.proposal
     return {
@@ -148,7 +155,7 @@ def _proposal(context: Context, candidate: dict[str, Any], seconds: float) -> Pr
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all: somebody may be reading."""
+    """Write the file whole or not at all, because another process may be reading it."""
     scratch = path.with_suffix(f".{os.getpid()}.new")
     scratch.write_text(json.dumps(content), encoding="utf-8")
     scratch.replace(path)

@@ -27,7 +27,8 @@ Kernel = CKernel | PythonKernel
 
 
 class Choice(NamedTuple):
-    """Who takes a call, and why. case: the measured one that it looks like."""
+    """Whether kernel or reference takes a call, and why; `case` is the measured case that the call
+    looks like."""
 
     which: Literal["kernel", "reference"]
     why: str
@@ -57,7 +58,8 @@ class Guarded(torch.nn.Module):
         return {**self.__dict__, "_kernel": None, "_seen": None}
 
     def dispatch(self, *inputs: Any, **named: Any) -> Choice:
-        """Who would take this call, and why. Loads the kernel where it would be used."""
+        """Whether kernel or reference would take this call, and why. Loads the kernel where it
+        would be used."""
         values = self._positional(inputs, named)
         match = self._match(values)
         if isinstance(match, str):
@@ -69,6 +71,7 @@ class Guarded(torch.nn.Module):
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The result of the kernel for a measured case that it wins, else of the reference."""
         values = self._positional(inputs, named)
         match = self._match(values)
         if not isinstance(match, str):
@@ -153,7 +156,7 @@ class Guarded(torch.nn.Module):
     # -- the kernel
 
     def _loaded(self, match: _Match) -> Kernel | None:
-        """None where it cannot be had; then a warning has said why."""
+        """The kernel; None where it cannot be loaded, after a warning with the reason."""
         kernel: Kernel | None = self.__dict__["_kernel"]
         if self._table.frozen:
             # It may keep what it packed from the weights of its first call.

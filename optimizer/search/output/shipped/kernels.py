@@ -39,7 +39,8 @@ _IMPORTED: dict[Path, ModuleType] = {}
 
 
 def find(model: torch.nn.Module, names: Sequence[str]) -> list[torch.Tensor] | None:
-    """In this order; None where one of them is no plain parameter or buffer."""
+    """The tensors of these names in this order; None where a name is no plain parameter or
+    buffer."""
     tensors = []
     for name in names:
         place = _place(model, name)
@@ -51,7 +52,7 @@ def find(model: torch.nn.Module, names: Sequence[str]) -> list[torch.Tensor] | N
 
 
 def share(model: torch.nn.Module, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-    """Make these very tensors the model's own. It has all of the names."""
+    """Put these very tensors in place of the model's own of these names, all of which it has."""
     for name, tensor in zip(names, tensors, strict=True):
         place, last = _place(model, name), name.rpartition(".")[2]
         assert place is not None
@@ -90,11 +91,12 @@ class _Counts(ctypes.Structure):
 
 
 class KernelFailed(RuntimeError):
-    """The kernel said that it could not do its work."""
+    """The kernel returned an error code."""
 
 
 class CKernel:
-    """table.entry of the library in table.folder."""
+    """The function `table.entry` of the library in `table.folder`. Raises KernelUnavailable where
+    it cannot be loaded or built."""
 
     def __init__(self, table: Table) -> None:
         self._entry = table.entry
@@ -149,7 +151,7 @@ def _described(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
 
 
 class PythonKernel:
-    """table.entry of table.file, built with the constructor arguments of the caller."""
+    """The class `table.entry` of `table.file`, constructed with the caller's arguments."""
 
     def __init__(self, table: Table, arguments: Sequence[Any]) -> None:
         self._class = _class(table)

@@ -30,11 +30,12 @@ SETS = (
 
 
 class KernelUnavailable(Exception):
-    """Why the kernel cannot be used here, and what to do about it."""
+    """The kernel cannot be used here; the message says why and what to do."""
 
 
 def machine() -> dict[str, Any]:
-    """What a library built with -march=native depends on."""
+    """System, architecture and instruction sets, on which a library built with -march=native
+    depends."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -57,9 +58,9 @@ def _instructions() -> set[str]:
 
 
 def open_library(folder: Path, apart: bool) -> ctypes.CDLL:
-    """apart: a copy of its own, for kernels that keep what they packed.
+    """Load the shipped library where it fits this machine, else a library built here.
 
-    Raises KernelUnavailable.
+    `apart` loads a private copy, for kernels that keep what they packed. Raises KernelUnavailable.
     """
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     unfit = _unfit(folder, record)
@@ -104,6 +105,7 @@ def _unfit(folder: Path, record: Mapping[str, Any]) -> str | None:
 
 
 def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

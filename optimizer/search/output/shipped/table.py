@@ -21,14 +21,15 @@ Key = tuple[Any, ...]
 def constructor_arguments(
     cls: type, args: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Arguments by name as plain values, and in the order of their positions, defaults included."""
+    """A constructor's arguments by name as plain values, and in the order of their positions;
+    defaults are included."""
     bound = inspect.signature(cls).bind(*args, **named)
     bound.apply_defaults()
     return {name: plain(value) for name, value in bound.arguments.items()}, list(bound.args)
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it. What cannot be compared becomes {UNKNOWN: its type}."""
+    """A value as JSON holds it; a value that cannot be compared becomes {UNKNOWN: its type}."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
@@ -49,11 +50,12 @@ def comparable(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured case. wins: whether the kernel takes its calls; `why` tells.
+    """A measured case. `wins` says whether the kernel takes its calls, `why` gives the reason.
 
-    key: dtype and shape of every input, the type's name for a Python number. values: of the inputs
-    that are Python numbers and were the same in every draw, else None. weights: name, dtype and
-    shape in state_dict order. outputs: dtype and shape. container: how the reference returns them.
+    `key` holds dtype and shape of every input, the type's name for a Python number. `values` holds
+    the inputs that are Python numbers and had the same value every time, None for all others.
+    `weights` are name, dtype and shape in state_dict order; `outputs` are dtype and shape;
+    `container` is the type in which the reference returns them.
     """
 
     name: str
@@ -71,8 +73,9 @@ class Row:
 
 @dataclass
 class Table:
-    """kind: `library` or `python`, empty where there is no kernel; then `reason` says why. broken:
-    why the kernel cannot be used in this process; set where that turns out."""
+    """The dispatch table of a package. `kind` is `library` or `python`; it is empty where there is
+    no kernel, then `reason` says why. `broken` is set when the kernel turns out to be unusable in
+    this process, and says why."""
 
     folder: Path
     kind: str
@@ -86,7 +89,7 @@ class Table:
 
 
 def read_table(folder: Path) -> Table:
-    """Of the package in this folder."""
+    """Read the dispatch table of the package in this folder."""
     table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
     rows: dict[Key, list[Row]] = {}
     for case in table["cases"]:
@@ -137,7 +140,7 @@ def _form(dtype: str, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...
 
 
 def key_of(inputs: Sequence[Any]) -> Key:
-    """The same for calls that look alike."""
+    """The key of a call: equal for calls with the same dtypes and shapes."""
     return tuple(
         (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         for value in inputs
@@ -145,7 +148,7 @@ def key_of(inputs: Sequence[Any]) -> Key:
 
 
 def describe(inputs: Sequence[Any]) -> str:
-    """Inputs in words."""
+    """The inputs in words: dtype and shape of tensors, the type of other values."""
     return ", ".join(
         f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         if isinstance(value, torch.Tensor)

@@ -58,8 +58,8 @@ _STATE = """    def __init__(self, *args, **kwargs):
 
 @dataclass(frozen=True)
 class Written:
-    """A forward as text, indented as a method, with the imports it needs. functions: what stands
-    before the class; kept: names of those whose results `self.NAME` keeps."""
+    """A forward as text, indented as a method, with the imports it needs. `functions` is the text
+    before the class; `kept` names the functions whose results `self.NAME` keeps."""
 
     forward: str
     imports: str
@@ -68,7 +68,7 @@ class Written:
 
 
 def configured_bundle(reference: str, mode: str, options: Options) -> Bundle:
-    """The problem behind torch.compile."""
+    """A candidate that runs the problem through torch.compile in this mode with these options."""
     text = reference + _compiled("Model", mode, options, "The reference through torch.compile.")
     return _bundle(text, {"mode": mode, **options}, "config")
 
@@ -80,7 +80,8 @@ def rewritten_bundle(
     mode: str = EAGER,
     options: Options | None = None,
 ) -> Bundle:
-    """The problem with another forward; compiled too unless the mode is EAGER."""
+    """A candidate with another forward, compiled too unless the mode is EAGER; `names` are the
+    rewrites in it."""
     eager = mode == EAGER
     applied = ", ".join(names)
     rows = "\n".join(f"        self.{name} = _Kept({name})" for name in text.kept)

@@ -51,7 +51,7 @@ _RESERVED = frozenset({MANIFEST, HEADER_NAME})
 
 
 class BadAnswer(Exception):
-    """This answer is no candidate; the message is told to the model."""
+    """This answer is no candidate; the message goes back to the model."""
 
 
 def object_in(text: str) -> dict[str, Any] | None:
@@ -62,7 +62,8 @@ def object_in(text: str) -> dict[str, Any] | None:
 
 
 def why_no_object(text: str) -> str:
-    """Where the object that was meant breaks, in words; empty where none was meant."""
+    """Where the JSON object in the answer breaks, in words; empty where there is no attempt at
+    one."""
     field = _FIELD.search(text)
     start = text.rfind("{", 0, field.start()) if field else -1
     if start < 0:
@@ -155,7 +156,8 @@ def _is_object(code: str) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """claimed: ids that were shown, in the order they were named."""
+    """A checked answer. `claimed` are ids that were shown and that the model says it used, in its
+    order."""
 
     bundle: Bundle
     plan: str
@@ -163,7 +165,10 @@ class Answer:
 
 
 def answer_from(text: str, context: Context, shown: Collection[str]) -> Answer:
-    """Raises BadAnswer with a message for the model."""
+    """The candidate in a model's answer; `shown` are the ids that it may claim.
+
+    Raises BadAnswer with a message for the model.
+    """
     if not text.strip():
         raise BadAnswer("the answer is empty")
     if len(text) > MAX_ANSWER:
@@ -229,7 +234,7 @@ def _bundle(fields: Mapping[str, Any], context: Context) -> Bundle:
 
 
 def files_from(files: Any) -> dict[str, str]:
-    """Checked names and texts. Raises BadAnswer."""
+    """The files of an answer, by name, with names and texts checked. Raises BadAnswer."""
     if (
         not isinstance(files, dict)
         or not files
@@ -248,7 +253,8 @@ def files_from(files: Any) -> dict[str, str]:
 
 
 def _refuse_files(files: Mapping[str, str], main: str, language: str, context: Context) -> None:
-    """Only what the language needs: one source, and headers where it has them."""
+    """Raise BadAnswer for files beyond what the language needs: one source, and headers where it
+    has them."""
     if main not in files:
         raise BadAnswer(f"`main` is {main[:80]!r}, which is none of the files")
     allowed = templates.main_suffixes(language, context)
@@ -268,14 +274,14 @@ def _refuse_syntax(name: str, source: str) -> None:
 
 
 def _refuse_known(bundle: Bundle, context: Context) -> None:
-    """The parent, or what was tried already, comes to nothing."""
+    """Raise BadAnswer for the parent's bundle or one that was tried already."""
     for node in (context.parent, *context.tried):
         if node.proposal is not None and node.proposal.bundle.sha256 == bundle.sha256:
             raise BadAnswer(f"this is node {node.number} again, without a change")
 
 
 def _refuse_hidden(text: str) -> None:
-    """Characters that no file or database takes."""
+    """Raise BadAnswer for characters that files and databases refuse."""
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise BadAnswer("a text holds characters that are no text (NUL or lone surrogates)")
 

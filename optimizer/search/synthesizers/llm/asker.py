@@ -25,7 +25,7 @@ from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction
 LONGEST_WAIT_S = 120.0
 Message = dict[str, Any]  # as the chat interface of the providers has it
 GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned
-MAX_TOLD = 400  # characters of a provider's message
+MAX_MESSAGE = 400  # characters of a provider's message
 RETRIED = frozenset({408, 409, 425, 429})
 # Words by which providers that litellm does not know say that a prompt is too long.
 OVERFLOWS = ("context_length_exceeded", "context length", "context window", "too many tokens")
@@ -33,7 +33,7 @@ NEVER_HELPS = ("insufficient_quota", "billing")
 
 
 class DeadlinePassed(Exception):
-    """The work did not end in time; it goes on in a thread nobody waits for."""
+    """The work did not end in time; it goes on in an abandoned thread."""
 
 
 class RateLimit:
@@ -51,6 +51,7 @@ class RateLimit:
         self._lock = threading.Lock()  # protects _next: several searches may share one limit
 
     def wait(self) -> None:
+        """Sleep until the next call may start."""
         with self._lock:
             now = self._clock()
             start = max(now, self._next)
@@ -60,8 +61,11 @@ class RateLimit:
 
 
 def pause(attempt: int, retry_after: str | None, chance: random.Random) -> float | None:
-    """Seconds before try number `attempt` + 1. asked: a Retry-After header; None where it asks for
-    longer than anybody should wait."""
+    """Seconds to wait before try number `attempt` + 1.
+
+    `retry_after` is the provider's header: a number or an HTTP date. Returns None where it asks for
+    more than LONGEST_WAIT_S. Without it the wait doubles with each attempt.
+    """
     seconds = _seconds(retry_after) if retry_after else None
     if seconds is not None:
         return seconds if seconds <= LONGEST_WAIT_S else None
@@ -70,7 +74,7 @@ def pause(attempt: int, retry_after: str | None, chance: random.Random) -> float
 
 
 def _seconds(header: str) -> float | None:
-    """Of a number or an HTTP date; None for neither."""
+    """The seconds that a header asks for, from a number or an HTTP date; None for neither."""
     try:
         seconds = float(header)
     except ValueError:
@@ -84,8 +88,11 @@ def _seconds(header: str) -> float | None:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` returns or raises. A provider that sends a byte now and then never meets a read
-    time-out, so the whole call has a deadline of its own. Raises DeadlinePassed."""
+    """Return what `work` returns, or raise what it raises, or DeadlinePassed after `seconds`.
+
+    A provider that sends a byte now and then never meets a read time-out, so the whole call has a
+    deadline of its own.
+    """
     done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def go() -> None:
@@ -106,7 +113,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """arguments: JSON text as the model wrote it."""
+    """A tool call; `arguments` is JSON text as the model wrote it."""
 
     id: str
     name: str
@@ -115,7 +122,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """finish: the provider's word for why it ended. usd: None where the price is not known."""
+    """An answer of a model. `finish` is the provider's word for why it ended; `usd` is None where
+    the price is not known."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -134,13 +142,17 @@ class ContextOverflow(CallFailed):
 
 
 class Asker(Protocol):
-    """Brings a reply. Raises CallFailed."""
+    """A model, or a stored conversation with one."""
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply: ...
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        """The reply to these messages. Raises CallFailed, and ContextOverflow for a prompt that is
+        too long."""
+        ...
 
 
 def total(spent: Sequence[Reply], seconds: float, before: Cost) -> Cost:
-    """usd: unknown as soon as one part is."""
+    """The cost of these replies added to an earlier cost; `seconds` is their wall time. The sum in
+    USD is unknown as soon as a part is."""
     usd: float | None = before.usd
     for reply in spent:
         usd = None if usd is None or reply.usd is None else usd + reply.usd
@@ -153,6 +165,7 @@ def total(spent: Sequence[Reply], seconds: float, before: Cost) -> Cost:
 
 
 def reply_as_json(heard: Reply | CallFailed) -> dict[str, Any]:
+    """The stored row of a reply or a failure."""
     if isinstance(heard, Reply):
         return {"reply": asdict(heard)}
     kind = "overflow" if isinstance(heard, ContextOverflow) else "failed"
@@ -195,7 +208,7 @@ def price_known(model: str) -> bool:
 
 
 class LitellmAsker:
-    """One model. chance: of the spread between retries."""
+    """An `Asker` for a single model; `chance` spreads the waits between retries."""
 
     def __init__(
         self,
@@ -210,6 +223,8 @@ class LitellmAsker:
         self._redact, self._chance, self._sleep = redact, chance, sleep
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        """The reply, after as many retries as the settings allow. Raises CallFailed, Unavailable
+        without litellm."""
         attempt = 0
         while True:
             self._limit.wait()
@@ -283,7 +298,8 @@ class LitellmAsker:
         )
 
     def _usd(self, litellm: Any, tokens_in: int, tokens_out: int, usage: Any) -> float | None:
-        """None for a model without a price, and where the provider did not count."""
+        """The price in USD; None for a model without a price, and where the provider did not count
+        tokens."""
         if not tokens_in:
             return None
         try:
@@ -298,7 +314,7 @@ class LitellmAsker:
         return float(sum(parts))
 
     def _sorted(self, problem: Exception) -> Exception:
-        quoted = " ".join(self._redact.error(str(problem)).split())[:MAX_TOLD]
+        quoted = " ".join(self._redact.error(str(problem)).split())[:MAX_MESSAGE]
         message = f"{self._model}: {type(problem).__name__}: {quoted}"
         lower = quoted.lower()
         status = getattr(problem, "status_code", None)
@@ -313,7 +329,7 @@ class LitellmAsker:
 
 
 class _Again(Exception):
-    """Busy or broken for now."""
+    """The provider is busy or broken for now; another try may help."""
 
     def __init__(self, message: str, retry_after: str | None) -> None:
         super().__init__(message)

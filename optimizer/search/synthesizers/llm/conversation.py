@@ -42,9 +42,12 @@ MAX_QUOTED = 60_000  # characters of an answer that is shown to its author again
 
 @dataclass
 class Transcript:
-    """attempt: of this step; a failed one leaves a transcript but no node. prompt: version of the
-    templates. heard: replies and failures in order, which is what a replay needs. note: what a
-    reader must know, as that the price is unknown."""
+    """A stored conversation: one attempt at a candidate.
+
+    `attempt` counts the attempts at this step; a failed attempt leaves a transcript but no node.
+    `prompt` is the version of the templates. `heard` are replies and failures in order, which a
+    replay needs. `note` is a remark for the reader, for example that the price is unknown.
+    """
 
     run: str
     step: int
@@ -59,25 +62,31 @@ class Transcript:
 
     @property
     def id(self) -> str:
+        """`RUN/STEP-ATTEMPT`, as a proposal refers to it."""
         return f"{self.run}/{self.step}-{self.attempt}"
 
     def as_json(self) -> dict[str, Any]:
+        """The content of the stored file."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "heard"}
         return {**plain, "heard": [reply_as_json(heard) for heard in self.heard]}
 
 
 def transcript_from_json(row: Mapping[str, Any]) -> Transcript:
-    """The inverse of `as_json`; fields of a newer version are ignored."""
+    """Read the transcript that `as_json` wrote; fields of a newer version are ignored."""
     fields = {name: row[name] for name in Transcript.__dataclass_fields__ if name in row}
     return Transcript(**{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]})
 
 
 class Transcripts(Protocol):
-    """Where conversations are kept."""
+    """A store of conversations."""
 
-    def write(self, transcript: Transcript) -> None: ...
+    def write(self, transcript: Transcript) -> None:
+        """Store a transcript. Raises OSError."""
+        ...
 
-    def read(self, run: str, step: int, attempt: int) -> Transcript | None: ...
+    def read(self, run: str, step: int, attempt: int) -> Transcript | None:
+        """The stored transcript; None where there is none. Raises StoreError for a broken file."""
+        ...
 
     def attempts(self, run: str, step: int) -> int:
         """How many are stored for the step."""
@@ -85,12 +94,14 @@ class Transcripts(Protocol):
 
 
 class FolderTranscripts:
-    """`RUN/STEP-ATTEMPT.json` below a folder, each written whole or not at all."""
+    """`Transcripts` in files `RUN/STEP-ATTEMPT.json` below a folder, each written whole or not at
+    all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, transcript: Transcript) -> None:
+        """Store a transcript. Raises OSError."""
         path = self._path(transcript.run, transcript.step, transcript.attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -98,6 +109,7 @@ class FolderTranscripts:
         part.replace(path)
 
     def read(self, run: str, step: int, attempt: int) -> Transcript | None:
+        """The stored transcript; None where there is none. Raises StoreError for a broken file."""
         path = self._path(run, step, attempt)
         if not path.is_file():
             return None
@@ -110,6 +122,7 @@ class FolderTranscripts:
             ) from problem
 
     def attempts(self, run: str, step: int) -> int:
+        """How many attempts at the step are stored."""
         folder = self._path(run, step, 0).parent
         return sum(1 for _ in folder.glob(f"{step}-*.json")) if folder.is_dir() else 0
 
@@ -131,6 +144,7 @@ class Replayed:
         self._id = transcript.id
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        """The next stored reply. Raises the stored failure, or CallFailed at the end."""
         heard = next(self._heard, None)
         if heard is None:
             raise CallFailed(f"the stored transcript {self._id} ends before this question")
@@ -156,11 +170,15 @@ def _each_text(value: Any, clean: Any) -> Any:
 
 
 class Tools(Protocol):
-    """Each raises KernloreError, which the model is told."""
+    """Tools that a model may call. Each raises KernloreError; the model gets its message."""
 
-    def search(self, query: str) -> Sequence[Excerpt]: ...
+    def search(self, query: str) -> Sequence[Excerpt]:
+        """Excerpts of the manuals that answer the query."""
+        ...
 
-    def read_section(self, id: str) -> Excerpt: ...
+    def read_section(self, id: str) -> Excerpt:
+        """The whole section with this id."""
+        ...
 
     def compile_check(self, files: Mapping[str, str]) -> str:
         """The compiler's messages; empty when there are none."""
@@ -168,11 +186,12 @@ class Tools(Protocol):
 
 
 def offered() -> Sequence[Any]:
+    """The descriptions of the tools, as the chat interface of the providers has them."""
     return list(data("tools.json"))
 
 
 class ToolBench:
-    """Runs the calls of one conversation. shown: ids that they brought up."""
+    """Runs the tool calls of one conversation; `shown` collects the ids that results name."""
 
     def __init__(self, tools: Tools, fence: Fence) -> None:
         self._fence = fence
@@ -190,7 +209,7 @@ class ToolBench:
         }
 
     def result(self, call: ToolCall) -> str:
-        """Of a call that fails, why it did."""
+        """The fenced result of a call; for a call that fails, the reason."""
         run = self._run.get(call.name)
         if run is None:
             return f"There is no such tool. The tools are {', '.join(self._run)}."
@@ -217,7 +236,7 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
 
 
 class Conversation:
-    """Writes everything that is said into `record`, whatever comes of it."""
+    """One conversation with a model. Every message goes into `record`, whatever the outcome."""
 
     def __init__(
         self,
@@ -238,7 +257,7 @@ class Conversation:
         record.messages += self._opening()
 
     def answer(self) -> Answer:
-        """Raises ProposalFailed."""
+        """Hold the conversation and return the candidate. Raises ProposalFailed."""
         for left in range(self._settings.repair_rounds, -1, -1):
             reply = self._reply()
             try:
@@ -261,7 +280,7 @@ class Conversation:
         ]
 
     def _reply(self) -> Reply:
-        """The first reply that is no tool call, or one that calls what was not offered."""
+        """The first reply that is no tool call, or that calls tools although none are offered."""
         while True:
             reply = self._ask()
             if not reply.tool_calls or self._bench is None:

@@ -28,8 +28,11 @@ NEXT = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """shown: ids that a model may say it used. tokens: an estimate on the high side (3 characters a
-    token), because tokenizers of most models are not to be had without a network."""
+    """A rendered prompt. `shown` are the ids that a model may say it used.
+
+    `tokens` is an estimate on the high side (3 characters a token), because the tokenizers of most
+    models are not available without a network. `left_out` says in words what did not fit.
+    """
 
     system: str
     user: str
@@ -40,7 +43,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class _Variable:
-    """What is given up, bit by bit, when it is too long."""
+    """The parts of a prompt that are given up bit by bit when it is too long."""
 
     excerpts: tuple[Excerpt, ...]
     seen: tuple[Node, ...]
@@ -60,8 +63,12 @@ class _Variable:
 
 
 def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prompt:
-    """budget: tokens of knowledge, earlier kernels and log together. Where facts, moves and skills
-    alone take more, they stay and the prompt is longer."""
+    """The prompt for a context.
+
+    `budget` bounds the tokens of knowledge, earlier kernels and log together. Where facts, moves
+    and skills alone take more, they stay and the prompt is longer. `tools` mentions that tools may
+    be called.
+    """
     whole = _Variable(
         context.knowledge.excerpts if context.with_knowledge else (),
         tuple(node for node in context.seen if node.proposal is not None),

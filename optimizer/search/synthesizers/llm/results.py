@@ -35,6 +35,7 @@ BECAME: Mapping[str, str] = {
 
 
 def parent(node: Node, fence: Fence) -> str:
+    """The kernel to start from, or a sentence that says that it is the reference."""
     if node.proposal is None:
         return "The reference above: nothing was written yet in its place."
     return source(node, fence)
@@ -54,7 +55,8 @@ def source(node: Node, fence: Fence) -> str:
 
 
 def verdict(node: Node, fence: Fence, log_chars: int) -> str:
-    """What the harness found. log_chars: of the log's end; errors stand there."""
+    """The result of the evaluation: outcome, times, signals, metrics and log. `log_chars`
+    characters of the log's end are shown; errors stand there."""
     evaluation = node.evaluation
     if evaluation is None:
         return f"Nothing: {node.problem or node.state}."
@@ -133,7 +135,8 @@ def _signal(signal: Mapping[str, Any], place: int) -> str:
 
 
 def _evidence(items: Iterable[Any]) -> str:
-    """Each once: a metric with all the rules that it met, a line of a log, or whatever was said."""
+    """The evidence in words, each item once: a metric with all the rules that it met, a line of a
+    log, or any other text."""
     rules: dict[str, list[str]] = {}
     for item in items:
         if isinstance(item, Mapping) and "name" in item and "value" in item:
@@ -167,7 +170,7 @@ def _measured(name: str, value: object, canonical: str) -> str:
 
 
 def seen(nodes: Iterable[Node], fence: Fence) -> str:
-    """Earlier kernels: what was planned and what came of it."""
+    """Earlier kernels: what was planned and the result."""
     outcomes = [
         fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None
     ]
@@ -175,6 +178,7 @@ def seen(nodes: Iterable[Node], fence: Fence) -> str:
 
 
 def best(context: Context, fence: Fence) -> str:
+    """The best node so far, unless the prompt shows it already."""
     node = context.best
     shown = {REFERENCE, context.parent.number, *(node.number for node in context.seen)}
     if node is None or node.number in shown:
@@ -183,8 +187,8 @@ def best(context: Context, fence: Fence) -> str:
 
 
 def worth_showing(context: Context) -> tuple[Node, ...]:
-    """Of the earlier kernels those whose text helps: the last that failed, which may only need
-    mending, and, while the reference is the kernel to start from, the best that is right."""
+    """The earlier kernels whose source helps: the last that failed, which may only need mending,
+    and, while the reference is the kernel to start from, the best that is correct."""
     written = [node for node in context.seen if node.proposal is not None and node.evaluation]
     written = [node for node in written if node.parent == context.parent.number]
     failed = [node for node in written if _mendable(node)]
@@ -205,6 +209,7 @@ def _mendable(node: Node) -> bool:
 
 
 def sources(nodes: Sequence[Node], fence: Fence, log_chars: int) -> str:
+    """The whole source of these kernels, with the verdict of those that failed."""
     parts = []
     for node in nodes:
         if node.correct:
@@ -245,6 +250,7 @@ def _result(node: Node) -> str:
 
 
 def tail(text: str, chars: int) -> str:
+    """The last `chars` characters of a text, marked as cut where it is longer."""
     return text if len(text) <= chars else f"(cut) ... {text[-chars:]}"
 
 

@@ -56,6 +56,7 @@ _SOURCES = re.compile(r"^#+ Sources\b.*?(?=^#+ |\Z)", re.M | re.S)
 
 
 def problem(view: ProblemView, fence: Fence) -> str:
+    """The operator, the reference's source and the cases."""
     head = f"{view.name}: operator {view.op}. {view.summary}".strip()
     cases = "\n".join(_case(case) for case in view.cases)
     return "\n".join(
@@ -80,7 +81,7 @@ def _case(case: CaseView) -> str:
 
 
 def policy(view: ProblemView, fence: Fence) -> str:
-    """In sentences; what has none is shown as it stands."""
+    """The problem's policy in sentences; values without a sentence are shown as they stand."""
     sentences = data("policy.json")
     lines, unknown = [], []
     for name, value in view.policy.items():
@@ -95,12 +96,14 @@ def policy(view: ProblemView, fence: Fence) -> str:
 
 
 def judging(context: Context) -> str:
+    """How a candidate is judged: tolerances, time limits and memory."""
     on_cpu = context.hardware.device == "cpu"
     memory = f" {MEMORY_GIB} GiB of memory beside the inputs and outputs." if on_cpu else ""
     return rendered("judging.md", {**JUDGED, "memory": memory}).strip()
 
 
 def hardware(context: Context, fence: Fence) -> str:
+    """The target: id, lineage, device and compiler."""
     view = context.hardware
     lines = [f"id: {view.id}", f"lineage: {' -> '.join(view.lineage)}"]
     if view.device:
@@ -119,7 +122,8 @@ def _compiler(context: Context) -> str:
 
 
 def interface(context: Context) -> str:
-    """Of the wanted language, then of others that are taken too."""
+    """What a candidate is called with, in the wanted language and then in others that are
+    accepted."""
     language = wanted(context)
     parts = [f"Write it in {language}.", _abi(language, context)]
     shown = {_family(language)}
@@ -138,7 +142,7 @@ def _family(language: str) -> str:
 
 
 def _abi(language: str, context: Context, again: bool = False) -> str:
-    """again: the family's part was shown already."""
+    """The interface of a language; `again` leaves out the part that its family shares."""
     if language in C_LIKE:
         build = _cpp_build(context) if language == "cpp" else _cuda_build()
         return rendered("abi_c.md", {"header": HEADER.strip(), "build": build}).strip()
@@ -177,6 +181,7 @@ def number(value: object) -> str:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
+    """`name=value` for each entry, separated by commas."""
     return ", ".join(f"{name}={number(value)}" for name, value in values.items())
 
 
@@ -201,7 +206,7 @@ def known(context: Context, excerpts: Sequence[Excerpt], fence: Fence) -> str:
 
 
 def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
-    """What a model may say it used."""
+    """The ids that a model may say it used."""
     if not context.with_knowledge:
         return frozenset()
     shown = [excerpt.id for excerpt in excerpts] + [move.id for move in fitting(context)]
@@ -209,8 +214,8 @@ def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
 
 
 def fitting(context: Context) -> list[Move]:
-    """Without those that the problem forbids: a narrower type where the precision is strict. What
-    a skill says to avoid is no move: the skill's own text says it."""
+    """The moves to show, without those that the problem forbids: a narrower type where the
+    precision is strict. Warnings of skills are left out, because the skill's own text says them."""
     moves = [move for move in context.knowledge.moves if not avoided(move)]
     return [move for move in moves if not _forbidden(move, context.problem)]
 

@@ -25,7 +25,8 @@ LEAST_GIVEN, LEAST_NAMED = 4, 12  # characters; shorter values would take ordina
 
 @dataclass(frozen=True)
 class WeightedModel:
-    """name: as litellm spells it (`anthropic/...`, `openai/...`). weight: relative, above 0."""
+    """A model by litellm's name (`anthropic/...`, `openai/...`) and its relative weight, above 0.
+    Raises InvalidRequest for any other weight."""
 
     name: str
     weight: float = 1.0
@@ -40,10 +41,13 @@ class WeightedModel:
 
 @dataclass(frozen=True)
 class LlmSettings:
-    """api_base, api_key: None for litellm's usual environment variables. timeout_s: of one call.
-    retries: after the first try, where the provider is busy or broken. tools: whether a model may
-    call them. tool_rounds: answers in one conversation that may be tool calls. repair_rounds: times
-    a model is told what is wrong with its answer.
+    """How models are called. Raises InvalidRequest for values out of range.
+
+    `api_base` and `api_key` are None for litellm's usual environment variables. `timeout_s` bounds
+    a call, in seconds. `retries` counts tries after the first, where the provider is busy or
+    broken. `tools` says whether a model may call tools; `tool_rounds` is how many answers of a
+    conversation may be tool calls. `repair_rounds` is how often a model gets its answer back with
+    the error.
     """
 
     models: tuple[WeightedModel, ...]
@@ -88,8 +92,11 @@ def _model(text: str) -> WeightedModel:
 
 
 def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -> str:
-    """The model that is asked. attempt: how often this step has been asked for before; each one
-    draws again, so that one dead model of several does not end a run."""
+    """The name of the model for an attempt at a step, drawn by weight.
+
+    `attempt` counts the earlier attempts at this step; each attempt draws again, so that a dead
+    model among several does not end a run.
+    """
     chance = random.Random(f"{seed}:{step}:model")
     names = [model.name for model in models]
     weights = [model.weight for model in models]
@@ -97,7 +104,11 @@ def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -
 
 
 class Redaction:
-    """given: secrets that are known beside those of the environment."""
+    """Takes secrets out of what is stored or shown: configured keys, and text that looks like a
+    key.
+
+    `secrets` are known beside those of the environment; None and very short values are ignored.
+    """
 
     def __init__(self, *secrets: str | None) -> None:
         named = [value for name, value in os.environ.items() if _SECRET_NAME.search(name)]
@@ -106,12 +117,13 @@ class Redaction:
         self._known = sorted(known, key=len, reverse=True)
 
     def known(self, text: str) -> str:
-        """Without the secrets of this process. For source code and answers, in which what only
-        looks like a key is a name."""
+        """The text without the secrets of this process. For source code and answers, in which text
+        that only looks like a key is a name."""
         for secret in self._known:
             text = text.replace(secret, REMOVED)
         return text
 
     def error(self, text: str) -> str:
-        """Without them and without anything of their form: providers quote keys in part."""
+        """The text without these secrets and without anything of their form: providers quote keys
+        in part."""
         return _SECRET_FORM.sub(REMOVED, self.known(text))

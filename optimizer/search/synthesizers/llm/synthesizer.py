@@ -33,11 +33,12 @@ UNPRICED = "the price of this model is not in litellm's list: usd is unknown, no
 
 
 class LlmSynthesizer:
-    """Never exhausted: it always has something to try, so it never returns None.
+    """Proposes what language models answer. It is never exhausted, so it never returns None.
 
-    replay: id of a run whose stored transcripts answer instead of models; nothing is asked and
-    nothing stored then. Every other call leaves a transcript, also one that fails; what failed
-    attempts cost is added to the next proposal, so that a budget counts it.
+    `replay` is the id of a run whose stored transcripts answer instead of models; then no model is
+    called and nothing is stored. Every other call leaves a transcript, also a call that fails. The
+    cost of failed attempts is added to the next proposal, so that a budget counts it.
+
     Raises Unavailable without litellm, OSError where a transcript cannot be stored.
     """
 
@@ -72,7 +73,8 @@ class LlmSynthesizer:
         self._fence = Fence()
 
     def propose(self, context: Context) -> Proposal:
-        """Raises ProposalFailed, whatever a model or its provider does."""
+        """The candidate in the model's answer. Raises ProposalFailed, whatever a model or its
+        provider does."""
         record, asker = self._opened(context)
         began = self._clock()
         try:

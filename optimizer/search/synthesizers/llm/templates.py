@@ -35,12 +35,13 @@ HEADER_SUFFIXES = (".h", ".hpp", ".cuh")
 
 @cache
 def template(name: str, version: str = VERSION) -> str:
+    """The text of a template file, with its places unfilled."""
     return (_FOLDER / version / name).read_text(encoding="utf-8").strip()
 
 
 @cache
 def data(name: str, version: str = VERSION) -> Any:
-    """A JSON file beside the templates; not to be changed by the caller."""
+    """The content of a JSON file beside the templates. It is cached: do not change it."""
     return json.loads((_FOLDER / version / name).read_text(encoding="utf-8"))
 
 
@@ -66,12 +67,13 @@ class Fence:
     boundary: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def around(self, kind: str, text: str) -> str:
-        """kind: a word of ours, never of a document."""
+        """The text as a marked block; `kind` is a word of this program, never of a document."""
         begin, end = f"--- {WORD} {self.boundary} BEGIN {kind} ---", self.end
         return f"{begin}\n{self._harmless(text).strip()}\n{end}"
 
     @property
     def end(self) -> str:
+        """The line that closes a block."""
         return f"--- {WORD} {self.boundary} END ---"
 
     def _harmless(self, text: str) -> str:
@@ -112,7 +114,7 @@ def default_main(language: str, context: Context) -> str:
 
 
 def rule(context: Context) -> str:
-    """In words, for a model that got it wrong."""
+    """The allowed files in words, for a model whose answer had others."""
     rules = []
     for language in context.hardware.languages:
         ends = " or ".join(main_suffixes(language, context)) or "its own ending"

@@ -79,9 +79,9 @@ class ModelNew(Model):
 class TensorPattern:
     """One tensor of the binary interface, in its order.
 
-    role: weight stands for parameters and buffers. dtypes: allowed ones, by torch's names. dims:
-    names that must agree across tensors, numbers, or one `*name` for the product of any number of
-    dimensions.
+    The role `weight` stands for parameters and buffers. `dtypes` are the allowed types by torch's
+    names. `dims` are names that must agree across tensors, numbers, or a single `*name` for the
+    product of any number of dimensions.
     """
 
     name: str
@@ -92,9 +92,13 @@ class TensorPattern:
 
 @dataclass(frozen=True)
 class Parameter:
-    """role: what moves call it. values: in their natural order, so that a move can step up or down.
-    tested: those that were evaluated where the recipe comes from. unit: of the values, where a
-    move's limit may bound them: `elements` of the problem's type, or a unit of fact_keys.toml."""
+    """A parameter of a recipe and its domain.
+
+    `role` is the word that moves use for it. `values` are in their natural order, so that a move
+    can step up or down. `tested` are the values that were evaluated where the recipe comes from.
+    `unit` is that of the values where a move's limit may bound them: `elements` of the problem's
+    type, or a unit of fact_keys.toml.
+    """
 
     name: str
     role: str
@@ -107,9 +111,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Recipe:
-    """name: of its skill. template: its text. traits: name in the template -> name in the problem
-    (`native_layer_norm.eps`). when: predicate over dims, traits, facts and problem. constraints:
-    over parameters too."""
+    """A kernel template with its tensors, parameters and conditions.
+
+    `name` is that of its skill; `template` is the text. `traits` maps a name in the template to a
+    name in the problem (`native_layer_norm.eps`). `when` is a predicate over dims, traits, facts
+    and problem; `constraints` are predicates over parameters too.
+    """
 
     name: str
     language: str
@@ -123,17 +130,19 @@ class Recipe:
 
     @property
     def defaults(self) -> dict[str, Value]:
+        """The default of every parameter, by name."""
         return {parameter.name: parameter.default for parameter in self.parameters}
 
     def parameter(self, name: str) -> Parameter:
+        """The parameter with this name. Raises StopIteration for an unknown name."""
         return next(p for p in self.parameters if p.name == name)
 
 
 def parse_recipe(
     name: str, raw: Mapping[str, Any], files: Mapping[str, str], problems: Problems
 ) -> Recipe | None:
-    """A recipe from its JSON and the skill's other files; None when something is wrong with it,
-    which `problems` then says."""
+    """Read a recipe from its JSON and the skill's other files; returns None for an invalid recipe,
+    and `problems` then holds what is wrong."""
     before = len(problems.found)
     reader = TableReader(raw, "recipe", problems)
     reader.only(_FIELDS)
@@ -204,7 +213,7 @@ def _values(table: TableReader, key: str) -> tuple[Value, ...]:
 
 
 def is_value(value: object) -> bool:
-    """What may be put into a template."""
+    """Whether a value may be put into a template: a number, a boolean or an identifier."""
     if isinstance(value, str):
         return bool(_NAME.fullmatch(value))
     return isinstance(value, bool | int | float)
@@ -261,7 +270,7 @@ def literal(value: Value, *, python: bool) -> str:
 
 @dataclass(frozen=True)
 class Binding:
-    """What a recipe's names stand for in one case. dims in elements."""
+    """The values of a recipe's names in one case; `dims` are sizes in elements."""
 
     dims: Mapping[str, int]
     traits: Mapping[str, Value]
@@ -281,7 +290,8 @@ def match(
     facts: Mapping[str, Value],
     op: str,
 ) -> Binding | Refusal:
-    """The recipe's names bound to one case, or why that cannot be."""
+    """Bind the recipe's names to one case, or say why the recipe does not fit: its operator,
+    tensors, traits or condition differ."""
     if recipe.ops and op not in recipe.ops:
         return Refusal(f"is for {', '.join(recipe.ops)}, not {op}")
     if len(recipe.tensors) != len(signature.tensors):
@@ -303,7 +313,7 @@ def match(
 
 
 def _unify(pattern: TensorPattern, tensor: TensorSpec, dims: dict[str, int]) -> str:
-    """Bind the pattern's dimensions; a reason where they cannot be."""
+    """Bind the pattern's dimensions in `dims`; returns a reason where they do not fit, else ""."""
     if ROLE_OF[tensor.role] != pattern.role:
         return f"{tensor.name} is {tensor.role}, {pattern.name} is {pattern.role}"
     if tensor.dtype not in pattern.dtypes:
@@ -320,7 +330,8 @@ def _unify(pattern: TensorPattern, tensor: TensorSpec, dims: dict[str, int]) -> 
 
 
 def _spread(dims: Sequence[str], shape: Sequence[int]) -> list[int] | None:
-    """The sizes beside their names; `*name` takes the product of what the others leave."""
+    """The sizes in the order of their names; `*name` takes the product of the sizes that the others
+    leave."""
     starred = next((n for n, dim in enumerate(dims) if dim.startswith("*")), None)
     if starred is None:
         return list(shape) if len(dims) == len(shape) else None
@@ -334,7 +345,7 @@ def _spread(dims: Sequence[str], shape: Sequence[int]) -> list[int] | None:
 def allowed(
     recipe: Recipe, values: Mapping[str, Value], binding: Binding, facts: Mapping[str, Value]
 ) -> bool:
-    """Whether no constraint is broken; one that lacks a value (a fact nobody stated) holds."""
+    """Whether no constraint is broken; a constraint that lacks a value (an unknown fact) holds."""
     names = {**binding.dims, **binding.traits, **values}
     bindings = Bindings(facts=facts, parameters=names)
     return all(
@@ -356,7 +367,10 @@ def space(
 def instantiate(
     recipe: Recipe, values: Mapping[str, Value], binding: Binding, reference: str
 ) -> Bundle:
-    """reference: source of the problem, whose Model holds the weights of a Python candidate."""
+    """The recipe as a bundle with these values, with the host code that the binary interface needs.
+
+    `reference` is the source of the problem, whose Model holds the weights of a Python candidate.
+    """
     python = recipe.language in PYTHON
     host = _c_host(recipe) if recipe.language in C_LIKE else ""
     names = {**binding.traits, **values}

@@ -33,8 +33,8 @@ _TEMPLATE = "sample"
 
 @dataclass(frozen=True)
 class ManualSample:
-    """id: of the stored proposal. source: where it stands, in words. body: as
-    `ingestion.samples.recipes.body_of` makes it."""
+    """A code sample of a manual. `id` is that of the stored recipe proposal; `source` says in words
+    where the sample stands; `body` has the form that `ingestion.samples.recipes.body_of` writes."""
 
     id: str
     name: str
@@ -44,13 +44,17 @@ class ManualSample:
 
     @property
     def entry(self) -> str:
+        """The name of the kernel's function."""
         return str(self.body["entry"])
 
 
 def bind(sample: ManualSample, problem: ProblemView, name: str = "") -> Recipe | None:
-    """The sample with the sizes of the problem's first timed case; None where its tensors are not
-    the problem's. name: of the recipe, the sample's id without one. Raises InvalidKnowledge for a
-    body that cannot be read."""
+    """The sample as a recipe with the sizes of the problem's first timed case; None where its
+    tensors are not the problem's.
+
+    `name` is that of the recipe, by default the sample's id. Raises InvalidKnowledge for a body
+    that cannot be read.
+    """
     tensors = problem.main.signature.tensors
     inputs = [t for t in tensors if t.role != "output"]
     outputs = [t for t in tensors if t.role == "output"]
@@ -95,7 +99,7 @@ def _pattern(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _sized(text: str, sizes: Mapping[str, int]) -> str:
-    """With numbers for sizes; what stands for a constant stays."""
+    """The text with numbers in place of sizes; placeholders of constants stay."""
 
     def put(match: re.Match[str]) -> str:
         return str(sizes[match[1]]) if match[1] in sizes else match[0]
@@ -111,7 +115,7 @@ class _Bound:
     recipe: Recipe
 
     def beginning(self, values: Mapping[str, Value]) -> str:
-        """How far these first values are the sample's own."""
+        """A phrase that says how far these first values are the sample's own."""
         defaults = self.recipe.defaults
         changed = [f"{n} = {v}" for n, v in values.items() if v != defaults[n]]
         if not changed:
@@ -130,7 +134,7 @@ class _Bound:
 
 
 class SampleSynthesizer:
-    """Over the samples of the manuals of one chip."""
+    """Proposes variants of the samples in the manuals of one chip."""
 
     name = NAME
 
@@ -140,7 +144,8 @@ class SampleSynthesizer:
         self._known: tuple[str, dict[str, _Bound], RecipeSynthesizer] | None = None
 
     def _for(self, problem: ProblemView) -> tuple[dict[str, _Bound], RecipeSynthesizer]:
-        """By name of the recipe: the sample's, or its id where two have one name."""
+        """The samples that fit, by name of the recipe: the sample's name, or its id where two
+        samples share a name."""
         if self._known is None or self._known[0] != problem.name:
             names = Counter(sample.name for sample in self._samples)
             bindings = [
@@ -154,6 +159,8 @@ class SampleSynthesizer:
         return self._known[1], self._known[2]
 
     def propose(self, context: Context) -> Proposal | None:
+        """The next variant of a sample; None when nothing is left. Raises InvalidKnowledge for a
+        sample that cannot be read."""
         bound, recipes = self._for(context.problem)
         proposal = recipes.propose(context)
         if proposal is None or proposal.recipe is None:
@@ -164,8 +171,8 @@ class SampleSynthesizer:
         return sample.marked(proposal, proposal.plan, proposal.attributed)
 
     def first(self, problem: ProblemView, hardware: HardwareView) -> Proposal | None:
-        """The first sample that fits, as it stands where the limits allow that: what the others are
-        compared with."""
+        """The first sample that fits, unchanged where the limits allow: the baseline of the other
+        candidates. None where no sample fits."""
         bound, _ = self._for(problem)
         for item in bound.values():
             fitting = fit(item.recipe, problem, hardware.facts)

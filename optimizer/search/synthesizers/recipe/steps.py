@@ -22,36 +22,36 @@ from optimizer.search.records import Node
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
 
 Values = Mapping[str, Value]
-# Others name no side of a value, so nobody can say which step is meant.
+# Other directions name no side of a value, so the step that is meant would be unknown.
 DIRECTIONS = ("increase", "decrease", "add", "remove")
-AVOID = "avoid"  # key of a remedy's change
+AVOID = "avoid"  # key of a move's change
 
 
 @dataclass(frozen=True, order=True)
 class Knob:
-    """A change of one parameter of this role. direction: one of DIRECTIONS."""
+    """A change of one parameter of this role, in one of DIRECTIONS."""
 
     role: str
     direction: str
 
 
 class NoStep(Exception):
-    """Why a change cannot be made to an instance; the message says it in words."""
+    """A change cannot be made to an instance; the message says why."""
 
 
 def avoiding(knobs: Sequence[Knob]) -> dict[str, Any]:
-    """A remedy's change that says to avoid these, done together."""
+    """The `change` of a move that says to avoid these knobs done together."""
     return {AVOID: [vars(knob).copy() for knob in knobs]}
 
 
 def avoided(move: Move) -> tuple[Knob, ...]:
-    """What a remedy says to avoid; nothing where it is a move."""
+    """The knobs that a move says to avoid; empty for a move to be followed."""
     rows = move.change.get(AVOID) or ()
     return tuple(Knob(str(row["role"]), str(row["direction"])) for row in rows)
 
 
 def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -> bool:
-    """Whether the change is this one and no other: one parameter for each knob, however far."""
+    """Whether the change is exactly this: one parameter for each knob, however far."""
     changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
     if not knobs or len(changed) != len(knobs):
         return False
@@ -60,7 +60,7 @@ def does(recipe: Recipe, before: Values, after: Values, knobs: Sequence[Knob]) -
 
 
 def turned(recipe: Recipe, values: Values, knobs: Sequence[Knob]) -> dict[str, Value]:
-    """The values with one step of each knob. Raises NoStep."""
+    """The values after one step of each knob. Raises NoStep where a step is impossible."""
     changed = dict(values)
     for knob in knobs:
         name, value = _step(recipe, changed, knob)
@@ -69,7 +69,7 @@ def turned(recipe: Recipe, values: Values, knobs: Sequence[Knob]) -> dict[str, V
 
 
 def _step(recipe: Recipe, values: Values, knob: Knob) -> tuple[str, Value]:
-    """The first parameter of the role that can go on, and the value beside its own."""
+    """The first parameter of the role that can go on, and its next value."""
     own = [parameter for parameter in recipe.parameters if parameter.role == knob.role]
     if not own:
         raise NoStep(f"{recipe.name} has no parameter of the role {knob.role}")
@@ -82,7 +82,7 @@ def _step(recipe: Recipe, values: Values, knob: Knob) -> tuple[str, Value]:
 
 
 def beside(parameter: Parameter, value: Value, way: str) -> Value | None:
-    """The nearest value in that direction, of those that were tested where the recipe says which;
+    """The nearest value in this direction, among the tested values where the recipe names them;
     None where there is none."""
     offered = parameter.tested or parameter.values
     reached = [v for v in offered if v != value and direction_of(value, v) == way]
@@ -99,7 +99,7 @@ def _number(value: Value) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """One parameter's change along its domain. up: towards its later values."""
+    """One parameter's change along its domain; `up` is towards its later values."""
 
     parameter: str
     up: bool
@@ -108,17 +108,19 @@ class Step:
 @dataclass(frozen=True)
 class Record:
     """Whether the last use of a step, and of a move (by id), made a node better than its parent.
-    What was not used yet is in neither."""
+    Unused steps and moves are absent."""
 
     steps: Mapping[Step, bool] = field(default_factory=dict)
     moves: Mapping[str, bool] = field(default_factory=dict)
 
     def has_won(self, step: Step | None) -> bool:
+        """Whether the last use of the step made a node better than its parent."""
         return step is not None and self.steps.get(step, False)
 
     def rank(self, step: Step | None, moves: Sequence[str], applies: bool | None) -> int:
-        """Lower comes first: what won last, moves that hold, moves that nobody could decide, plain
-        changes, what lost last. moves: behind the change, none of a plain one."""
+        """The place in the order, 0 first: a step that won last, moves that hold, moves that could
+        not be decided, plain changes, a step or move that lost last. `moves` are the ids behind the
+        change, empty for a plain change."""
         if self.has_won(step):
             return 0
         lost = step is not None and self.steps.get(step) is False
@@ -130,7 +132,8 @@ class Record:
 
 
 def step_between(recipe: Recipe, before: Values, after: Values) -> Step | None:
-    """None where not exactly one value differs, or one is outside the domain."""
+    """The step between two sets of values; None where not exactly one value differs or a value is
+    outside the domain."""
     changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
     if len(changed) != 1:
         return None
@@ -142,8 +145,9 @@ def step_between(recipe: Recipe, before: Values, after: Values) -> Step | None:
 
 
 def record_of(recipe: Recipe, tried: Sequence[Node]) -> Record:
-    """Of every measured change of one value from one instance of the recipe to another. A step
-    that won makes the way back one that lost; one that lost says nothing of the way back."""
+    """The record of every measured change of one value from one instance of the recipe to another.
+    A step that won makes the way back a step that lost; a step that lost says nothing of the way
+    back."""
     known = {node.number: node for node in tried}
     steps: dict[Step, bool] = {}
     moves: dict[str, bool] = {}

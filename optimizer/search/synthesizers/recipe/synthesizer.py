@@ -44,7 +44,7 @@ NAME = "recipe"
 
 @dataclass(frozen=True)
 class Fitting:
-    """A recipe that fits the problem. cases: names of those that it claims."""
+    """A recipe that fits the problem; `cases` names the cases that it claims."""
 
     recipe: Recipe
     binding: Binding
@@ -53,8 +53,8 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values and why they were chosen. attributed: ids of the moves behind them. applies: whether
-    the move's predicate was decided."""
+    """Values and why they were chosen. `attributed` are ids of the moves behind them; `applies` is
+    None where the move's predicate could not be decided."""
 
     values: Values
     plan: str
@@ -63,13 +63,13 @@ class Choice:
 
 
 class RecipeSynthesizer:
-    """Over a fixed set of recipes."""
+    """Proposes instances of a fixed set of recipes."""
 
     name = NAME
     first_tries = 3
 
     def __init__(self, recipes: Sequence[Recipe], languages: Sequence[str]) -> None:
-        """languages: those that can be built here; recipes in others are left out."""
+        """`languages` are those that can be built here; recipes in others are left out."""
         self._recipes = [recipe for recipe in recipes if recipe.language in languages]
         self._fitting: dict[str, list[Fitting]] = {}
 
@@ -83,11 +83,13 @@ class RecipeSynthesizer:
         return self._fitting[key]
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
-        """Of the parameters of every recipe that fits, whatever the facts allow of it."""
+        """The roles of the parameters of every recipe that fits, whatever the facts allow."""
         fitting = [recipe for recipe in self._recipes if fit(recipe, problem, {}) is not None]
         return tuple(sorted({p.role for recipe in fitting for p in recipe.parameters}))
 
     def propose(self, context: Context) -> Proposal | None:
+        """The next instance: defaults of a recipe from the reference, else a change of the parent's
+        values that was not tried yet. None when nothing is left or the parent is no instance."""
         facts = _facts(context)
         if context.parent.number == REFERENCE:
             return self._first(context, facts)
@@ -117,7 +119,8 @@ class RecipeSynthesizer:
 
 
 def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
-    """The recipe bound to the problem's first timed case, and every case with the same traits."""
+    """The recipe bound to the problem's first timed case, claiming every case with the same traits;
+    None where it does not fit."""
     main = problem.main
     binding = match(recipe, main.signature, main.traits, facts, problem.op)
     if isinstance(binding, Refusal):
@@ -131,7 +134,8 @@ def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
 
 
 def start(fitting: Fitting, facts: Values) -> Values | None:
-    """The defaults, or what is allowed and differs from them in the fewest values."""
+    """The values to start from: the defaults, or the allowed values that differ from them in the
+    fewest places; None where nothing is allowed."""
     recipe, binding = fitting.recipe, fitting.binding
     defaults = recipe.defaults
     if allowed(recipe, defaults, binding, facts):
@@ -146,7 +150,7 @@ def _facts(context: Context) -> Values:
 
 
 def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
-    """Recipes of skills that were retrieved for this verdict first, then by name."""
+    """Recipes of skills that were retrieved for this verdict first, then the others by name."""
     shown = [skill.name for skill in context.knowledge.skills]
 
     def place(fitting_recipe: Fitting) -> tuple[int, str]:
@@ -157,8 +161,8 @@ def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
 
 
 def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) -> Iterator[Choice]:
-    """What may follow these values, the best-founded first and what is to be avoided last; all of
-    it allowed."""
+    """Allowed choices that may follow these values, the best-founded first, those to be avoided
+    last."""
     recipe = fitting.recipe
     record = record_of(recipe, context.tried)
     against = _against(context)
@@ -174,8 +178,8 @@ def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) 
 
 
 def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
-    """What is to be avoided here, by id of the remedy that says so. It makes no candidate, so no
-    proposal is attributed to it; that it was shown is kept with the node."""
+    """The knobs to be avoided here, with the id of the move that warns. A warning makes no
+    candidate, so no proposal is attributed to it; that it was shown is kept with the node."""
     holding = [r for r in context.knowledge.moves if r.applies is not False]
     return [(r.id, knobs) for r in holding if (knobs := avoided(r))]
 
@@ -183,7 +187,7 @@ def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
 def _in_turn(
     context: Context, fitting: Fitting, values: Values, facts: Values, record: Record
 ) -> Iterator[Choice]:
-    """What may follow these values, the best-founded first."""
+    """Allowed choices that may follow these values, the best-founded first."""
     recipe, binding = fitting.recipe, fitting.binding
 
     def rank(choice: Choice) -> int:
@@ -215,8 +219,8 @@ def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[C
 
 
 def _by_move(context: Context, recipe: Recipe, values: Values, move: Move) -> Iterator[Choice]:
-    """Every parameter of the move's role, changed as it says. What is known of the very chip bounds
-    it, before what is known of its family."""
+    """Every parameter of the move's role, changed as the move says. A limit known of this very chip
+    overrides the limit known of its family."""
     limit = _facts(context).get(move.limit_name or "")
     if isinstance(limit, int | float):
         move = replace(move, limit=float(limit))
@@ -235,7 +239,9 @@ def moved(
     parameter: Parameter, value: Value, move: Move, element_bytes: int | None = None
 ) -> Value | None:
     """The value that a move asks for; None where the domain has none or the limit forbids it.
-    element_bytes: of one element of the problem, None where that is not known."""
+
+    `element_bytes` is the size of one element of the problem's type, None where it is not known.
+    """
     direction = move.change.get("direction")
     if direction in ("increase", "add"):
         changed = stepped(parameter, value, 1)
@@ -256,7 +262,7 @@ def moved(
 
 def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | None) -> float | None:
     """A parameter's value in the unit of a limit; None where the two cannot be compared: lanes are
-    no registers, and a tile's side is no size."""
+    not registers, and a tile's side is not a size."""
     if not unit or wanted is None:
         return None
     if unit == wanted:
@@ -267,7 +273,7 @@ def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | No
 
 
 def stepped(parameter: Parameter, value: Value, step: int) -> Value | None:
-    """The neighbour in the domain's order."""
+    """The value `step` places on in the domain's order; None at its end."""
     if value not in parameter.values:
         return None
     place = parameter.values.index(value) + step
@@ -308,11 +314,11 @@ def adapt_winner(
     *,
     same_problem: bool,
 ) -> Proposal | None:
-    """The winner as a candidate for this problem; None where it cannot be one.
+    """A stored winner as a candidate for this problem; None where it does not fit.
 
     An instance of a recipe is made anew with the winner's values, as its source may hold constants
-    of the other problem. Any other kernel says nothing of what it fits, so it is taken only where
-    it won on this very problem. same_problem: whether it did. recipes: of the library, by name.
+    of the other problem. Any other kernel does not say what it fits, so it is used only where it
+    won on this very problem (`same_problem`). `recipes` are those of the library, by name.
     """
     recipe = recipes.get(winner.recipe or "")
     if recipe is None:

@@ -50,9 +50,12 @@ _CONVOLUTION_NAMES = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d"
 
 @dataclass(frozen=True)
 class Layer:
-    """function(x, weight, bias, *settings). weight: output channels first. sizes: of the weight.
-    module: name of the module that it was written as, empty for a call of the function; the weights
-    and settings of a module are attributes that no node stands for yet."""
+    """A layer as function(x, weight, bias, *settings).
+
+    `weight` has the output channels first; `sizes` are the weight's. `module` is the name of the
+    module that it was written as, empty for a call of the function; the weights and settings of a
+    module are attributes that no node stands for yet.
+    """
 
     node: Node
     function: Callable[..., Any]
@@ -65,6 +68,7 @@ class Layer:
 
     @property
     def size(self) -> int:
+        """Elements of the weight."""
         return math.prod(self.sizes)
 
 

@@ -30,8 +30,8 @@ MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the
 
 @dataclass(frozen=True)
 class Rule:
-    """about: what it does, for a reader. fewer: it has to take operators out. alone: it is a gamble
-    on the machine, so it is no part of all rules together."""
+    """A rewrite rule. `about` says in words what it does. `fewer`: it has to take operators out.
+    `alone`: it is a gamble on the machine, so it is left out of all exact rules together."""
 
     name: str
     about: str
@@ -88,7 +88,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A forward with rules applied. before, after: operators of one call."""
+    """A forward with rules applied; `before` and `after` count the operators of one call."""
 
     rules: tuple[Rule, ...]
     text: Written
@@ -97,6 +97,7 @@ class Rewritten:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the applied rules, in their order."""
         return tuple(rule.name for rule in self.rules)
 
 
