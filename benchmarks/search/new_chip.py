@@ -158,12 +158,12 @@ def row_of(finished: Finished, seed: int, arm: str, chip: Mapping[str, Any]) -> 
         breaking=sum(breaks_limits(proposal.values, chip) for proposal in proposals),
         sample_cycles=cycles(tree.root),
         best_cycles=cycles(best) if best is not None else None,
-        best=_told(best.proposal.values) if best is not None and best.proposal else "",
+        best=_values_text(best.proposal.values) if best is not None and best.proposal else "",
         at=best.number if best is not None else None,
         gain=outcome.gain.value if outcome.gain is not None else None,
         over=outcome.over,
         ended=finished.run.ended,
-        asked=[_told(proposal.values) for proposal in proposals],
+        asked=[_values_text(proposal.values) for proposal in proposals],
     )
 
 
@@ -172,7 +172,7 @@ def cycles(node: Node) -> int | None:
     return evaluation.timings[0].cycles if evaluation is not None and evaluation.timings else None
 
 
-def _told(values: Mapping[str, Any]) -> str:
+def _values_text(values: Mapping[str, Any]) -> str:
     return " ".join(str(value) for value in values.values())
 
 

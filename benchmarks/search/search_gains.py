@@ -18,7 +18,7 @@ from api.cli.backends.local import LocalTarget
 from api.optimization.runs import Finished, optimize
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.gains.module_check import checked
-from benchmarks.search.gains.report import NOT_UNSEEN, means, origins, told
+from benchmarks.search.gains.report import NOT_UNSEEN, interval_text, means, origins
 from benchmarks.search.gains.rows import Row, row_of
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
@@ -42,8 +42,9 @@ def report(rows: Sequence[Row]) -> list[str]:
             ["problem", "gain over eager", "held out", "torch.compile default", "origin", "by",
              "n", "verdicts", "s", "module, only torch"],
             [
-                [r.problem, told(r.gain) or "no gain", r.held_out, told(r.compiled), r.origin,
-                 r.recipe, r.candidates, json.dumps(r.verdicts), f"{r.seconds:.0f}", r.checked]
+                [r.problem, interval_text(r.gain) or "no gain", r.held_out,
+                 interval_text(r.compiled), r.origin, r.recipe, r.candidates,
+                 json.dumps(r.verdicts), f"{r.seconds:.0f}", r.checked]
                 for r in rows
             ],
         ),

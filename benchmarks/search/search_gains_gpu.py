@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.evaluation.gpu_machine import Measured, write_report
 from benchmarks.report import ended, table
 from benchmarks.search.gains.bandwidth import Share, reads_a_part, shares_of
-from benchmarks.search.gains.report import NOT_UNSEEN, both, means, origins, told
+from benchmarks.search.gains.report import NOT_UNSEEN, both, interval_text, means, origins
 from benchmarks.search.gains.rows import Row, compiled_default, row_of
 from benchmarks.search.gains.sessions import (
     Searched,
@@ -201,9 +201,9 @@ def _cells(line: Line) -> list[object]:
     r = line.row
     return [
         r.problem,
-        told(r.gain) or "no gain",
+        interval_text(r.gain) or "no gain",
         r.held_out,
-        told(r.compiled) or f"no figure: {line.default}",
+        interval_text(r.compiled) or f"no figure: {line.default}",
         r.origin,
         r.recipe,
         r.candidates,

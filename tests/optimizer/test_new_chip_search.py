@@ -27,7 +27,7 @@ from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
-from tests.optimizer.search.landscape import Told
+from tests.optimizer.search.landscape import RecordingListener
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 CANDIDATES = 12
@@ -66,7 +66,7 @@ class Chip:
 
     def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> Finished:
         goal = Goal(language="novac", candidates=candidates, **given.pop("goal", {}))
-        return optimize(self.services, problem, goal, self.id, Told(), **given)
+        return optimize(self.services, problem, goal, self.id, RecordingListener(), **given)
 
     @property
     def samples(self) -> list[Any]:

@@ -109,12 +109,12 @@ class Filtered:
         """A limit of a move is a fact: without facts no move has one."""
         arm = self.arm
         answer = self.source.consult(assuming(query, arm.assumed))
-        remedies = answer.moves if arm.moves else ()
+        moves = answer.moves if arm.moves else ()
         if not arm.facts:
-            remedies = tuple(replace(remedy, limit=None) for remedy in remedies)
+            moves = tuple(replace(move, limit=None) for move in moves)
         return replace(
             answer,
-            moves=remedies,
+            moves=moves,
             facts=answer.facts if arm.facts else {},
             excerpts=answer.excerpts if arm.documents else (),
             skills=answer.skills if arm.defaults else (),

@@ -71,7 +71,7 @@ def coverage(
         here = list(followed(space, table, row, knowledge, facts))
         diagnosed += bool(query.signals)
         advised += bool(knowledge.moves)
-        matching += any(remedy.change.get("role") in roles for remedy in knowledge.moves)
+        matching += any(move.change.get("role") in roles for move in knowledge.moves)
         leading += bool(here)
         steps += here
     text = ", ".join(f"{name} {n}" for name, n in sorted(signals.items(), key=lambda x: -x[1]))
@@ -92,12 +92,12 @@ def followed(
 ) -> Iterator[Step]:
     """Every change that a move asks for from this point."""
     fitting = _fitting(space, row)
-    for remedy in knowledge.moves:
+    for move in knowledge.moves:
         for parameter in fitting.recipe.parameters:
-            if parameter.role == remedy.change.get("role"):
+            if parameter.role == move.change.get("role"):
                 item = ITEM_BYTES.get(space.view.main.dtype or "")
-                value = moved(parameter, row.values[parameter.name], remedy, item)
-                yield from _step(space, table, row, parameter, value, facts, remedy)
+                value = moved(parameter, row.values[parameter.name], move, item)
+                yield from _step(space, table, row, parameter, value, facts, move)
 
 
 def plain_steps(
@@ -124,7 +124,7 @@ def _step(
     parameter: Parameter,
     value: Value | None,
     facts: Facts,
-    remedy: Move | None,
+    move: Move | None,
 ) -> Iterator[Step]:
     if value is None:
         return
@@ -134,8 +134,8 @@ def _step(
     if there is None or not allowed(fitting.recipe, values, fitting.binding, facts):
         return
     gain = math.log(there.merit / row.merit) if there.merit > 0 and row.merit > 0 else None
-    why = remedy.name if remedy is not None else ""
-    holds = remedy is not None and remedy.applies is True
+    why = move.name if move is not None else ""
+    holds = move is not None and move.applies is True
     yield Step(row.problem, parameter.name, parameter.role, why, holds, gain)
 
 

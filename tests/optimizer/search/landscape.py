@@ -82,7 +82,7 @@ class TableBench:
 
     value: Callable[[Proposal], float] = hill
     fail: Callable[[int], bool] = lambda call: False
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     at_once: int = 1
     delay: Callable[[], float] = lambda: 0.0
     most: int = 0
@@ -94,8 +94,8 @@ class TableBench:
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         with self._counting:
-            self.asked.append(proposal.bundle.sha256)
-            call = len(self.asked)
+            self.requests.append(proposal.bundle.sha256)
+            call = len(self.requests)
             self._running += 1
             self.most = max(self.most, self._running)
         try:
@@ -139,7 +139,7 @@ def proposal(x: int, parent: int) -> Proposal:
     return Proposal(bundle, "steps", parent, f"x = {x}", values={"x": x})
 
 
-class Told:
+class RecordingListener:
     """Remembers what a listener is told."""
 
     def __init__(self) -> None:
@@ -156,13 +156,13 @@ class Told:
 class Moves:
     """Knowledge with one move; remembers what it was asked and told."""
 
-    def __init__(self, *remedies: Move) -> None:
-        self.moves = remedies
-        self.asked: list[Query] = []
+    def __init__(self, *moves: Move) -> None:
+        self.moves = moves
+        self.requests: list[Query] = []
         self.reported: list[tuple[str, tuple[str, ...]]] = []
 
     def consult(self, query: Query) -> Knowledge:
-        self.asked.append(query)
+        self.requests.append(query)
         return Knowledge(f"ret_{query.node}", moves=self.moves)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
@@ -192,5 +192,5 @@ def search(
         knowledge or Moves(),
         VIEW,
         HARDWARE,
-        Told(),
+        RecordingListener(),
     )

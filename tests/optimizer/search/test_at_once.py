@@ -64,7 +64,7 @@ def test_whoever_is_done_first_the_tree_is_the_same(
         going = search(tmp_path, goal, measured, (Hops(),), name=f"run{order}")
         assert going.run().ended == "22 candidates were tried"
         assert measured.most <= at_once
-        assert len(measured.asked) == len(set(measured.asked))
+        assert len(measured.requests) == len(set(measured.requests))
         shapes.append(shape(going.tree))
     assert shapes[0] == shapes[1] == shapes[2]
     replayed = search(
@@ -115,8 +115,8 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
         before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
         again.run()
         assert shape(again.tree) == shape(whole.tree)
-        assert before.isdisjoint(again_on.asked)
-        assert len(before) + len(again_on.asked) == wanted
+        assert before.isdisjoint(again_on.requests)
+        assert len(before) + len(again_on.requests) == wanted
 
 
 def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> N
 def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
     measured = bench(4)
     search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").run()
-    assert len(measured.asked) == 7
+    assert len(measured.requests) == 7
 
     class Dear(Hops):
         def propose(self, context: Context) -> Proposal | None:

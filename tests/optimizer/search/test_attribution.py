@@ -27,7 +27,7 @@ from optimizer.search.synthesizers.base import Context, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from tests.optimizer.search.landscape import HARDWARE, VIEW, TableBench, Told
+from tests.optimizer.search.landscape import HARDWARE, VIEW, RecordingListener, TableBench
 
 LIBRARY = Path(__file__).parents[3] / "skills" / "library"
 CPP, TRITON = "cpp-fused-row-softmax", "triton-resident-row-softmax"
@@ -66,8 +66,8 @@ def proposer() -> RecipeSynthesizer:
 class Answers:
     """The same knowledge for every question."""
 
-    def __init__(self, *remedies: Move, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
-        self._known = Knowledge("ret_1", tuple(excerpts), remedies, (SKILL,))
+    def __init__(self, *moves: Move, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
+        self._known = Knowledge("ret_1", tuple(excerpts), moves, (SKILL,))
 
     def consult(self, query: Query) -> Knowledge:
         return replace(self._known, retrieval_id=f"ret_{query.node}")
@@ -87,7 +87,9 @@ def stored(folder: Path, knowledge: Answers, synthesizer: Synthesizer, at_once: 
     bench = TableBench(
         lambda proposal: 1.9 - 0.1 * int(proposal.values.get("unroll", 8)), at_once=at_once
     )
-    Search(run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, Told()).run()
+    Search(
+        run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, RecordingListener()
+    ).run()
     return Tree(store.nodes("run_1"))
 
 

@@ -69,7 +69,7 @@ def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path
         )
         again.run()
         del cut
-        assert len(bench.asked) == 20 - max(0, kept - 1)
+        assert len(bench.requests) == 20 - max(0, kept - 1)
         same = [(n.parent, n.proposal and n.proposal.values) for n in again.tree]
         assert same == [(n.parent, n.proposal and n.proposal.values) for n in whole.tree]
 
@@ -102,7 +102,7 @@ def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
     bench = TableBench()
     going = search(tmp_path, Goal(candidates=4), bench, (Same(),))
     going.run()
-    assert len(bench.asked) == 1
+    assert len(bench.requests) == 1
     assert [n.state for n in going.tree.nodes[2:]] == ["duplicate"] * 3
     assert {n.same_as for n in going.tree.nodes[2:]} == {1}
 
@@ -130,7 +130,7 @@ def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> Non
     assert [retrieval for retrieval, _ in moves.reported] == ["ret_0", "ret_1", "ret_2"]
     silent = Moves()
     search(tmp_path, Goal(candidates=3, knowledge=False), knowledge=silent, name="off").run()
-    assert silent.asked == [] and silent.reported == []
+    assert silent.requests == [] and silent.reported == []
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
 
 
-def remedy(name: str, when: str) -> Move:
+def move(name: str, when: str) -> Move:
     return Move(name, name, UP, None, None, "why", None, when)
 
 
@@ -39,15 +39,15 @@ class Source:
         texts = (f"{query.signals[0]} {n}" for n in range(KEPT_EXCERPTS + 2))
         return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
 
-    def remedies(self, query: Query) -> Knowledge:
+    def moves(self, query: Query) -> Knowledge:
         self.acted.append((query.op, *query.signals))
         if not query.signals:
             begun = ShownSkill(f"tuned-{query.op}", "values", "Begin with them.", 0.9)
             return Knowledge("ret_begin", skills=(begun,))
         moves = (
-            remedy("mv_low", "metrics.l2_hit < 0.5"),
-            remedy("mv_softmax", "problem.op == 'softmax'"),
-            remedy("mv_always", ""),
+            move("mv_low", "metrics.l2_hit < 0.5"),
+            move("mv_softmax", "problem.op == 'softmax'"),
+            move("mv_always", ""),
         )
         skill = ShownSkill("wider-tiles", "tiles", "Raise the tile.", 0.5)
         return Knowledge(f"ret_{query.op}", (), moves, (skill,), FACTS)
@@ -61,7 +61,7 @@ def source() -> Source:
 @pytest.fixture
 def snapshot(source: Source) -> Snapshot:
     signals, operators = ("memory_bound", "latency_bound"), ("softmax", "matmul", "softmax")
-    return take_snapshot(source.consult, source.remedies, signals, operators, TEMPLATE)
+    return take_snapshot(source.consult, source.moves, signals, operators, TEMPLATE)
 
 
 def query(*signals: str, **changes: object) -> Query:

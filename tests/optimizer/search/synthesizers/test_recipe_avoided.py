@@ -26,7 +26,7 @@ from optimizer.search.synthesizers.recipe.steps import (
 )
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, TableBench, Told
+from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, RecordingListener, TableBench
 from tests.optimizer.search.synthesizers.test_recipe import (
     PROBLEM,
     REMEDY,
@@ -49,9 +49,9 @@ def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = N
     return Move(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
 
 
-def proposed(*remedies: Move, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+def proposed(*moves: Move, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     parent = measured(1, 0, {"chunk": 4, "tile": 16, **values}, 1.0)
-    return after(parent, parent, knowledge=Knowledge("ret_1", moves=remedies))
+    return after(parent, parent, knowledge=Knowledge("ret_1", moves=moves))
 
 
 # -- the order
@@ -152,7 +152,9 @@ def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, Task]
     store = FileStore(folder)
     store.begin(row)
     bench = TableBench(lambda proposal: 2.0 - int(proposal.values["tile"]) / 100)
-    search = Search(row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, Told())
+    search = Search(
+        row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, RecordingListener()
+    )
     search.run()
     return Tree(store.nodes("run_1")), Task("run_1", goal, PROBLEM_VIEW, HARDWARE)
 

@@ -45,7 +45,7 @@ def context(
     parent: Node = REFERENCE_NODE,
     tried: Sequence[Node] = (),
     device: str | None = "cpu",
-    remedies: tuple[Move, ...] = (),
+    moves: tuple[Move, ...] = (),
 ) -> Context:
     return Context(
         problem=problem,
@@ -53,7 +53,7 @@ def context(
         parent=parent,
         seen=(),
         best=None,
-        knowledge=Knowledge(moves=remedies),
+        knowledge=Knowledge(moves=moves),
         tried=tried,
         step=len(tried) + 1,
         seed=1,

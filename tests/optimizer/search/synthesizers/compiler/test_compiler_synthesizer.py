@@ -130,12 +130,12 @@ def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, op
     assert order.index(option) < before.index(option)
 
 
-def neighbours(problem: ProblemView, node: Node, *remedies: Move) -> list[Proposal]:
+def neighbours(problem: ProblemView, node: Node, *moves: Move) -> list[Proposal]:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried = [node]
     proposals = []
     while True:
-        proposal = synthesizer.propose(context(problem, node, tried, moves=remedies))
+        proposal = synthesizer.propose(context(problem, node, tried, moves=moves))
         if proposal is None:
             return proposals
         proposals.append(proposal)

@@ -94,9 +94,9 @@ def test_a_run_survives_its_models_and_is_replayed(
     row, tree, heard = search(tmp_path / "runs", "run_live", synthesizer(server))
     assert row.state == "finished"
     sources = [node.proposal.bundle.source for node in tree if node.proposal is not None]
-    tiles = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
+    sizes = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
     # doubled as far as the limit; then only the parent again, until nobody listens any more
-    assert tiles == [8, 16, 32, 64, LIMIT]
+    assert sizes == [8, 16, 32, 64, LIMIT]
     assert "proposals in a row came to nothing" in row.ended
     assert all("llm: openai/scripted: " in message for message in heard)
 

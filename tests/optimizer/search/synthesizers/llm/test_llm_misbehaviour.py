@@ -94,7 +94,7 @@ class Case:
     name: str
     script: Callable[[dict[str, Any], int], Answered]
     says: str | None
-    asked: int
+    requests: int
     waits: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: bool = False
@@ -155,7 +155,7 @@ def test_a_model_misbehaves(
     else:
         with pytest.raises(ProposalFailed, match=case.says.replace(".", r"\.")):
             asker.propose(long_context)
-    assert len(server.requests) == case.asked
+    assert len(server.requests) == case.requests
     assert len(waits) == case.waits
 
 
