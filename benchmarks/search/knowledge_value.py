@@ -35,24 +35,32 @@ from benchmarks.search.replay.arms import (
     replay,
 )
 from benchmarks.search.replay.audit import Coverage, Step, coverage, plain_steps
-from benchmarks.search.replay.earlier import change_table, load_earlier, reach_table
-from benchmarks.search.replay.ground import CPP
 from benchmarks.search.replay.measuring import measure, missing
-from benchmarks.search.replay.rediagnosis import Device, load_device, rediagnosed, save_device
 from benchmarks.search.replay.reporting import (
     Comparison,
     Picked,
     arms_table,
+    change_table,
     contrasts_table,
     coverage_table,
+    load_earlier,
     moves_table,
     problems_table,
+    reach_table,
     repeats_table,
     roles_table,
     steps_table,
 )
-from benchmarks.search.replay.spaces import Space, space_of
-from benchmarks.search.replay.table import Table, load, save
+from benchmarks.search.replay.spaces import CPP, Space, space_of
+from benchmarks.search.replay.table import (
+    Device,
+    Table,
+    load,
+    load_device,
+    rediagnosed,
+    save,
+    save_device,
+)
 from kb.errors import InvalidRequest
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.problem.load import load_problem
@@ -114,7 +122,7 @@ METHOD = (
     "about latency_bound wherever the verdict has no signal, to see what a better diagnosis could "
     "be worth.",
     "Verdicts are not those that were stored with the evaluations: they are made again, by "
-    "`benchmarks/search/replay/rediagnosis.py`, from the stored timings and compiler metrics, "
+    "`benchmarks/search/replay/table.py`, from the stored timings and compiler metrics, "
     "today's rules, and the ceilings and facts of the same machine as they were measured later "
     "(`knowledge_value_device.json`); `--record F` then asks the knowledge base of today about "
     "each. Rules, moves and the search were written with six of the problems in view "

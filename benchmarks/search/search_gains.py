@@ -18,8 +18,7 @@ from api.cli.backends.local import LocalTarget
 from api.optimization.runs import Finished, optimize
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.gains.module_check import checked
-from benchmarks.search.gains.report import NOT_UNSEEN, interval_text, means, origins
-from benchmarks.search.gains.rows import Row, row_of
+from benchmarks.search.gains.rows import NOT_HELD_OUT, Row, interval_text, means, origins, row_of
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.search.goal import Goal
@@ -89,7 +88,7 @@ def main() -> None:
         limits = f"--candidates {options.candidates}"
         limits += f" --minutes {options.minutes:g}" if options.minutes is not None else ""
         command = f"`python -m benchmarks.search.search_gains {limits} --folder F`"
-        write_result(options.results, TITLE, [command, NOT_UNSEEN, *report(rows)])
+        write_result(options.results, TITLE, [command, NOT_HELD_OUT, *report(rows)])
 
     ended(run)
 

@@ -17,17 +17,27 @@ from pathlib import Path
 
 from benchmarks.evaluation.gpu_machine import Measured, write_report
 from benchmarks.report import ended, table
-from benchmarks.search.gains.bandwidth import Share, reads_a_part, shares_of
-from benchmarks.search.gains.report import NOT_UNSEEN, both, interval_text, means, origins
-from benchmarks.search.gains.rows import Row, compiled_default, row_of
+from benchmarks.search.gains.rows import (
+    NOT_HELD_OUT,
+    Row,
+    both,
+    compiled_default,
+    interval_text,
+    means,
+    origins,
+    row_of,
+)
 from benchmarks.search.gains.sessions import (
     Searched,
+    Share,
     checks_in,
     is_finished,
     opened,
     problem_name,
+    reads_a_part,
     runs_in,
     searched,
+    shares_of,
 )
 from kb.errors import InvalidRequest
 from kb.problem_terms import op_family
@@ -356,7 +366,7 @@ def report(lanes: Sequence[Lane], wanted: Sequence[str], command: str) -> list[s
     runs = [run for lane in lanes for run in lane.runs]
     parts = [
         command,
-        NOT_UNSEEN,
+        NOT_HELD_OUT,
         "\n\n".join(measured_where(lanes)),
         HOW,
         means([line.row for line in lines]),

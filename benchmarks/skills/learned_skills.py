@@ -23,10 +23,9 @@ from benchmarks.report import ended, say, write_result
 from benchmarks.search import knowledge_value
 from benchmarks.search.replay.answers import Answers, query_of
 from benchmarks.search.replay.arms import Target
-from benchmarks.search.replay.ground import CPP, GROUNDS, Ground
 from benchmarks.search.replay.measuring import measure, missing
 from benchmarks.search.replay.reporting import Comparison
-from benchmarks.search.replay.spaces import Space
+from benchmarks.search.replay.spaces import CPP, GROUNDS, Ground, Space
 from benchmarks.search.replay.table import Table, load
 from benchmarks.skills.learning.arms import CURATED, NOTHING, POLICY, Knows, replay
 from benchmarks.skills.learning.method import title

@@ -25,10 +25,20 @@ from benchmarks.search.replay.arms import (
 )
 from benchmarks.search.replay.audit import coverage, effect, plain_steps, repeat
 from benchmarks.search.replay.measuring import ATTEMPTS, measure, missing
-from benchmarks.search.replay.rediagnosis import Device, load_device, rediagnosed, save_device
 from benchmarks.search.replay.reporting import roles_table
 from benchmarks.search.replay.spaces import Space, space_of
-from benchmarks.search.replay.table import REFERENCE, Row, Table, append, load, save
+from benchmarks.search.replay.table import (
+    REFERENCE,
+    Device,
+    Row,
+    Table,
+    append,
+    load,
+    load_device,
+    rediagnosed,
+    save,
+    save_device,
+)
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point

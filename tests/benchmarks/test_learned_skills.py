@@ -17,8 +17,7 @@ from api.cli.backends.local import LocalTarget
 from api.optimization.knowledge import library_recipes
 from api.optimization.stored import run_store
 from benchmarks.search.replay.arms import Target
-from benchmarks.search.replay.ground import CPP, TRITON
-from benchmarks.search.replay.spaces import Space, proposal_of, space_of
+from benchmarks.search.replay.spaces import CPP, TRITON, Space, proposal_of, space_of
 from benchmarks.search.replay.table import Table
 from benchmarks.skills.learned_skills import (
     findings,

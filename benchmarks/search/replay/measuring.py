@@ -10,8 +10,7 @@ from typing import Any
 
 from api.evaluation import known_ceilings, known_signatures
 from api.optimization.runs import places_for
-from benchmarks.search.replay.ground import Ground
-from benchmarks.search.replay.spaces import Space, proposal_of
+from benchmarks.search.replay.spaces import Ground, Space, proposal_of
 from benchmarks.search.replay.table import REFERENCE, Row, Table, append
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Evaluation

@@ -7,8 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.search.replay.ground import CPP, Ground
-from benchmarks.search.replay.spaces import Space, space_of
+from benchmarks.search.replay.spaces import CPP, Ground, Space, space_of
 from benchmarks.skills.learning.views import Views
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.synthesizers.base import ProblemView

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.search.replay.ground import Ground
+from benchmarks.search.replay.spaces import Ground
 from kb.errors import Unavailable
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.problem.spec import Case, Problem
