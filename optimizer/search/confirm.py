@@ -62,6 +62,7 @@ class Outcome:
     clock: str = "wall"
 
     def as_json(self) -> dict[str, Any]:
+        """The `result` of a stored run."""
         return asdict(self)
 
 

@@ -66,6 +66,7 @@ class Goal:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
 
     def as_json(self) -> dict[str, Any]:
+        """The stored row."""
         return asdict(self)
 
 

@@ -88,6 +88,7 @@ class FileStore:
         return self.folder / run_id
 
     def begin(self, run: RunRow) -> None:
+        """Create the run's folder. Raises Conflict where the run exists."""
         folder = self._of(run.id)
         if (folder / "run.json").exists():
             raise Conflict(f"run {run.id} exists", hint="Resume it, or choose another folder.")
@@ -95,12 +96,14 @@ class FileStore:
         self.update(run)
 
     def run(self, run_id: str) -> RunRow:
+        """The run with this id. Raises NotFound."""
         path = self._of(run_id) / "run.json"
         if not path.is_file():
             raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
         return run_from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def update(self, run: RunRow) -> None:
+        """Replace `run.json`, whole or not at all."""
         path = self._of(run.id) / "run.json"
         scratch = path.with_suffix(".new")
         scratch.write_text(json.dumps(run.as_json(), indent=1), encoding="utf-8")
@@ -121,6 +124,7 @@ class FileStore:
         return list(_rows(path)) if path.is_file() else []
 
     def cancelled(self, run_id: str) -> bool:
+        """Whether a user asked for the run to end."""
         return (self._of(run_id) / "cancel").exists()
 
     def cancel(self, run_id: str) -> None:
