@@ -30,7 +30,7 @@ def main(text: str) -> int:
     services = local.services
     run_id = told["run"]
     listener = plain_lines(goal)
-    prepare_library(services, told["hardware"], goal.language, listener.said)
+    prepare_library(services, told["hardware"], goal.language, listener.log)
     proposers: list[Synthesizer] = []
     if "external" in told["proposers"]:
         mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")

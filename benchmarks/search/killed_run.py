@@ -31,15 +31,15 @@ from api.cli.backends.local import LocalTarget
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import HardwareView
+from optimizer.search.bench.local import problem_view
+from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
-from optimizer.search.replay import ReplayBench
 from optimizer.search.runs.optimize import builtin, places_for, run_store
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.tree import Tree
 
 TITLE = "A run that is killed again and again"
@@ -114,31 +114,31 @@ class KilledRun:
 
     def rows(self) -> Rows:
         with self._catalog() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT number, record FROM nodes WHERE run_id = ? ORDER BY number", (self.run_id,)
             )
-            return [(number, record) for number, record in found]
+            return [(number, record) for number, record in rows]
 
     def begun(self) -> bool:
         with self._catalog() as connection:
-            found = connection.execute("SELECT 1 FROM runs WHERE id = ?", (self.run_id,))
-            return found.fetchone() is not None
+            row = connection.execute("SELECT 1 FROM runs WHERE id = ?", (self.run_id,))
+            return row.fetchone() is not None
 
     def finished(self) -> bool:
         with self._catalog() as connection:
-            found = connection.execute("SELECT state FROM runs WHERE id = ?", (self.run_id,))
-            return found.fetchone() == ("finished",)
+            row = connection.execute("SELECT state FROM runs WHERE id = ?", (self.run_id,))
+            return row.fetchone() == ("finished",)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Its first process, or one that goes on with it."""
-        told = {
+        request = {
             "run": self.run_id,
             "problem": str(problem_path()),
             "hardware": HARDWARE,
             "goal": self.goal.as_json(),
             "proposers": ["builtin"],
         }
-        first = ["-m", "api.run_worker", json.dumps(told)]
+        first = ["-m", "api.run_worker", json.dumps(request)]
         again = ["-m", "api.cli.main", "runs", "resume", self.run_id, "--json"]
         environment = {
             **os.environ,
@@ -195,17 +195,17 @@ def descendants(pid: int) -> list[int]:
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            told = entry.read_text().rpartition(")")[2].split()
+            fields = entry.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # ended meanwhile
-        if told[0] != "Z":
-            parents.setdefault(int(told[1]), []).append(int(entry.parent.name))
-    found, waiting = [], [pid]
+        if fields[0] != "Z":
+            parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    children, waiting = [], [pid]
     while waiting:
         below = parents.get(waiting.pop(), [])
-        found += below
+        children += below
         waiting += below
-    return found
+    return children
 
 
 def orphans_gone() -> tuple[int, float]:
@@ -272,7 +272,7 @@ def _outcome(
     counted = run.counted()
     measured = Counter(key for key, timing in counted if timing != "repeat")
     known = {n.evaluation.key for n in tree if n.evaluation is not None}
-    told = _difference(tree, replayed)
+    difference = _difference(tree, replayed)
     return Outcome(
         kills=kills,
         candidates=len(tree) - 1,
@@ -281,8 +281,8 @@ def _outcome(
         evaluations=len(counted),
         twice=tuple(key for key, count in measured.items() if count > 1),
         orphaned=tuple(sorted({key for key, _ in counted} - known)),
-        same=not told,
-        told=told,
+        same=not difference,
+        told=difference,
         seconds=round(seconds, 1),
         refused=refused,
     )
@@ -309,7 +309,7 @@ def _replayed(services: Any, row: RunRow, tree: Tree, folder: Path) -> Tree:
         hardware,
         _Silent(),
     )
-    search.go()
+    search.run()
     return search.tree
 
 
@@ -317,16 +317,16 @@ class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """Nobody listens."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Nobody listens."""
 
 
-def _difference(one: Tree, other: Tree) -> str:
+def _difference(first: Tree, other: Tree) -> str:
     """The first node that is not the same; empty where all are."""
-    for left, right in zip(_shape(one), _shape(other), strict=False):
+    for left, right in zip(_shape(first), _shape(other), strict=False):
         if left != right:
             return f"{left} became {right}"
-    return "" if len(one) == len(other) else f"{len(one)} nodes became {len(other)}"
+    return "" if len(first) == len(other) else f"{len(first)} nodes became {len(other)}"
 
 
 def _shape(tree: Tree) -> list[tuple[int, int | None, str, str]]:
@@ -336,7 +336,7 @@ def _shape(tree: Tree) -> list[tuple[int, int | None, str, str]]:
     ]
 
 
-def _parts(found: Outcome) -> list[str]:
+def _parts(outcome: Outcome) -> list[str]:
     kills = [
         [
             number,
@@ -348,7 +348,7 @@ def _parts(found: Outcome) -> list[str]:
             f"{kill.gone:.2f} s",
             "yes" if kill.lock_free else "NO",
         ]
-        for number, kill in enumerate(found.kills, 1)
+        for number, kill in enumerate(outcome.kills, 1)
     ]
     header = (
         "kill",
@@ -360,16 +360,16 @@ def _parts(found: Outcome) -> list[str]:
         "gone within",
         "device free",
     )
-    verdicts = ", ".join(f"{count} {name}" for name, count in found.states.items())
+    verdicts = ", ".join(f"{count} {name}" for name, count in outcome.states.items())
     facts = [
-        ("candidates", f"{found.candidates} ({verdicts})"),
-        ("the run", found.ended),
-        ("evaluations that were finished", found.evaluations),
-        ("finished again after a measured result", len(found.twice)),
-        ("finished and in no node", len(found.orphaned)),
-        ("replay from the stored evaluations", "the same tree" if found.same else found.told),
-        ("would not start or resume", len(found.refused)),
-        ("seconds in all", f"{found.seconds:.0f}"),
+        ("candidates", f"{outcome.candidates} ({verdicts})"),
+        ("the run", outcome.ended),
+        ("evaluations that were finished", outcome.evaluations),
+        ("finished again after a measured result", len(outcome.twice)),
+        ("finished and in no node", len(outcome.orphaned)),
+        ("replay from the stored evaluations", "the same tree" if outcome.same else outcome.told),
+        ("would not start or resume", len(outcome.refused)),
+        ("seconds in all", f"{outcome.seconds:.0f}"),
     ]
     about = (
         f"`{PROBLEM}` in {LANGUAGE} on this machine's CPU, without knowledge. Each time the run's "
@@ -388,14 +388,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_run.md"))
-    given = parser.parse_args(arguments)
-    goal = Goal(language=LANGUAGE, candidates=given.candidates, knowledge=False, seed=given.seed)
+    options = parser.parse_args(arguments)
+    goal = Goal(
+        language=LANGUAGE, candidates=options.candidates, knowledge=False, seed=options.seed
+    )
     with tempfile.TemporaryDirectory(prefix="killed-run-") as folder:
-        found = killed_run(Path(folder), goal, given.kills, given.earliest, given.latest)
-    if given.json:
-        print(json.dumps({**asdict(found), "good": found.good}))
+        result = killed_run(Path(folder), goal, options.kills, options.earliest, options.latest)
+    if options.json:
+        print(json.dumps({**asdict(result), "good": result.good}))
     else:
-        write_result(given.output, TITLE, _parts(found))
+        write_result(options.output, TITLE, _parts(result))
 
 
 if __name__ == "__main__":

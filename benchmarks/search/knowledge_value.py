@@ -33,34 +33,42 @@ from benchmarks.search.replay.arms import (
     replay,
 )
 from benchmarks.search.replay.audit import Coverage, Step, coverage, plain_steps
-from benchmarks.search.replay.earlier import change_table, load_earlier, reach_table
-from benchmarks.search.replay.ground import CPP
 from benchmarks.search.replay.measuring import measure, missing
-from benchmarks.search.replay.rediagnosis import Device, load_device, rediagnosed, save_device
 from benchmarks.search.replay.reporting import (
     Comparison,
     Picked,
     arms_table,
+    change_table,
     contrasts_table,
     coverage_table,
+    load_earlier,
     moves_table,
     problems_table,
+    reach_table,
     repeats_table,
     roles_table,
     steps_table,
 )
-from benchmarks.search.replay.spaces import Space, space_of
-from benchmarks.search.replay.table import Table, load, save
+from benchmarks.search.replay.spaces import CPP, Space, space_of
+from benchmarks.search.replay.table import (
+    Device,
+    Table,
+    load,
+    load_device,
+    rediagnosed,
+    save,
+    save_device,
+)
 from kb.errors import InvalidRequest
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluate import choose_target, known_ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, facts_of
-from optimizer.search.context import HardwareView
 from optimizer.search.goal import POLICIES
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.synthesizers.recipe.match import allowed
+from optimizer.search.synthesizers.base import HardwareView
+from optimizer.search.synthesizers.recipe.recipe import allowed
 
 TITLE = "What knowledge saves the search, in candidates"
 PROBLEMS = (
@@ -114,7 +122,7 @@ METHOD = (
     "about latency_bound wherever the verdict has no signal, to see what a better diagnosis could "
     "be worth.",
     "Verdicts are not those that were stored with the evaluations: they are made again, by "
-    "`benchmarks/search/replay/rediagnosis.py`, from the stored timings and compiler metrics, "
+    "`benchmarks/search/replay/table.py`, from the stored timings and compiler metrics, "
     "today's rules, and the ceilings and facts of the same machine as they were measured later "
     "(`knowledge_value_device.json`); `--record F` then asks the knowledge base of today about "
     "each. Rules, moves and the search were written with six of the problems in view "
@@ -243,21 +251,21 @@ def _device(services: Any) -> Device:
     return Device(ceilings, facts_of(identify(CPP.device)))
 
 
-def compare(found: Measured, seeds: int) -> Comparison:
+def compare(measured: Measured, seeds: int) -> Comparison:
     """Every arm under every policy; a random order has none."""
     runs = []
     for arm in ARMS:
         for policy in POLICIES[:1] if arm is RANDOM else POLICIES:
             say(f"replaying {arm.name}, {policy}")
             runs += [
-                replay(space, found.table, arm, policy, seed, found.answers, found.target)
-                for space in found.spaces
+                replay(space, measured.table, arm, policy, seed, measured.answers, measured.target)
+                for space in measured.spaces
                 for seed in range(seeds)
             ]
     return Comparison(runs, SEED)
 
 
-def report(found: Measured, comparison: Comparison) -> list[str]:
+def report(measured: Measured, comparison: Comparison) -> list[str]:
     """The parts of the result."""
     base = comparison.best_of((RANDOM, DESCENT))
     columns: list[Picked] = [
@@ -265,18 +273,19 @@ def report(found: Measured, comparison: Comparison) -> list[str]:
         *((arm.name, POLICIES[0]) for arm in (DESCENT, DEFAULTS, KNOWLEDGE)),
         (UNSTARTED.name, POLICIES[0]),
     ]
-    facts = found.target.hardware.facts
-    covered = [coverage(s, found.table, found.answers, facts) for s in found.spaces]
+    facts = measured.target.hardware.facts
+    covered = [coverage(s, measured.table, measured.answers, facts) for s in measured.spaces]
     guessed = [
-        coverage(s, found.table, found.answers, facts, ASSUMING.assumed) for s in found.spaces
+        coverage(s, measured.table, measured.answers, facts, ASSUMING.assumed)
+        for s in measured.spaces
     ]
-    moved = [step for one in covered for step in one.steps]
+    moved = [step for coverage in covered for step in coverage.steps]
     up, down = (
-        [step for s in found.spaces for step in plain_steps(s, found.table, facts, [by])]
+        [step for s in measured.spaces for step in plain_steps(s, measured.table, facts, [by])]
         for by in (1, -1)
     )
-    advised = {one.problem for one in covered if one.steps}
-    names = [space.problem.name for space in found.spaces]
+    advised = {coverage.problem for coverage in covered if coverage.steps}
+    names = [space.problem.name for space in measured.spaces]
     halves = [
         ("all twelve", names),
         ("looked at", [name for name in names if name in LOOKED_AT]),
@@ -286,13 +295,13 @@ def report(found: Measured, comparison: Comparison) -> list[str]:
     arms = (DESCENT.name, DEFAULTS.name, UNSTARTED.name, KNOWLEDGE.name)
     return [
         "## What it shows",
-        *conclusions(found, comparison, base, covered),
+        *conclusions(measured, comparison, base, covered),
         "## Before and after",
         f"Candidates, geometric means over problems and seeds, with the policy {POLICIES[0]}."
         f" Before: {before.told}; the search took changes of one value in a drawn order. Coordinate"
         " descent is without knowledge in both, so its change is the search's own.",
         change_table(before, comparison, arms, halves),
-        reach_table(before, covered, _pruned(found)),
+        reach_table(before, covered, _pruned(measured)),
         *_halved(comparison, halves[1:]),
         "## Arms",
         arms_table(comparison, base),
@@ -300,12 +309,14 @@ def report(found: Measured, comparison: Comparison) -> list[str]:
         contrasts_table(comparison, CONTRASTS),
         "## Problems",
         "Candidates are geometric means over seeds, with the policy best-first.",
-        problems_table(comparison, found.spaces, found.table, columns, found.target.share),
+        problems_table(comparison, measured.spaces, measured.table, columns, measured.target.share),
         "## How well a measurement repeats",
         "Pairs of rounds of the same point: the factor between their speed-ups, and how often their"
         " 95 % intervals do not meet (independent ones should in 0.6 % of pairs).",
-        "Rows by round: " + ", ".join(f"{n} in round {r}" for r, n in _rounds(found.table)) + ".",
-        repeats_table(found.table, [space.problem.name for space in found.spaces]),
+        "Rows by round: "
+        + ", ".join(f"{n} in round {r}" for r, n in _rounds(measured.table))
+        + ".",
+        repeats_table(measured.table, [space.problem.name for space in measured.spaces]),
         "## How far the moves reach",
         coverage_table(covered),
         "What a step leads to, in the lower bound of the speed-up. Better and worse: by more than"
@@ -350,20 +361,20 @@ def _of(steps: Sequence[Step], problems: Collection[str]) -> list[Step]:
 
 
 def conclusions(
-    found: Measured, comparison: Comparison, base: Picked, covered: Sequence[Coverage]
+    measured: Measured, comparison: Comparison, base: Picked, covered: Sequence[Coverage]
 ) -> list[str]:
     """In sentences, from the figures alone."""
     policy = POLICIES[0]
-    told = comparison.ratio((KNOWLEDGE.name, policy), base)
+    ratio = comparison.ratio((KNOWLEDGE.name, policy), base)
     defaults = comparison.ratio((DEFAULTS.name, policy), base)
     bare = comparison.ratio((UNSTARTED.name, policy), (DESCENT.name, policy))
     same, runs = _same(comparison, KNOWLEDGE.name, DEFAULTS.name)
     bare_same, bare_runs = _same(comparison, UNSTARTED.name, DESCENT.name)
-    points = sum(one.points for one in covered)
+    points = sum(coverage.points for coverage in covered)
     return [
         f"- The best arm without any knowledge is {base[0]} ({base[1]}), the base of the ratios.",
-        f"- All of the knowledge ({policy}) takes {told} times its candidates; it takes more of"
-        f" them on {told.worse} of {told.n} problems.",
+        f"- All of the knowledge ({policy}) takes {ratio} times its candidates; it takes more of"
+        f" them on {ratio.worse} of {ratio.n} problems.",
         f"- The recipes' defaults alone take {defaults}. With facts, moves and documents added,"
         f" {same} of {runs} runs (problem, policy, seed) take as many candidates as before.",
         f"- From a random start, facts, moves and documents take {bare} times the candidates of the"
@@ -372,23 +383,24 @@ def conclusions(
         f" signal, {sum(c.advised for c in covered)} get a move, {sum(c.matching for c in covered)}"
         " one of a role that their recipe has a parameter for, and"
         f" {sum(c.leading for c in covered)} one that leads to another point.",
-        f"- Facts forbid {_pruned(found)} of {sum(len(s.points()) for s in found.spaces)} points.",
+        f"- Facts forbid {_pruned(measured)} of"
+        f" {sum(len(s.points()) for s in measured.spaces)} points.",
     ]
 
 
-def _same(comparison: Comparison, one: str, other: str) -> tuple[int, int]:
+def _same(comparison: Comparison, first: str, other: str) -> tuple[int, int]:
     """Pairs of runs with as many candidates, and pairs."""
     pairs = [
         (a.candidates, b.candidates)
         for policy in POLICIES
-        for a, b in zip(comparison.of(one, policy), comparison.of(other, policy), strict=True)
+        for a, b in zip(comparison.of(first, policy), comparison.of(other, policy), strict=True)
     ]
     return sum(a == b for a, b in pairs), len(pairs)
 
 
-def _pruned(found: Measured) -> int:
-    facts = found.target.hardware.facts
-    points = [(fitting, v) for space in found.spaces for fitting, v in space.points()]
+def _pruned(measured: Measured) -> int:
+    facts = measured.target.hardware.facts
+    points = [(fitting, v) for space in measured.spaces for fitting, v in space.points()]
     return sum(not allowed(f.recipe, values, f.binding, facts) for f, values in points)
 
 
@@ -400,22 +412,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--record", type=Path, help="folder of the knowledge to ask anew")
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     def run() -> None:
-        found = (
-            stored(given.record)
-            if given.table is None
-            else measured(given.table, given.seconds, given.rounds)
+        measurement = (
+            stored(options.record)
+            if options.table is None
+            else measured(options.table, options.seconds, options.rounds)
         )
-        if found is None:
+        if measurement is None:
             return
         command = (
-            f"`python -m benchmarks.search.knowledge_value --seeds {given.seeds}`, over a table of"
-            f" `--table F --rounds {given.rounds}` and answers of `--record F`"
+            f"`python -m benchmarks.search.knowledge_value --seeds {options.seeds}`, over a table"
+            f" of `--table F --rounds {options.rounds}` and answers of `--record F`"
         )
-        parts = report(found, compare(found, given.seeds))
-        write_result(given.results, TITLE, [command, *METHOD, *parts])
+        parts = report(measurement, compare(measurement, options.seeds))
+        write_result(options.results, TITLE, [command, *METHOD, *parts])
 
     ended(run)
 

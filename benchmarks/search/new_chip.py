@@ -148,31 +148,31 @@ def searched(folder: Path, seed: int, arm: str, candidates: int) -> Row:
 
 def row_of(finished: Finished, seed: int, arm: str, chip: Mapping[str, Any]) -> Row:
     tree, outcome = finished.tree, finished.outcome
-    made = [node.proposal for node in tree if node.proposal is not None]
+    proposals = [node.proposal for node in tree if node.proposal is not None]
     best = tree.best
     return Row(
         seed=seed,
         arm=arm,
         candidates=len(tree) - 1,
         verdicts=dict(Counter(node.verdict for node in tree.nodes[1:])),
-        breaking=sum(breaks_limits(proposal.values, chip) for proposal in made),
+        breaking=sum(breaks_limits(proposal.values, chip) for proposal in proposals),
         sample_cycles=cycles(tree.root),
         best_cycles=cycles(best) if best is not None else None,
-        best=_told(best.proposal.values) if best is not None and best.proposal else "",
+        best=_values_text(best.proposal.values) if best is not None and best.proposal else "",
         at=best.number if best is not None else None,
         gain=outcome.gain.value if outcome.gain is not None else None,
         over=outcome.over,
         ended=finished.run.ended,
-        asked=[_told(proposal.values) for proposal in made],
+        asked=[_values_text(proposal.values) for proposal in proposals],
     )
 
 
 def cycles(node: Node) -> int | None:
-    found = node.evaluation
-    return found.timings[0].cycles if found is not None and found.timings else None
+    evaluation = node.evaluation
+    return evaluation.timings[0].cycles if evaluation is not None and evaluation.timings else None
 
 
-def _told(values: Mapping[str, Any]) -> str:
+def _values_text(values: Mapping[str, Any]) -> str:
     return " ".join(str(value) for value in values.values())
 
 
@@ -197,28 +197,28 @@ def _base(row: Row) -> str:
 def _changed(rows: list[Row]) -> list[str]:
     """What half the scratchpad in the manual keeps from being proposed."""
     by_arm = {(row.seed, row.arm): row for row in rows}
-    told = []
+    lines = []
     for seed in dict.fromkeys(row.seed for row in rows):
         whole, half = (by_arm.get((seed, arm)) for arm in ARMS[:2])
         if whole is not None and half is not None:
-            told.append([seed, *(f"{_beyond_half(r)} of {r.candidates}" for r in (whole, half))])
+            lines.append([seed, *(f"{_beyond_half(r)} of {r.candidates}" for r in (whole, half))])
     head = ["seed", "with the manual", "with half the scratchpad in it"]
-    return ["Candidates whose tiles need more than half the drawn scratchpad:", table(head, told)]
+    return ["Candidates whose tiles need more than half the drawn scratchpad:", table(head, lines)]
 
 
 def _beyond_half(row: Row) -> int:
     chip = chip_module().draw(row.seed)
     half = {**chip, "scratchpad_bytes": chip["scratchpad_bytes"] // 2}
     names = ("TILE_M", "TILE_N", "TILE_K", "PAD")
-    made = (dict(zip(names, map(int, told.split()), strict=True)) for told in row.asked)
-    return sum(breaks_limits(values, half) for values in made)
+    points = (dict(zip(names, map(int, text.split()), strict=True)) for text in row.asked)
+    return sum(breaks_limits(values, half) for values in points)
 
 
 class _Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The rows say it."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         say(message)
 
 
@@ -228,25 +228,25 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=40)
     parser.add_argument("--folder", type=Path, required=True, help="data directories and rows")
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     def run() -> None:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        kept = given.folder / "rows.jsonl"
+        options.folder.mkdir(parents=True, exist_ok=True)
+        kept = options.folder / "rows.jsonl"
         rows = [Row(**json.loads(line)) for line in kept.open()] if kept.exists() else []
-        for seed in given.seed or SEEDS:
+        for seed in options.seed or SEEDS:
             for arm in ARMS:
                 if any((row.seed, row.arm) == (seed, arm) for row in rows):
                     continue
-                budget = given.candidates if arm == "manual" else given.candidates // 2
-                rows.append(searched(given.folder, seed, arm, budget))
+                budget = options.candidates if arm == "manual" else options.candidates // 2
+                rows.append(searched(options.folder, seed, arm, budget))
                 with kept.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(asdict(rows[-1])) + "\n")
                 say(f"nova-{seed}, {arm}: {rows[-1].gain} over {rows[-1].over}")
         command = (
-            f"`python -m benchmarks.search.new_chip --candidates {given.candidates} --folder F`"
+            f"`python -m benchmarks.search.new_chip --candidates {options.candidates} --folder F`"
         )
-        write_result(given.results, TITLE, [command, NOTE, *report(sorted(rows, key=_place))])
+        write_result(options.results, TITLE, [command, NOTE, *report(sorted(rows, key=_place))])
 
     ended(run)
 

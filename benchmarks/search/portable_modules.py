@@ -34,14 +34,16 @@ from kb.errors import KernloreError
 from optimizer.evaluation.isolation.device_lock import DeviceLock
 
 
-def check(found: Searched, device: str) -> str:
+def check(searched_run: Searched, device: str) -> str:
     """As `module_check.checked` says it; a module that cannot be written has failed too."""
     with (
         tempfile.TemporaryDirectory(prefix="kernlore-modules-") as scratch,
         DeviceLock(device),  # a session that measures is not disturbed
     ):
         try:
-            return checked(found.tree, found.outcome, found.problem, Path(scratch), device)
+            return checked(
+                searched_run.tree, searched_run.outcome, searched_run.problem, Path(scratch), device
+            )
         except KernloreError as problem:
             return f"failed: {problem.message[:120]}"
         finally:
@@ -63,14 +65,18 @@ def run(folder: Path, device: str, seconds: float) -> int:
                 say(f"{row.problem}: not begun, the time is over")
                 continue
             try:
-                found = searched(source, row)
-                said = check(found, device)
+                searched_run = searched(source, row)
+                verdict = check(searched_run, device)
             except (KernloreError, OSError, torch.OutOfMemoryError) as problem:
                 unchecked += 1
                 say(f"{row.problem}: not checked: {problem}")
                 continue
-            say(f"{found.problem.name}: {said}")
-            keep(target, MODULES, {"problem": found.problem.name, "run": row.id, "checked": said})
+            say(f"{searched_run.problem.name}: {verdict}")
+            keep(
+                target,
+                MODULES,
+                {"problem": searched_run.problem.name, "run": row.id, "checked": verdict},
+            )
     return unchecked
 
 
@@ -79,10 +85,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of a session's --out, or its results.zip")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start none after these")
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     def go() -> None:
-        if run(given.folder, given.device, given.seconds):
+        if run(options.folder, options.device, options.seconds):
             sys.exit(1)
 
     ended(go)

@@ -17,8 +17,7 @@ from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.gains.module_check import checked
-from benchmarks.search.gains.report import NOT_UNSEEN, means, origins, told
-from benchmarks.search.gains.rows import Row, row_of
+from benchmarks.search.gains.rows import NOT_HELD_OUT, Row, interval_text, means, origins, row_of
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.search.goal import Goal
@@ -32,8 +31,8 @@ TITLE = "What the search gains on this CPU, without a key"
 
 def row(finished: Finished, folder: Path) -> Row:
     tree, outcome, problem = finished.tree, finished.outcome, finished.problem
-    said = checked(tree, outcome, problem, folder)
-    return row_of(finished.run, problem, tree, outcome, said)
+    verdict = checked(tree, outcome, problem, folder)
+    return row_of(finished.run, problem, tree, outcome, verdict)
 
 
 def report(rows: Sequence[Row]) -> list[str]:
@@ -43,8 +42,9 @@ def report(rows: Sequence[Row]) -> list[str]:
             ["problem", "gain over eager", "held out", "torch.compile default", "origin", "by",
              "n", "verdicts", "s", "module, only torch"],
             [
-                [r.problem, told(r.gain) or "no gain", r.held_out, told(r.compiled), r.origin,
-                 r.recipe, r.candidates, json.dumps(r.verdicts), f"{r.seconds:.0f}", r.checked]
+                [r.problem, interval_text(r.gain) or "no gain", r.held_out,
+                 interval_text(r.compiled), r.origin, r.recipe, r.candidates,
+                 json.dumps(r.verdicts), f"{r.seconds:.0f}", r.checked]
                 for r in rows
             ],
         ),
@@ -60,37 +60,37 @@ def main() -> None:
     parser.add_argument("--policy", default="best-first")
     parser.add_argument("--folder", type=Path, required=True, help="data directory and modules")
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     def run() -> None:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        kept = given.folder / "rows.jsonl"
+        options.folder.mkdir(parents=True, exist_ok=True)
+        kept = options.folder / "rows.jsonl"
         done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-        local = LocalTarget(read_settings(given.folder / "data"))
+        local = LocalTarget(read_settings(options.folder / "data"))
         local.load_knowledge(say)
-        goal = Goal(candidates=given.candidates, minutes=given.minutes, policy=given.policy)
-        for name in given.problem or shipped_problems():
+        goal = Goal(candidates=options.candidates, minutes=options.minutes, policy=options.policy)
+        for name in options.problem or shipped_problems():
             if any(row["problem"] == name for row in done):
                 continue
             try:
                 prepare_library(local.services, "auto", None, say)
-                found = optimize(
+                finished = optimize(
                     local.services, load_problem(Path(name)).path, goal, "auto", _Quiet()
                 )
             except KernloreError as problem:
                 say(f"{name}: {problem}")
                 continue
-            new = asdict(row(found, given.folder / name))
+            new = asdict(row(finished, options.folder / name))
             done.append(new)
             with kept.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(new) + "\n")
             say(f"{name}: {new['gain']} by {new['recipe']} ({new['checked']})")
         local.close()
         rows = [Row(**row) for row in done]
-        limits = f"--candidates {given.candidates}"
-        limits += f" --minutes {given.minutes:g}" if given.minutes is not None else ""
+        limits = f"--candidates {options.candidates}"
+        limits += f" --minutes {options.minutes:g}" if options.minutes is not None else ""
         command = f"`python -m benchmarks.search.search_gains {limits} --folder F`"
-        write_result(given.results, TITLE, [command, NOT_UNSEEN, *report(rows)])
+        write_result(options.results, TITLE, [command, NOT_HELD_OUT, *report(rows)])
 
     ended(run)
 
@@ -99,7 +99,7 @@ class _Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The rows say it."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         say(message)
 
 

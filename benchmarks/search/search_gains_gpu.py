@@ -17,17 +17,27 @@ from pathlib import Path
 
 from benchmarks.evaluation.gpu_machine import Measured, write_report
 from benchmarks.report import ended, table
-from benchmarks.search.gains.bandwidth import Share, reads_a_part, shares_of
-from benchmarks.search.gains.report import NOT_UNSEEN, both, means, origins, told
-from benchmarks.search.gains.rows import Row, compiled_default, row_of
+from benchmarks.search.gains.rows import (
+    NOT_HELD_OUT,
+    Row,
+    both,
+    compiled_default,
+    interval_text,
+    means,
+    origins,
+    row_of,
+)
 from benchmarks.search.gains.sessions import (
     Searched,
+    Share,
     checks_in,
     is_finished,
     opened,
     problem_name,
+    reads_a_part,
     runs_in,
     searched,
+    shares_of,
 )
 from kb.errors import InvalidRequest
 from kb.problem_terms import op_family
@@ -111,7 +121,10 @@ def read_lane(folder: Path) -> Lane:
     checks = checks_in(folder)
     runs = tuple(runs_in(folder))
     finished = [searched(folder, run) for run in runs if is_finished(run)]
-    lines = [line_of(found, ceilings, checks.get(found.run.id, NOT_CHECKED)) for found in finished]
+    lines = [
+        line_of(searched_run, ceilings, checks.get(searched_run.run.id, NOT_CHECKED))
+        for searched_run in finished
+    ]
     cut = [
         cut_of(run, Tree(FileStore(folder).nodes(run.id))) for run in runs if not is_finished(run)
     ]
@@ -150,15 +163,17 @@ def _by_problem(cut: Cut) -> str:
     return cut.problem
 
 
-def line_of(found: Searched, ceilings: Ceilings, checked: str) -> Line:
-    row = row_of(found.run, found.problem, found.tree, found.outcome, checked)
+def line_of(searched_run: Searched, ceilings: Ceilings, checked: str) -> Line:
+    row = row_of(
+        searched_run.run, searched_run.problem, searched_run.tree, searched_run.outcome, checked
+    )
     return Line(
-        run=found.run,
+        run=searched_run.run,
         row=row,
-        figures=found.outcome.figures if found.outcome.node is not None else (),
-        shares=shares_of(found.problem, found.outcome, ceilings),
-        partial=reads_a_part(found.problem),
-        default="" if row.compiled else _no_default(found.tree),
+        figures=searched_run.outcome.figures if searched_run.outcome.node is not None else (),
+        shares=shares_of(searched_run.problem, searched_run.outcome, ceilings),
+        partial=reads_a_part(searched_run.problem),
+        default="" if row.compiled else _no_default(searched_run.tree),
     )
 
 
@@ -196,9 +211,9 @@ def _cells(line: Line) -> list[object]:
     r = line.row
     return [
         r.problem,
-        told(r.gain) or "no gain",
+        interval_text(r.gain) or "no gain",
         r.held_out,
-        told(r.compiled) or f"no figure: {line.default}",
+        interval_text(r.compiled) or f"no figure: {line.default}",
         r.origin,
         r.recipe,
         r.candidates,
@@ -222,7 +237,7 @@ def split(lines: Sequence[Line], name: str, of: Callable[[Row], str]) -> str:
 
 
 def summary(lines: Sequence[Line], runs: Sequence[RunRow], wanted: Sequence[str]) -> list[str]:
-    said = [
+    lines_of_text = [
         *_below(lines),
         _over(lines),
         *_near(lines),
@@ -233,7 +248,7 @@ def summary(lines: Sequence[Line], runs: Sequence[RunRow], wanted: Sequence[str]
         f" {sum(line.row.seconds for line in lines) / 60:.0f} minutes of search.",
         origins([line.row for line in lines]) + ".",
     ]
-    return ["\n".join(f"- {sentence}" for sentence in said)]
+    return ["\n".join(f"- {sentence}" for sentence in lines_of_text)]
 
 
 def _below(lines: Sequence[Line]) -> list[str]:
@@ -282,13 +297,13 @@ def _near(lines: Sequence[Line]) -> list[str]:
 
 
 def _modules(lines: Sequence[Line]) -> str:
-    found = Counter(line.row.checked.partition(":")[0] for line in lines)
+    outcomes = Counter(line.row.checked.partition(":")[0] for line in lines)
     gone = [
         line.row.problem
         for line in lines
         if line.row.gain and line.row.checked == "right, by the reference"
     ]
-    counts = ", ".join(f"{how} {n}" for how, n in found.most_common()) or "none"
+    counts = ", ".join(f"{how} {n}" for how, n in outcomes.most_common()) or "none"
     return (
         f"Modules called on the device with only torch beside them: {counts}. Winners whose module"
         f" gives the measured call to the reference: {len(gone)}{_named(gone)}."
@@ -328,10 +343,12 @@ def device_of(lane: Lane) -> Measured:
     """As the lane's rows and ceilings name it."""
     run = lane.runs[0]
     software = dict.fromkeys(part for r in lane.runs for part in _versions(r))
-    found = lane.ceilings
-    noisy = "" if found.trusted else " (busy machine)"
-    device = f"{run.hardware} ({found.kind}, device {found.device}){noisy}, {', '.join(software)}"
-    return Measured(device, f"{_days(lane.runs)}, {run.hardware}", found)
+    ceilings = lane.ceilings
+    noisy = "" if ceilings.trusted else " (busy machine)"
+    device = (
+        f"{run.hardware} ({ceilings.kind}, device {ceilings.device}){noisy}, {', '.join(software)}"
+    )
+    return Measured(device, f"{_days(lane.runs)}, {run.hardware}", ceilings)
 
 
 def _days(runs: Sequence[RunRow]) -> str:
@@ -349,7 +366,7 @@ def report(lanes: Sequence[Lane], wanted: Sequence[str], command: str) -> list[s
     runs = [run for lane in lanes for run in lane.runs]
     parts = [
         command,
-        NOT_UNSEEN,
+        NOT_HELD_OUT,
         "\n\n".join(measured_where(lanes)),
         HOW,
         means([line.row for line in lines]),
@@ -373,8 +390,8 @@ def measured_where(lanes: Sequence[Lane]) -> list[str]:
 
 
 def _goals(runs: Sequence[RunRow]) -> str:
-    found = Counter((run.goal.candidates, run.goal.language or "any") for run in runs)
-    goals = ", ".join(f"{n} in {language} language" for n, language in found)
+    counts = Counter((run.goal.candidates, run.goal.language or "any") for run in runs)
+    goals = ", ".join(f"{n} in {language} language" for n, language in counts)
     return f" Candidates allowed for each problem: {goals}."
 
 
@@ -386,16 +403,16 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--problem", action="append", help="repeat; default all shipped ones")
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     def run() -> None:
         with ExitStack() as stack:
-            lanes = [read_lane(stack.enter_context(opened(path))) for path in given.folder]
+            lanes = [read_lane(stack.enter_context(opened(path))) for path in options.folder]
         names = " ".join(f"--folder F{n}" for n, _ in enumerate(lanes, 1))
         command = f"`python -m benchmarks.search.search_gains_gpu {names}`"
-        parts = report(lanes, given.problem or shipped_problems(), command)
+        parts = report(lanes, options.problem or shipped_problems(), command)
         measured = device_of(Lane(lanes[0].ceilings, tuple(r for n in lanes for r in n.runs), ()))
-        write_report(given.results, TITLE, parts, measured)
+        write_report(options.results, TITLE, parts, measured)
 
     ended(run)
 

@@ -22,10 +22,9 @@ from benchmarks.report import ended, say, write_result
 from benchmarks.search import knowledge_value
 from benchmarks.search.replay.answers import Answers, query_of
 from benchmarks.search.replay.arms import Target
-from benchmarks.search.replay.ground import CPP, GROUNDS, Ground
 from benchmarks.search.replay.measuring import measure, missing
 from benchmarks.search.replay.reporting import Comparison
-from benchmarks.search.replay.spaces import Space
+from benchmarks.search.replay.spaces import CPP, GROUNDS, Ground, Space
 from benchmarks.search.replay.table import Table, load
 from benchmarks.skills.learning.arms import CURATED, NOTHING, POLICY, Knows, replay
 from benchmarks.skills.learning.method import title
@@ -48,10 +47,10 @@ from benchmarks.skills.learning.views import Views
 from kb.catalog.skills import SkillRow
 from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.store import FileStore
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Value
 from optimizer.search.tree import Tree
 

@@ -144,7 +144,11 @@ class EvaluationVerdict(Verdict):
 
     def as_json(self) -> dict[str, Any]:
         """The stored form; an empty object where there is no verdict yet."""
-        return {} if self == EvaluationVerdict() else {**asdict(self), "primary": self.primary}
+        if self == EvaluationVerdict():
+            return {}
+        stored = asdict(self)
+        later = {name: stored.pop(name) for name in ("kernels", "not_measured")}
+        return {**stored, "primary": self.primary, **later}
 
 
 @dataclass(frozen=True)

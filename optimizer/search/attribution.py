@@ -1,13 +1,13 @@
-"""What of the shown knowledge made a candidate: leave one item out, ask the proposer again.
+"""Which item of the shown knowledge made a candidate: leave an item out and propose again.
 
 An item without which another candidate comes out is attributed. Of two items that ask for the same
-change neither is: without the one, the other still makes it. Only deterministic proposers can be
-asked again. Of a model's proposal there is what it claims to have used, as far as a word of it
-stands in a line that the candidate adds; that is told as claimed and is no attribution.
+change neither is attributed: without the first, the second still makes it. Only deterministic
+proposers can propose again. A model names what it claims to have used; a claim is kept where a word
+of the item stands in a line that the candidate adds. It is reported as claimed, not as attributed.
 
-Nothing beside the node is stored for this: the knowledge base is asked the parent's question again.
-That counts only while it shows the same ids and the proposer, shown all of it, makes the very same
-bundle; else the knowledge has changed since, and nothing is attributed.
+Nothing beside the node is stored for this: the parent's query goes to the knowledge base again. The
+result counts only while the answer has the same ids and the proposer, shown all of it, makes the
+same bundle; else the knowledge has changed since, and nothing is attributed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from optimizer.search.context import Context
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
-from optimizer.search.propose import Task, as_it_was, composed, query, roles_of
+from optimizer.search.propose import Task, compose_context, query, roles_of, tree_before
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import ProposalFailed, Synthesizer
+from optimizer.search.synthesizers.base import Context, ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
 
 CHANGED = "the knowledge has changed since"
@@ -37,9 +36,13 @@ _CODE = re.compile(r"[A-Za-z_#][\w#]*(?:(?:\.|::|_)\w+)+|\b__\w+|\b[a-z]+\d+\w*\
 
 @dataclass(frozen=True)
 class Attribution:
-    """Of one node. shown: ids of moves, skills and excerpts. claimed: those that the proposer names
-    and of which its change has a word. attributed: those without which another candidate comes out.
-    recorded: what the proposer noted when it made the change. note: why nothing is attributed."""
+    """What made the candidate of one node, as ids of moves, skills and excerpts.
+
+    `shown` is everything that the proposer saw. `claimed` are items that the proposer names and of
+    which its change has a word. `attributed` are items without which another candidate comes out.
+    `recorded` is what the proposer noted when it made the change. `note` says why nothing is
+    attributed.
+    """
 
     node: int
     shown: tuple[str, ...]
@@ -49,33 +52,35 @@ class Attribution:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """The row of a report."""
         return asdict(self)
 
 
 def attribution(
     tree: Tree, task: Task, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
 ) -> list[Attribution]:
-    """For every node that was shown something. synthesizers: as the run had them."""
+    """An attribution for every node that was shown knowledge. `synthesizers` must be configured as
+    in the run."""
     by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
     roles = roles_of(synthesizers, task.problem)
-    asked: dict[int, Knowledge] = {}
-    found = []
+    answers: dict[int, Knowledge] = {}
+    attributions = []
     for node in tree:
         if node.proposal is None or node.parent is None or not _shown(node):
             continue
-        if node.parent not in asked:
-            asked[node.parent] = knowledge.consult(query(task, tree[node.parent], roles))
-        answer = asked[node.parent]
-        told = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
-        found.append(replace(told, recorded=node.proposal.attributed))
-    return found
+        if node.parent not in answers:
+            answers[node.parent] = knowledge.consult(query(task, tree[node.parent], roles))
+        answer = answers[node.parent]
+        item = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
+        attributions.append(replace(item, recorded=node.proposal.attributed))
+    return attributions
 
 
 def _told(
     tree: Tree, node: Node, task: Task, synthesizer: Synthesizer | None, answer: Knowledge
 ) -> Attribution:
     assert node.proposal is not None and node.parent is not None
-    told = Attribution(node.number, _shown(node))
+    attribution = Attribution(node.number, _shown(node))
     now = answer.shown()
     same = (now.moves, now.skills, now.excerpts) == (
         node.shown.moves,
@@ -87,29 +92,29 @@ def _told(
         added = _added(tree, node, task)
         claimed = tuple(i for i, text in known if _stands_in(i, text, added))
         note = ASKED_A_MODEL if same else f"{ASKED_A_MODEL}; {CHANGED}"
-        return replace(told, claimed=claimed, note=note)
+        return replace(attribution, claimed=claimed, note=note)
     if not same:
-        return replace(told, note=CHANGED)
+        return replace(attribution, note=CHANGED)
     if synthesizer is None:
-        return replace(told, note=ABSENT)
-    context = composed(task, as_it_was(tree, node), node.parent, answer)
+        return replace(attribution, note=ABSENT)
+    context = compose_context(task, tree_before(tree, node), node.parent, answer)
     if _bundle(synthesizer, context) != node.proposal.bundle.sha256:
-        return replace(told, note=NOT_MADE_AGAIN.format(synthesizer.name))
+        return replace(attribution, note=NOT_MADE_AGAIN.format(synthesizer.name))
     attributed = tuple(
         item
-        for item in told.shown
+        for item in attribution.shown
         if _bundle(synthesizer, replace(context, knowledge=without(answer, item)))
         != node.proposal.bundle.sha256
     )
-    return replace(told, attributed=attributed)
+    return replace(attribution, attributed=attributed)
 
 
 def without(knowledge: Knowledge, item: str) -> Knowledge:
-    """All of it but one."""
+    """The knowledge without the item of this id."""
     return replace(
         knowledge,
         excerpts=tuple(excerpt for excerpt in knowledge.excerpts if excerpt.id != item),
-        remedies=tuple(remedy for remedy in knowledge.remedies if remedy.id != item),
+        moves=tuple(move for move in knowledge.moves if move.id != item),
         skills=tuple(skill for skill in knowledge.skills if skill.name != item),
     )
 
@@ -119,7 +124,7 @@ def _shown(node: Node) -> tuple[str, ...]:
 
 
 def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
-    """What it makes of this context; None for nothing."""
+    """SHA-256 of the bundle that it proposes for this context; None for no proposal."""
     try:
         proposal = synthesizer.propose(context)
     except ProposalFailed:
@@ -131,9 +136,9 @@ def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
 
 
 def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
-    """Ids and what may be found of them in code. A move's role is the name of a parameter."""
-    for remedy in knowledge.remedies:
-        yield remedy.id, f"{remedy.name} {remedy.why} `{remedy.change.get('role', '')}`"
+    """Ids and the text whose words may stand in code. A move's role is the name of a parameter."""
+    for move in knowledge.moves:
+        yield move.id, f"{move.name} {move.why} `{move.change.get('role', '')}`"
     for skill in knowledge.skills:
         yield skill.name, skill.text
     for excerpt in knowledge.excerpts:

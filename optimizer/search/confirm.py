@@ -20,12 +20,20 @@ ROUNDS = 2  # of fresh processes for each finalist
 
 
 class Confirming(Protocol):
-    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation: ...
+    """A bench that measures a candidate again on values that the search never saw."""
+
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+        """Measure on the searched timed cases, or on the held-out ones.
+
+        Raises KernloreError or OSError where the infrastructure failed.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A case of the final measurement. held_out: the search never saw it."""
+    """A case of the final measurement: its speed-up and the times of a call in microseconds.
+    `held_out` is set where the search never saw the case."""
 
     case: str
     held_out: bool
@@ -36,10 +44,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. node: of the winner, None where nothing beats the reference for certain;
-    then `gain` is None and `reason` says so. inherited: gain of the best stored winner that the run
-    started from. notes: what could not be measured. over: what the gain is over. clock: `wall`, or
-    `simulator` where the figures are ratios of simulated times."""
+    """The result of a run.
+
+    `node` is the number of the winner; it is None where nothing beats the reference for certain,
+    then `gain` is None and `reason` says why. `inherited` is the gain of the best stored winner
+    that the run started from. `notes` lists what could not be measured. `over` names the baseline
+    of the gain. `clock` is `wall`, or `simulator` where the figures are ratios of simulated times.
+    """
 
     node: int | None
     gain: Interval | None
@@ -51,6 +62,7 @@ class Outcome:
     clock: str = "wall"
 
     def as_json(self) -> dict[str, Any]:
+        """The `result` of a stored run."""
         return asdict(self)
 
 
@@ -62,23 +74,23 @@ def confirm(
     notes: list[str] = []
     best: Outcome | None = None
     for node in finalists(tree)[:most]:
-        found = _measured(node, bench, notes)
-        if found is not None and (best is None or _low(found) > _low(best)):
-            best = found
+        measured = _measured(node, bench, notes)
+        if measured is not None and (best is None or _low(measured) > _low(best)):
+            best = measured
     inherited = max(
         (n.speedup for n in tree if n.inherited and n.speedup is not None and n.correct),
         key=lambda interval: interval.low,
         default=None,
     )
     if best is None or _low(best) <= 1.0:
-        said = f"no gain: no candidate is certainly faster than {over}"
+        reason = f"no gain: no candidate is certainly faster than {over}"
         figures = best.figures if best is not None else ()
-        return Outcome(None, None, said, inherited, figures, tuple(notes))
+        return Outcome(None, None, reason, inherited, figures, tuple(notes))
     return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
 
 
 def finalists(tree: Tree) -> list[Node]:
-    """Nodes whose figures from the search promise a gain, the best first."""
+    """The FINALISTS nodes whose speed-ups in the search promise a gain, best first."""
     good = [n for n in tree if n.parent is not None and n.correct and n.speedup is not None]
     good = [n for n in good if n.speedup is not None and n.speedup.value > 1.0]
     return sorted(good, key=lambda n: (-n.merit, n.number))[:FINALISTS]
@@ -95,19 +107,19 @@ def _measured(node: Node, bench: Confirming, notes: list[str]) -> Outcome | None
     figures: list[Figure] = []
     for held_out in (*[False] * ROUNDS, True):
         try:
-            found = bench.confirm(node.proposal, held_out)
+            evaluation = bench.confirm(node.proposal, held_out)
         except (KernloreError, OSError) as problem:
             notes.append(f"node {node.number}: {problem}")
             return None
-        if not found.correct and held_out:
+        if not evaluation.correct and held_out:
             # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
             # module lets the kernel have only what was measured and right.
-            notes.append(f"node {node.number} is for the searched cases only: {found.message}")
+            notes.append(f"node {node.number} is for the searched cases only: {evaluation.message}")
             continue
-        if not found.correct:
-            notes.append(f"node {node.number} fails on fresh values: {found.message}")
+        if not evaluation.correct:
+            notes.append(f"node {node.number} fails on fresh values: {evaluation.message}")
             return None
-        timed = [t for t in found.timings if t.speedup is not None]
+        timed = [t for t in evaluation.timings if t.speedup is not None]
         if held_out:
             figures += [_figure(timing, True) for timing in timed]
         else:
@@ -144,7 +156,7 @@ def _figure(timing: CaseTiming, held_out: bool) -> Figure:
 
 
 def outcome_from_json(result: Any) -> Outcome:
-    """The inverse of `Outcome.as_json`; an unfinished run has no winner."""
+    """Read the outcome that `Outcome.as_json` wrote; an unfinished run has no winner."""
     if not result:
         return Outcome(None, None, "the run did not end")
     figures = tuple(

@@ -1,4 +1,4 @@
-"""What a run is asked for, and when it has had enough."""
+"""The goal of a run, and when the run has reached it or spent its budget."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ LIMITS = ("candidates", "minutes", "usd", "target", "stall", "target_us", "targe
 
 @dataclass(frozen=True)
 class Goal:
-    """language: of the candidates, None for any that has a toolchain here. target: speed-up whose
-    lower bound ends the run; target_us: microseconds a call that the time's upper bound has to
-    reach on each timed case; target_roofline: share (0..1) of what the device's measured ceilings
-    allow, reached by its lower bound. candidates, minutes, usd: budgets; None for no limit. stall:
-    candidates without a better one after which the run ends. synthesizers: names of those that may
-    propose, empty for all."""
+    """What a run searches for and what it may spend. Raises InvalidRequest for impossible values.
+
+    `language` is that of the candidates, None for any that has a toolchain here. A run ends at the
+    first target that it reaches: `target`, a speed-up that the lower bound must reach; `target_us`,
+    microseconds per call that the time's upper bound must reach on each timed case; or
+    `target_roofline`, a share (0..1) of what the device's measured ceilings allow, which the lower
+    bound must reach. `candidates`, `minutes` and `usd` are budgets, None for no limit. `stall` ends
+    the run after that many candidates without improvement. `synthesizers` names those that may
+    propose, empty for all.
+    """
 
     language: str | None = None
     target: float | None = None
@@ -62,18 +66,21 @@ class Goal:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
 
     def as_json(self) -> dict[str, Any]:
+        """The stored row."""
         return asdict(self)
 
 
-def goal_from_json(told: Mapping[str, Any]) -> Goal:
-    found = {name: told[name] for name in Goal.__dataclass_fields__ if name in told}
-    return Goal(**{**found, "synthesizers": tuple(found.get("synthesizers", ()))})
+def goal_from_json(row: Mapping[str, Any]) -> Goal:
+    """Read the goal that `Goal.as_json` wrote; fields of a newer version are ignored."""
+    fields = {name: row[name] for name in Goal.__dataclass_fields__ if name in row}
+    return Goal(**{**fields, "synthesizers": tuple(fields.get("synthesizers", ()))})
 
 
 def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
     """Why no further candidate is to be proposed; None while the search goes on.
 
-    nodes: without the reference and without inherited ones. seconds: since the run began.
+    `nodes` are those of the run so far; the reference and inherited nodes count for no budget.
+    `seconds` is the time since the run began.
     """
     own = [node for node in nodes if not node.inherited and node.parent is not None]
     best = best_of(nodes)
@@ -90,10 +97,10 @@ def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
 def roofline_of(node: Node) -> float | None:
     """Lower bound of the share (0..1) of what the measured ceilings allow; None where they are not
     known. The share is one over the time, so its interval is that of the speed-up."""
-    found, share = node.speedup, _number(node, "roofline_pct")
-    if found is None or share is None or found.value <= 0:
+    speedup, share = node.speedup, _number(node, "roofline_pct")
+    if speedup is None or share is None or speedup.value <= 0:
         return None
-    return share / 100 * found.low / found.value
+    return share / 100 * speedup.low / speedup.value
 
 
 def slowest_us(node: Node) -> float | None:
@@ -140,5 +147,5 @@ def _spent(goal: Goal, own: list[Node], best: Node | None, seconds: float) -> st
 
 
 def _number(node: Node, name: str) -> float | None:
-    found = node.evaluation.metrics.get(name) if node.evaluation is not None else None
-    return float(found) if isinstance(found, int | float) else None
+    value = node.evaluation.metrics.get(name) if node.evaluation is not None else None
+    return float(value) if isinstance(value, int | float) else None

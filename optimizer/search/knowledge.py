@@ -6,10 +6,12 @@ snapshot of a portable session stand behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from kb.predicates import Bindings, compile_predicate
+from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.search.records import Shown
 
 Number = float | str
@@ -17,9 +19,12 @@ Number = float | str
 
 @dataclass(frozen=True)
 class Query:
-    """What just happened. metrics by raw names, what the verdict was derived from included; log
-    only of what failed. problem: quantities of the problem, named as in kb/problem_terms.toml.
-    roles: of the parameters that a proposer can change; empty where it can change anything.
+    """A request to the knowledge base: the verdict of a node and where it ran.
+
+    `metrics` has raw names and includes what the verdict was derived from; `log` is filled only for
+    a candidate that failed. `problem` holds quantities of the problem, named as in
+    kb/problem_terms.toml. `roles` are those of the parameters that a proposer can change, empty
+    where it can change anything. `max_tokens` bounds the answer.
     """
 
     signals: tuple[str, ...]
@@ -47,11 +52,15 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class Remedy:
-    """A move that fits. change: {role, direction, to, factor}; limit: the number that bounds it, in
-    limit_unit (a unit of kb/hardware/fact_keys.toml). when: its predicate, to be decided again
-    where more is known. What a skill says to avoid is one too, with the change {avoid: [{role,
-    direction}, ...]}: having no role, it is followed by nobody."""
+class Move:
+    """A move that fits the verdict: which parameter to change and how.
+
+    `change` is {role, direction, to, factor}. `limit` is the number that bounds it, in `limit_unit`
+    (a unit of kb/hardware/fact_keys.toml). `when` is its predicate, decided again where more is
+    known; `applies` is None while the predicate cannot be decided. What a skill says to avoid is a
+    move too, with the change {avoid: [{role, direction}, ...]}; it has no role, so no proposer
+    follows it.
+    """
 
     id: str
     name: str
@@ -66,7 +75,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class ShownSkill:
-    """A skill as a proposer reads it."""
+    """A skill as a proposer reads it; `score` is its rank in the answer."""
 
     name: str
     summary: str
@@ -76,54 +85,89 @@ class ShownSkill:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """An answer. facts: of the hardware, by key."""
+    """An answer of the knowledge base; `facts` are those of the hardware, by key."""
 
     retrieval_id: str = ""
     excerpts: tuple[Excerpt, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    moves: tuple[Move, ...] = ()
     skills: tuple[ShownSkill, ...] = ()
     facts: Mapping[str, Number] = field(default_factory=dict)
 
     def shown(self) -> Shown:
+        """The ids of everything in the answer, as a node records them."""
         return Shown(
             self.retrieval_id,
             tuple(excerpt.id for excerpt in self.excerpts),
-            tuple(remedy.id for remedy in self.remedies),
+            tuple(move.id for move in self.moves),
             tuple(skill.name for skill in self.skills),
         )
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The JSON of stored snapshots and contexts; its key of the moves is `remedies`."""
+        row = asdict(self)
+        return {"remedies" if name == "moves" else name: value for name, value in row.items()}
 
 
 def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
-    """The inverse of `Knowledge.as_json`."""
+    """Read the answer that `Knowledge.as_json` wrote."""
     return Knowledge(
         row["retrieval_id"],
         tuple(Excerpt(**excerpt) for excerpt in row["excerpts"]),
-        tuple(Remedy(**remedy) for remedy in row["remedies"]),
+        tuple(Move(**move) for move in row["remedies"]),
         tuple(ShownSkill(**skill) for skill in row["skills"]),
         dict(row["facts"]),
     )
 
 
 class KnowledgeSource(Protocol):
-    """Where knowledge comes from."""
+    """A source of knowledge: a service, the catalog in process, or a snapshot."""
 
     def consult(self, query: Query) -> Knowledge:
-        """What fits; empty where nothing does. Raises `kb.errors.KernloreError`."""
+        """The knowledge that fits the query; empty where none does. Raises
+        `kb.errors.KernloreError`."""
         ...
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
-        """What came of it, for the next ranking."""
+        """Report the result of a candidate for the next ranking; `used` are ids of what made it."""
         ...
 
 
 class NoKnowledge:
-    """For `--knowledge off`: the search without the knowledge base."""
+    """The source for `--knowledge off`: it has no knowledge."""
 
     def consult(self, query: Query) -> Knowledge:
+        """An empty answer."""
         return Knowledge()
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
-        """Nothing was asked, so nothing is owed."""
+        """Do nothing."""
+
+
+def applicable_moves(
+    moves: Iterable[Move], query: Query, facts: Mapping[str, float | str]
+) -> tuple[Move, ...]:
+    """The moves whose precondition holds with the query's verdict and these facts, or cannot be
+    decided because a value is missing; `applies` is set accordingly."""
+    known = _bindings(query, facts)
+    decided = (_decided(move, known) for move in moves)
+    return tuple(move for move in decided if move.applies is not False)
+
+
+def _bindings(query: Query, facts: Mapping[str, float | str]) -> Bindings:
+    return Bindings(
+        signals=set(query.signals),
+        metrics={n: v for n, v in query.metrics.items() if isinstance(v, int | float)},
+        facts=facts,
+        problem={
+            **query.problem,
+            "op": canonical_op(query.op) if query.op else None,
+            "dtype": canonical_dtype(query.dtype) if query.dtype else None,
+            "language": query.language,
+        },
+    )
+
+
+def _decided(move: Move, known: Bindings) -> Move:
+    if not move.when:
+        return move
+    return replace(move, applies=compile_predicate(move.when).evaluate(known).value)

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from optimizer.search.context import HardwareView, ProblemView
-from optimizer.search.evaluate import Bench, side_by_side
+from optimizer.search.evaluate import Bench, evaluate_all
 from optimizer.search.goal import Goal, reason_to_stop
 from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
-from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, in_flight
+from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, without_evaluation
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.store import RunRow, RunStore
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.tree import Tree
 
 FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up
@@ -32,18 +31,23 @@ __all__ = ["CANCELLED", "GIVEN_UP", "SILENT_IN_A_ROW", "Bench", "Listener", "Sea
 
 
 class Listener(Protocol):
-    """Is told what happens, by one thread; whatever it raises ends the run."""
+    """Follows a run. One thread calls it; whatever it raises ends the run."""
 
-    def node(self, node: Node, tree: Tree) -> None: ...
+    def node(self, node: Node, tree: Tree) -> None:
+        """A node was stored; it is in the tree already."""
+        ...
 
-    def said(self, message: str) -> None: ...
+    def log(self, message: str) -> None:
+        """A message for the user, for example that a proposer failed."""
+        ...
 
 
 @dataclass
 class Search:
-    """One run. inherited: stored winners of earlier runs, tried first."""
+    """One run: `row` is its stored row and holds its goal. `inherited` are stored winners of
+    earlier runs, which are tried first. `clock` is in seconds."""
 
-    run: RunRow
+    row: RunRow
     store: RunStore
     bench: Bench
     synthesizers: Sequence[Synthesizer]
@@ -56,25 +60,27 @@ class Search:
     tree: Tree = field(default_factory=Tree)
 
     def __post_init__(self) -> None:
-        self.goal: Goal = self.run.goal
+        self.goal: Goal = self.row.goal
         if not self.goal.knowledge:
             self.knowledge = NoKnowledge()
-        self.tree = Tree(self.store.nodes(self.run.id))
-        task = Task(self.run.id, self.goal, self.problem, self.hardware)
-        self._proposer = Proposer(task, self.synthesizers, self.knowledge, self.listener.said)
+        self.tree = Tree(self.store.nodes(self.row.id))
+        task = Task(self.row.id, self.goal, self.problem, self.hardware)
+        self._proposer = Proposer(task, self.synthesizers, self.knowledge, self.listener.log)
         self._proposer.recall(self.tree)
         self._before = max((node.at for node in self.tree), default=0.0)
         self._began = self.clock()
 
     @property
     def seconds(self) -> float:
-        """Since the run began, without the time between a crash and its continuation."""
+        """Seconds since the run began, without the time between a crash and its continuation."""
         return self._before + self.clock() - self._began
 
-    def go(self) -> RunRow:
-        """Until the goal's end; the run's row as it is then. A run that was killed continues.
+    def run(self) -> RunRow:
+        """Search until the goal is reached or a budget is spent; returns the run's row as it is
+        then. A run that was killed continues.
 
-        `finished` is stored by who proves the winner: one that is killed meanwhile goes on.
+        The state `finished` is not stored here but by the code that confirms the winner: a run that
+        is killed before that goes on.
         """
         if not len(self.tree):
             self._add(self._reference())
@@ -82,17 +88,17 @@ class Search:
         while ended is None:
             ended = self._stop(self.tree) or self._step()
         state = "cancelled" if ended == CANCELLED else "failed" if ended == GIVEN_UP else "finished"
-        self.run = replace(self.run, state=state, ended=ended, seconds=round(self.seconds, 3))
-        stored = replace(self.run, state="running") if state == "finished" else self.run
+        self.row = replace(self.row, state=state, ended=ended, seconds=round(self.seconds, 3))
+        stored = replace(self.row, state="running") if state == "finished" else self.row
         self.store.update(stored)
-        return self.run
+        return self.row
 
     def _reference(self) -> Node:
         return Node(REFERENCE, None, "evaluated", None, self.bench.reference(), at=self.seconds)
 
     def _stop(self, tree: Tree) -> str | None:
-        """tree: with what is in flight, which counts for every budget."""
-        if self.store.cancelled(self.run.id):
+        """Why the run ends; None while it goes on. Nodes in flight count for every budget."""
+        if self.store.cancelled(self.row.id):
             return CANCELLED
         failed = [node.state == "failed" for node in tree.nodes[-FAILED_IN_A_ROW:]]
         if len(failed) == FAILED_IN_A_ROW and all(failed):
@@ -119,7 +125,7 @@ class Search:
                 return ended
             view, count = Tree(self.tree), owed or self.bench.at_once
             for proposal in waiting[:count]:
-                view.add(self._proposer.made(view, proposal, inherited=True))
+                view.add(self._proposer.create_node(view, proposal, inherited=True))
             self._insert(view.nodes[len(self.tree) :], len(self.tree))
             waiting = waiting[count:]
         return None
@@ -137,7 +143,7 @@ class Search:
         if last.inherited or last.batch is None or not self._owed:
             return None
         first = last.batch[0]
-        view = Tree([*self.tree.nodes[:first], *map(in_flight, self.tree.nodes[first:])])
+        view = Tree([*self.tree.nodes[:first], *map(without_evaluation, self.tree.nodes[first:])])
         return self._filled(view, self._owed, first)
 
     def _step(self) -> str | None:
@@ -145,34 +151,37 @@ class Search:
         return self._filled(Tree(self.tree), self.bench.at_once, len(self.tree))
 
     def _filled(self, view: Tree, count: int, first: int) -> str | None:
-        """Propose and evaluate so many. view: the tree with what is in flight. first: number of the
-        batch's first node. A reason is final only where nothing was in flight: what is may open the
-        way, or be what the reason is about."""
-        made: list[Node] = []
+        """Propose and evaluate `count` candidates; returns why the run ends, or None.
+
+        `view` is the tree with the nodes in flight; `first` is the number of the batch's first
+        node. A reason is final only where nothing was in flight: a node in flight may open the way,
+        or be what the reason is about.
+        """
+        proposed: list[Node] = []
         ended = None
-        while len(made) < count:
-            if made and (ended := self._stop(view)):
+        while len(proposed) < count:
+            if proposed and (ended := self._stop(view)):
                 break
-            found = self._proposer.next(view, lambda: self._stop(view))
-            if isinstance(found, str):
-                ended = found
+            node = self._proposer.next(view, lambda: self._stop(view))
+            if isinstance(node, str):
+                ended = node
                 break
-            made.append(found)
-            view.add(found)
-        if ended == CANCELLED or not made:
+            proposed.append(node)
+            view.add(node)
+        if ended == CANCELLED or not proposed:
             return ended
-        self._insert(made, first)
+        self._insert(proposed, first)
         return None
 
     # -- evaluate and remember
 
-    def _insert(self, made: Sequence[Node], first: int) -> None:
+    def _insert(self, proposed: Sequence[Node], first: int) -> None:
         """Rows in the order of their numbers, once all of them are measured."""
-        waiting = [node for node in made if node.state == IN_FLIGHT]
-        found = side_by_side(self.bench, waiting, self.listener.said, lambda: self.seconds)
-        measured = {node.number: node for node in found}
-        last = made[-1].number
-        for node in made:
+        waiting = [node for node in proposed if node.state == IN_FLIGHT]
+        evaluated = evaluate_all(self.bench, waiting, self.listener.log, lambda: self.seconds)
+        measured = {node.number: node for node in evaluated}
+        last = proposed[-1].number
+        for node in proposed:
             node = measured.get(node.number) or replace(node, at=self.seconds)
             self._add(replace(node, batch=(first, last) if first < last else None))
             if node.shown.retrieval_id and node.state != "duplicate":
@@ -180,6 +189,6 @@ class Search:
                 self.knowledge.report(node.shown.retrieval_id, used, node)
 
     def _add(self, node: Node) -> None:
-        self.store.add(self.run.id, node)
+        self.store.add(self.row.id, node)
         self.tree.add(node)
         self.listener.node(node, self.tree)

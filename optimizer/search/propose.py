@@ -1,7 +1,7 @@
-"""The universal operator: choose a parent, retrieve for its verdict, compose, ask who proposes.
+"""The universal operator: choose a parent, retrieve for its verdict, compose, propose.
 
-Decides from the tree, the goal's seed and what earlier nodes say had come to its end, so the same
-rows give the same candidate. Evaluates nothing.
+Decides from the tree, the goal's seed and what earlier nodes record as exhausted, so the same rows
+give the same candidate. Evaluates nothing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.records import EvaluationVerdict
-from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
-from optimizer.search.memory import seen
 from optimizer.search.policies import POLICY_OF, Policy
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, Shown
-from optimizer.search.synthesizers.base import OfRoles, ProposalFailed, Synthesizer
-from optimizer.search.tree import Tree
+from optimizer.search.synthesizers.base import (
+    Context,
+    HardwareView,
+    OfRoles,
+    ProblemView,
+    ProposalFailed,
+    Synthesizer,
+)
+from optimizer.search.tree import Tree, seen
 
-LEAST_COST = 2.0  # seconds: what takes less is not told apart, as times of candidates scatter
+LEAST_COST = 2.0  # seconds: shorter evaluations count as equal, as times of candidates scatter
 STAGES = ("compile", "correctness", "benchmark")
 SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
 CONTEXT_TOKENS = 6_000
@@ -29,7 +34,7 @@ Pair = tuple[str, int]
 
 @dataclass(frozen=True)
 class Task:
-    """What every proposal of a run shares."""
+    """The part of the context that every proposal of a run shares."""
 
     run_id: str
     goal: Goal
@@ -38,20 +43,20 @@ class Task:
 
 
 class Proposer:
-    """Makes one candidate after another for a tree that may hold some that are in flight."""
+    """Proposes one candidate after another for a tree that may hold nodes in flight."""
 
     def __init__(
         self,
         task: Task,
         synthesizers: Sequence[Synthesizer],
         knowledge: KnowledgeSource,
-        said: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._task = task
         self._synthesizers = synthesizers
         self._knowledge = knowledge
         self._roles = roles_of(synthesizers, task.problem)
-        self._said = said
+        self._log = log
         self._policy: Policy = POLICY_OF[task.goal.policy]()
         self._known: dict[int, Knowledge] = {}
         self._exhausted: set[Pair] = set()
@@ -59,12 +64,12 @@ class Proposer:
         self._silent = 0
 
     def recall(self, nodes: Iterable[Node]) -> None:
-        """What had come to its end when these were proposed."""
+        """Remember what was exhausted and which proposers had failed when these were proposed."""
         for node in nodes:
             self._exhausted.update(node.exhausted)
             self._failed.update(node.silent)
 
-    def made(
+    def create_node(
         self,
         tree: Tree,
         proposal: Proposal,
@@ -74,7 +79,7 @@ class Proposer:
         exhausted: Sequence[Pair] = (),
         silent: Sequence[str] = (),
     ) -> Node:
-        """The proposal as the tree's next node: in flight, or the duplicate of an earlier one."""
+        """The proposal as the tree's next node: in flight, or the duplicate of an earlier node."""
         same = tree.same_bundle(proposal.bundle.sha256)
         return Node(
             number=len(tree),
@@ -91,21 +96,22 @@ class Proposer:
         )
 
     def next(self, tree: Tree, stop: Callable[[], str | None]) -> Node | str:
-        """The next node, or why there is none. stop: asked after a failed attempt.
+        """The next node, or why there is none. `stop` is called after a failed attempt and returns
+        why the run ends, or None.
 
         What turned out to be exhausted counts only with the node that it led to: a run that goes on
-        after a crash knows of no other.
+        after a crash knows only what nodes record.
         """
         exhausted: list[Pair] = []
         silent: list[str] = []
-        found = self._attempt(tree, stop, exhausted, silent)
-        if isinstance(found, str):
+        result = self._attempt(tree, stop, exhausted, silent)
+        if isinstance(result, str):
             self._exhausted.difference_update(exhausted)
             self._failed.difference_update(silent)
-            return found
+            return result
         self._silent = 0
-        proposal, shown = found
-        return self.made(tree, proposal, shown, exhausted=exhausted, silent=silent)
+        proposal, shown = result
+        return self.create_node(tree, proposal, shown, exhausted=exhausted, silent=silent)
 
     def _attempt(
         self,
@@ -140,12 +146,12 @@ class Proposer:
         silent: list[str],
         stop: Callable[[], str | None],
     ) -> str | None:
-        """An attempt that brought nothing; the reason where there is to be no other."""
+        """Record an attempt without a candidate; returns why there is to be no other, or None."""
         self._silent += 1
         if synthesizer.name not in self._failed:
             silent.append(synthesizer.name)
             self._failed.add(synthesizer.name)
-        self._said(f"{synthesizer.name}: {failed}")
+        self._log(f"{synthesizer.name}: {failed}")
         ended = stop()
         if ended is None and self._silent >= SILENT_IN_A_ROW:
             ended = f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
@@ -154,7 +160,7 @@ class Proposer:
     # -- who changes what
 
     def _parent(self, tree: Tree, chance: random.Random) -> int | None:
-        """The reference while somebody has first tries left, then what the policy chooses."""
+        """The reference while a proposer has first tries left, then what the policy chooses."""
         if any(self._tries_left(tree, s) for s in self._synthesizers):
             return REFERENCE
         names = [s.name for s in self._synthesizers]
@@ -165,35 +171,36 @@ class Proposer:
     def _tries_left(self, tree: Tree, synthesizer: Synthesizer) -> bool:
         if synthesizer.name in self._failed or (synthesizer.name, REFERENCE) in self._exhausted:
             return False
-        made = _made_by(synthesizer, tree.children(REFERENCE))
-        return len(made) < synthesizer.first_tries
+        own = _nodes_of(synthesizer, tree.children(REFERENCE))
+        return len(own) < synthesizer.first_tries
 
     def _order(self, tree: Tree, parent: int) -> list[Synthesizer]:
-        """Who is asked first: who has first tries left, then whose candidates took least time for
-        what they brought: one that compiles for half a minute has fewer turns."""
+        """The proposers in turn: those with first tries left, then those whose candidates took the
+        least time for what they gained. A proposer whose candidates compile for half a minute gets
+        fewer turns."""
         usable = [s for s in self._synthesizers if (s.name, parent) not in self._exhausted]
         trying = [s for s in usable if parent == REFERENCE and self._tries_left(tree, s)]
         usable = trying or usable
 
         def turn(synthesizer: Synthesizer) -> float:
-            made = _made_by(synthesizer, tree)
-            gains = sum(node.merit > tree[node.parent or 0].merit for node in made)
-            return sum(map(_cost, made)) / (1 + gains)
+            own = _nodes_of(synthesizer, tree)
+            gains = sum(node.merit > tree[node.parent or 0].merit for node in own)
+            return sum(map(_cost, own)) / (1 + gains)
 
         return sorted(usable, key=turn)
 
     # -- what it is made from
 
     def context(self, tree: Tree, parent: int) -> Context:
-        """What a proposal from this parent gets to see now."""
+        """The context of a proposal from this parent, now."""
         node = tree[parent]
         if parent not in self._known:
             self._known[parent] = self._knowledge.consult(query(self._task, node, self._roles))
-        return composed(self._task, tree, parent, self._known[parent])
+        return compose_context(self._task, tree, parent, self._known[parent])
 
 
-def composed(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
-    """The context of the tree's next node. Facts of the very device stand before those that the
+def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
+    """The context of the tree's next node. Facts of the device itself override those that the
     knowledge base has of its family."""
     if knowledge.facts:
         knowledge = replace(knowledge, facts={**knowledge.facts, **task.hardware.facts})
@@ -214,23 +221,24 @@ def composed(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Conte
 
 
 def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
-    """Of the parameters that those proposers can change which are bound to some."""
+    """The roles of parameters that these proposers can change for this problem, sorted; proposers
+    that can change anything name none."""
     bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
 def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
-    """What is asked of the knowledge base for a change of this node."""
-    found = node.evaluation
-    verdict = found.verdict if found is not None else EvaluationVerdict()
-    of_candidate = found is not None and node.parent is not None
+    """The request to the knowledge base for a change of this node."""
+    evaluation = node.evaluation
+    verdict = evaluation.verdict if evaluation is not None else EvaluationVerdict()
+    of_candidate = evaluation is not None and node.parent is not None
     return Query(
         signals=node.signals,
-        metrics={**found.metrics, **verdict.metrics} if found else {},
-        log=found.log if found and not found.correct else "",
+        metrics={**evaluation.metrics, **verdict.metrics} if evaluation else {},
+        log=evaluation.log if evaluation and not evaluation.correct else "",
         hardware=task.hardware.id,
         op=task.problem.op,
-        language=found.language if found and of_candidate else task.goal.language,
+        language=evaluation.language if evaluation and of_candidate else task.goal.language,
         dtype=task.problem.main.dtype,
         run_id=task.run_id,
         node=node.number,
@@ -240,26 +248,26 @@ def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
     )
 
 
-def in_flight(node: Node) -> Node:
-    """As it was before its evaluation; whether it is a duplicate was known then."""
+def without_evaluation(node: Node) -> Node:
+    """The node as it was before its evaluation; whether it is a duplicate was known then."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")
 
 
-def as_it_was(tree: Tree, node: Node) -> Tree:
-    """The tree that the node was proposed for."""
+def tree_before(tree: Tree, node: Node) -> Tree:
+    """The tree that the node was proposed for: its batch is in flight."""
     first = node.batch[0] if node.batch is not None else node.number
-    return Tree([*tree.nodes[:first], *map(in_flight, tree.nodes[first : node.number])])
+    return Tree([*tree.nodes[:first], *map(without_evaluation, tree.nodes[first : node.number])])
 
 
 def _cost(node: Node) -> float:
-    """Seconds that its evaluation took. One in flight counts as a short one, in a replay too."""
+    """Seconds that its evaluation took. A node in flight counts as a short one, in a replay too."""
     took = node.evaluation.seconds if node.evaluation is not None else {}
     return max(LEAST_COST, sum(took.get(stage, 0.0) for stage in STAGES))
 
 
-def _made_by(synthesizer: Synthesizer, nodes: Iterable[Node]) -> list[Node]:
+def _nodes_of(synthesizer: Synthesizer, nodes: Iterable[Node]) -> list[Node]:
     return [
         n for n in nodes if n.proposal is not None and n.proposal.synthesizer == synthesizer.name
     ]

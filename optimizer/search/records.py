@@ -1,6 +1,6 @@
-"""What a search leaves behind: nodes of a tree, as plain rows. Inserting one is the checkpoint.
+"""The records of a search: nodes of a tree, as plain rows. Inserting a node is the checkpoint.
 
-Knows neither how candidates are made nor how they are measured.
+Knows neither how candidates are proposed nor how they are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Value = int | float | str | bool
 
 @dataclass(frozen=True)
 class Cost:
-    """What proposing took. usd: as the provider's price list says; None where it is not known."""
+    """The cost of proposing a candidate. `usd` follows the provider's price list; it is None where
+    the price is not known."""
 
     seconds: float = 0.0
     tokens_in: int = 0
@@ -30,8 +31,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a proposal was made from: ids of excerpts, moves and skills, and the retrieval they came
-    with."""
+    """The knowledge that a proposal was based on: ids of excerpts, moves and skills, and the id of
+    the retrieval that returned them."""
 
     retrieval_id: str = ""
     excerpts: tuple[str, ...] = ()
@@ -43,10 +44,11 @@ class Shown:
 class Proposal:
     """A candidate before it is measured.
 
-    parent: number of the node that it changes. recipe and values: where it is an instance of one.
-    claimed: ids that the proposer says it used. attributed: ids of the move, recipe or skill that
-    made the change, as far as that is certain. cases: names of those it claims, empty for all.
-    transcript: reference to the stored conversation with a model.
+    `parent` is the number of the node that it changes. `recipe` and `values` are set where it is an
+    instance of a recipe. `claimed` are ids that the proposer says it used; `attributed` are ids of
+    the move, recipe or skill that made the change, as far as that is certain. `cases` names the
+    cases that the candidate claims, empty for all. `transcript` refers to the stored conversation
+    with a model.
     """
 
     bundle: Bundle
@@ -64,21 +66,23 @@ class Proposal:
 
     @property
     def origin(self) -> Origin:
+        """Who wrote the kernel: config, rewrite, recipe, llm or external."""
         return self.bundle.origin
 
 
 @dataclass(frozen=True)
 class Node:
-    """One candidate of a run. number: place in the run, the reference is 0. island: of the
-    evolutionary policy. inherited: it was a stored winner of an earlier run.
+    """One candidate of a run. `number` is its place in the run; the reference is 0.
 
-    state `duplicate`: the same bundle is node `same_as`; `unmeasured`: correct, and the machine
-    never quiet enough; `failed`: the infrastructure's fault, nothing is known about the kernel;
-    `in_flight`: being evaluated, never stored.
+    State `duplicate`: the same bundle is node `same_as`. `unmeasured`: correct, but the machine was
+    never quiet enough. `failed`: the infrastructure's fault, nothing is known about the kernel.
+    `in_flight`: being evaluated; such a node is never stored.
 
-    batch: first and last number of the nodes that were in flight together. exhausted: (proposer,
-    parent) pairs that turned out to have nothing left while this node was proposed; silent:
-    proposers of which an attempt failed then. With these a continued run knows what it knew.
+    `island` belongs to the evolutionary policy. `inherited` marks a stored winner of an earlier
+    run. `batch` holds the first and last number of the nodes that were in flight together.
+    `exhausted` are (proposer, parent) pairs that turned out to have nothing left while this node
+    was proposed; `silent` are proposers of which an attempt failed then. With these a continued run
+    knows what it knew before.
     """
 
     number: int
@@ -91,7 +95,7 @@ class Node:
     island: int = 0
     inherited: bool = False
     attempts: int = 1
-    problem: str = ""  # what the infrastructure said where it failed
+    problem: str = ""  # the infrastructure's message where it failed
     at: float = 0.0  # seconds since the run began
     batch: tuple[int, int] | None = None
     exhausted: tuple[tuple[str, int], ...] = ()
@@ -99,64 +103,67 @@ class Node:
 
     @property
     def correct(self) -> bool:
+        """Whether it was evaluated and its results are right."""
         return self.evaluation is not None and self.evaluation.correct
 
     @property
     def speedup(self) -> Interval | None:
+        """Speed-up over the reference with its interval; None where it was not timed."""
         return self.evaluation.speedup if self.evaluation is not None else None
 
     @property
     def merit(self) -> float:
-        """What policies climb: the lower bound of the speed-up; 0 for what has none."""
+        """The value that policies climb: the lower bound of the speed-up; 0 where there is none."""
         if self.number == REFERENCE:
             return 1.0
-        found = self.speedup
-        return found.low if found is not None and self.correct else 0.0
+        speedup = self.speedup
+        return speedup.low if speedup is not None and self.correct else 0.0
 
     @property
     def verdict(self) -> str:
-        """What became of it in one word: the validity of what was evaluated, else its state."""
+        """The outcome as one word: the validity of an evaluated node, else its state."""
         if self.state != "evaluated" or self.evaluation is None:
             return self.state
         return self.evaluation.validity
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """Of its verdict, the leading one first."""
+        """Ids of the signals of its verdict, the leading signal first."""
         return self.evaluation.verdict.signal_ids if self.evaluation is not None else ()
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        """The stored row."""
+        row = asdict(self)
         if self.evaluation is not None:
-            told["evaluation"] = self.evaluation.as_json()
-        return told
+            row["evaluation"] = self.evaluation.as_json()
+        return row
 
 
 def node_from_json(row: Mapping[str, Any]) -> Node:
-    """The inverse of `Node.as_json`; fields of a newer version are ignored."""
-    told = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
-    if told.get("proposal") is not None:
-        told["proposal"] = proposal_from_json(told["proposal"])
-    if told.get("evaluation") is not None:
-        told["evaluation"] = evaluation_from_json(told["evaluation"])
-    shown = told.get("shown") or {}
-    told["shown"] = Shown(
+    """Read the node that `Node.as_json` wrote; fields of a newer version are ignored."""
+    fields = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
+    if fields.get("proposal") is not None:
+        fields["proposal"] = proposal_from_json(fields["proposal"])
+    if fields.get("evaluation") is not None:
+        fields["evaluation"] = evaluation_from_json(fields["evaluation"])
+    shown = fields.get("shown") or {}
+    fields["shown"] = Shown(
         **_tuples({n: shown[n] for n in Shown.__dataclass_fields__ if n in shown})
     )
-    told["exhausted"] = tuple((name, number) for name, number in told.get("exhausted") or ())
-    told["silent"] = tuple(told.get("silent") or ())
-    told["batch"] = tuple(told["batch"]) if told.get("batch") else None
-    return Node(**told)
+    fields["exhausted"] = tuple((name, number) for name, number in fields.get("exhausted") or ())
+    fields["silent"] = tuple(fields.get("silent") or ())
+    fields["batch"] = tuple(fields["batch"]) if fields.get("batch") else None
+    return Node(**fields)
 
 
 def proposal_from_json(row: Mapping[str, Any]) -> Proposal:
-    """The inverse of `asdict`."""
-    told = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
-    return Proposal(**_tuples(told))
+    """Read the proposal that `asdict` wrote."""
+    fields = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
+    return Proposal(**_tuples(fields))
 
 
-def _tuples(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
 
 def best_of(nodes: Sequence[Node]) -> Node | None:

@@ -1,5 +1,5 @@
-"""Where a run's rows are kept. Inserting a node is the checkpoint: a run that was killed goes on
-from its last row.
+"""The stored rows of runs. Inserting a node is the checkpoint: a run that was killed goes on from
+its last row.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from optimizer.search.records import Node, node_from_json
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run beside its nodes. state: running | finished | cancelled | failed; ended: why it ended,
-    in words. environment: device, toolchains, versions."""
+    """A run without its nodes.
+
+    `state` is running, finished, cancelled or failed; `ended` says in words why it ended. Times are
+    in seconds. `environment` names device, toolchains and versions.
+    """
 
     id: str
     problem: str
@@ -35,39 +38,48 @@ class RunRow:
     result: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**told, "goal": self.goal.as_json()}
+        """The stored row."""
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**row, "goal": self.goal.as_json()}
 
 
-def run_from_json(told: Mapping[str, Any]) -> RunRow:
-    fields = {name: told[name] for name in RunRow.__dataclass_fields__ if name in told}
-    return RunRow(**{**fields, "goal": goal_from_json(told["goal"])})
+def run_from_json(row: Mapping[str, Any]) -> RunRow:
+    """Read the run that `RunRow.as_json` wrote; fields of a newer version are ignored."""
+    fields = {name: row[name] for name in RunRow.__dataclass_fields__ if name in row}
+    return RunRow(**{**fields, "goal": goal_from_json(row["goal"])})
 
 
 class RunStore(Protocol):
     """Rows of runs."""
 
-    def begin(self, run: RunRow) -> None: ...
-
-    def run(self, run_id: str) -> RunRow:
-        """Raises NotFound."""
+    def begin(self, run: RunRow) -> None:
+        """Insert a new run. Raises Conflict where one with this id exists."""
         ...
 
-    def add(self, run_id: str, node: Node) -> None: ...
+    def run(self, run_id: str) -> RunRow:
+        """The run with this id. Raises NotFound."""
+        ...
 
-    def nodes(self, run_id: str) -> list[Node]: ...
+    def add(self, run_id: str, node: Node) -> None:
+        """Insert the run's next node; it is durable when this returns."""
+        ...
+
+    def nodes(self, run_id: str) -> list[Node]:
+        """The nodes of a run in the order of their numbers."""
+        ...
 
     def update(self, run: RunRow) -> None:
-        """State, ended, seconds and result."""
+        """Store state, ended, seconds and result."""
         ...
 
     def cancelled(self, run_id: str) -> bool:
-        """Whether somebody asked for its end."""
+        """Whether a user asked for the run to end."""
         ...
 
 
 class FileStore:
-    """One folder a run: `run.json`, `nodes.jsonl`, and `cancel` where somebody wants its end."""
+    """A `RunStore` of files, one folder per run: `run.json`, `nodes.jsonl`, and `cancel` where a
+    user wants the run to end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,6 +88,7 @@ class FileStore:
         return self.folder / run_id
 
     def begin(self, run: RunRow) -> None:
+        """Create the run's folder. Raises Conflict where the run exists."""
         folder = self._of(run.id)
         if (folder / "run.json").exists():
             raise Conflict(f"run {run.id} exists", hint="Resume it, or choose another folder.")
@@ -83,19 +96,21 @@ class FileStore:
         self.update(run)
 
     def run(self, run_id: str) -> RunRow:
+        """The run with this id. Raises NotFound."""
         path = self._of(run_id) / "run.json"
         if not path.is_file():
             raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
         return run_from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def update(self, run: RunRow) -> None:
+        """Replace `run.json`, whole or not at all."""
         path = self._of(run.id) / "run.json"
         scratch = path.with_suffix(".new")
         scratch.write_text(json.dumps(run.as_json(), indent=1), encoding="utf-8")
         scratch.replace(path)
 
     def add(self, run_id: str, node: Node) -> None:
-        """Durable when it returns."""
+        """Append a node; it is durable when this returns."""
         path = self._of(run_id) / "nodes.jsonl"
         _drop_cut_line(path)
         with path.open("ab") as stream:
@@ -104,20 +119,22 @@ class FileStore:
             os.fsync(stream.fileno())
 
     def nodes(self, run_id: str) -> list[Node]:
-        """Without a last line that a crash cut short."""
+        """The nodes of a run, without a last line that a crash cut short."""
         path = self._of(run_id) / "nodes.jsonl"
         return list(_rows(path)) if path.is_file() else []
 
     def cancelled(self, run_id: str) -> bool:
+        """Whether a user asked for the run to end."""
         return (self._of(run_id) / "cancel").exists()
 
     def cancel(self, run_id: str) -> None:
+        """Ask for the run to end. Raises NotFound."""
         self.run(run_id)
         (self._of(run_id) / "cancel").write_text(str(time.time()), encoding="ascii")
 
 
 def _drop_cut_line(path: Path) -> None:
-    """A crash may have left half a row at the end."""
+    """Cut off half a row that a crash left at the end of the file."""
     if not path.is_file():
         return
     text = path.read_bytes()

@@ -1,14 +1,22 @@
-"""The tree of one run, in memory. Rows come in order and are never changed."""
+"""The tree of one run in memory, and what of it a proposal sees beside its parent.
+
+Rows come in order and are never changed. A memory operator names what is shown: nothing, the
+parent's own step, its siblings, both, or the ancestors up to the first good one. A node in flight
+has no result to show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from optimizer.search.records import REFERENCE, Node, best_of
+from optimizer.search.goal import MemoryName
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, best_of
+
+MAX_SEEN = 6
 
 
 class Tree:
-    """Nodes by number; the reference is the root."""
+    """The nodes of a run by number; the reference is the root."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.nodes: list[Node] = []
@@ -18,6 +26,7 @@ class Tree:
             self.add(node)
 
     def add(self, node: Node) -> None:
+        """Append the next node. Raises ValueError for a number out of order."""
         if node.number != len(self.nodes):
             raise ValueError(f"node {node.number} follows {len(self.nodes) - 1}")
         self.nodes.append(node)
@@ -37,13 +46,16 @@ class Tree:
 
     @property
     def root(self) -> Node:
+        """The reference."""
         return self.nodes[REFERENCE]
 
     @property
     def best(self) -> Node | None:
+        """The correct and measured node whose speed-up is certain to be highest."""
         return best_of(self.nodes[1:])
 
     def children(self, number: int) -> list[Node]:
+        """Nodes that change this node, oldest first."""
         return [self.nodes[child] for child in self._children.get(number, ())]
 
     def siblings(self, number: int) -> list[Node]:
@@ -54,22 +66,71 @@ class Tree:
         return [node for node in self.children(parent) if node.number != number]
 
     def ancestors(self, number: int) -> list[Node]:
-        """From the parent up to the reference."""
-        found, at = [], self.nodes[number].parent
+        """The nodes from the parent up to the reference."""
+        nodes, at = [], self.nodes[number].parent
         while at is not None:
-            found.append(self.nodes[at])
+            nodes.append(self.nodes[at])
             at = self.nodes[at].parent
-        return found
+        return nodes
 
     def descendants(self, number: int) -> list[Node]:
-        found, waiting = [], list(self._children.get(number, ()))
+        """Every node below this node, level by level."""
+        nodes, waiting = [], list(self._children.get(number, ()))
         while waiting:
             at = waiting.pop(0)
-            found.append(self.nodes[at])
+            nodes.append(self.nodes[at])
             waiting += self._children.get(at, ())
-        return found
+        return nodes
 
     def same_bundle(self, sha256: str) -> Node | None:
-        """The node that has this very bundle already."""
+        """The first node with this bundle; None where there is none."""
         number = self._by_bundle.get(sha256)
         return None if number is None else self.nodes[number]
+
+
+def seen(tree: Tree, parent: int, memory: MemoryName) -> list[Node]:
+    """The nodes that a proposal from this parent is shown, the most telling first, at most
+    MAX_SEEN."""
+    return _OPERATORS[memory](tree, parent)[:MAX_SEEN]
+
+
+def _none(tree: Tree, parent: int) -> list[Node]:
+    return []
+
+
+def _parent(tree: Tree, parent: int) -> list[Node]:
+    """What led to the parent: its own parent's result."""
+    above = tree[parent].parent
+    return [] if above is None else [tree[above]]
+
+
+def _siblings(tree: Tree, parent: int) -> list[Node]:
+    """What was tried from this parent already: the best first, then the latest failures."""
+    tried = [node for node in tree.children(parent) if node.state != IN_FLIGHT]
+    good = sorted((n for n in tried if n.merit > 0), key=lambda n: -n.merit)
+    failed = [n for n in reversed(tried) if n.merit == 0]
+    half = MAX_SEEN // 2
+    return [*good[: max(half, MAX_SEEN - len(failed))], *failed]
+
+
+def _both(tree: Tree, parent: int) -> list[Node]:
+    return [*_parent(tree, parent), *_siblings(tree, parent)]
+
+
+def _ancestors(tree: Tree, parent: int) -> list[Node]:
+    """Up to the first ancestor that was better than the reference: a way back out of a dead end."""
+    shown = []
+    for node in tree.ancestors(parent):
+        shown.append(node)
+        if node.merit > 1.0:
+            break
+    return shown
+
+
+_OPERATORS: Mapping[MemoryName, Callable[[Tree, int], list[Node]]] = {
+    "none": _none,
+    "parent": _parent,
+    "siblings": _siblings,
+    "both": _both,
+    "ancestors": _ancestors,
+}

@@ -17,16 +17,19 @@ from kb.errors import KernloreError
 from kb.hardware.checks import Problems
 from optimizer.evaluation.abi import TensorSpec
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import CaseView, ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.recipe.instantiate import C_LIKE, ENTRY, PYTHON, instantiate
-from optimizer.search.synthesizers.recipe.match import ROLE_OF
+from optimizer.search.synthesizers.base import CaseView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import (
+    C_LIKE,
+    ENTRY,
     FORMAT,
     PLACEHOLDER,
+    PYTHON,
+    ROLE_OF,
     Recipe,
     Value,
+    instantiate,
     parse_recipe,
 )
 from optimizer.search.synthesizers.recipe.synthesizer import fit

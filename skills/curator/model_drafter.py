@@ -6,11 +6,14 @@ import random
 from dataclasses import dataclass
 
 from kb.errors import Unavailable
-from optimizer.search.synthesizers.llm.answers.replies import CallFailed, ContextOverflow
-from optimizer.search.synthesizers.llm.litellm_asker import LitellmAsker, load
-from optimizer.search.synthesizers.llm.pace import RateLimit
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
+from optimizer.search.synthesizers.llm.asker import (
+    CallFailed,
+    ContextOverflow,
+    LitellmAsker,
+    RateLimit,
+    load,
+)
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, models_from
 from skills.curator.drafting.delta import Task
 
 OUTPUT_TOKENS = 4_000

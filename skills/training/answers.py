@@ -1,5 +1,5 @@
 """A candidate in the words in which a model answers: the JSON object, then every file in a code
-block. `optimizer.search.synthesizers.llm.answers.candidate.answer_from` reads it back.
+block. `optimizer.search.synthesizers.llm.answers.answer_from` reads it back.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import HardwareView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.llm.redact import Redaction
+from optimizer.search.synthesizers.base import HardwareView
+from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.training.answers import answer_text

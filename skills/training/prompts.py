@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from optimizer.search.context import Context
-from optimizer.search.propose import Task, as_it_was, composed
+from optimizer.search.propose import Task, compose_context, tree_before
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.llm.prompting.fence import WORD, Fence
-from optimizer.search.synthesizers.llm.prompting.prompt import compose
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.prompt import compose
+from optimizer.search.synthesizers.llm.settings import Redaction
+from optimizer.search.synthesizers.llm.templates import WORD, Fence
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.training.samples import Prompt
@@ -47,7 +47,9 @@ class Prompts:
     def context(self, tree: Tree, node: Node) -> tuple[Context, tuple[str, ...]]:
         """What the candidate was proposed from, and the ids whose texts are missing in it."""
         known, left_out = self._knowledge.of(node.shown, self._task.hardware.id)
-        return composed(self._task, as_it_was(tree, node), node.parent or 0, known), left_out
+        return compose_context(
+            self._task, tree_before(tree, node), node.parent or 0, known
+        ), left_out
 
     def _rendered(self, tree: Tree, node: Node) -> Prompt:
         context, left_out = self.context(tree, node)

@@ -18,7 +18,7 @@ from kb.catalog.knowledge import passages
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
-from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.records import Shown
 from optimizer.search.runs.skill_moves import MARK, remedies_of, skill_of
 from retrieval.knowledge_base import KnowledgeBase
@@ -81,7 +81,7 @@ class KnowledgeAgain:
 
     def _remedy(
         self, connection: Connection, name: str, facts: dict[str, Any], left_out: list[str]
-    ) -> Remedy | None:
+    ) -> Move | None:
         if MARK in name:
             return self._remedy_of_skill(connection, name, left_out)
         row = connection.execute(sa.select(t.moves).where(t.moves.c.id == name)).one_or_none()
@@ -89,7 +89,7 @@ class KnowledgeAgain:
             left_out.append(name)
             return None
         limit = facts.get(row.limit_fact) if row.limit_fact else None
-        remedy = Remedy(
+        remedy = Move(
             row.id,
             row.name,
             dict(row.change),
@@ -105,7 +105,7 @@ class KnowledgeAgain:
 
     def _remedy_of_skill(
         self, connection: Connection, name: str, left_out: list[str]
-    ) -> Remedy | None:
+    ) -> Move | None:
         row = store.find(connection, skill_of(name), ALL_ACCESS)
         moves = remedies_of(row) if row is not None else ()
         remedy = next((move for move in moves if move.id == name), None)

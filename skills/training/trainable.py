@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from optimizer.search.synthesizers.llm.redact import Redaction
+from optimizer.search.synthesizers.llm.settings import Redaction
 from skills.training.samples import Sample
 
 _SPDX = re.compile(

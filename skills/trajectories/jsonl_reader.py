@@ -10,7 +10,7 @@ from typing import Any
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.output.trajectory import FORMAT
+from optimizer.search.output.report import FORMAT
 from skills.trajectories.external_trajectory import ToldStep, about_step
 
 _HINT = "Send the lines of trajectory.jsonl as `kernlore runs export` wrote them, all of one run."

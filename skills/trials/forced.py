@@ -11,14 +11,12 @@ from kb.catalog.skills import FAILURES, SkillRow
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.timing.statistics import independent_ratio
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.runs.avoided import knobs_of
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.knobs import Knob, NoStep, turned
-from optimizer.search.synthesizers.recipe.match import allowed
-from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
+from optimizer.search.synthesizers.recipe.steps import Knob, NoStep, turned
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, fit
 from optimizer.search.tree import Tree
 from skills.trajectories.build import ratio_of

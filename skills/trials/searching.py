@@ -10,11 +10,16 @@ from pathlib import Path
 from kb.catalog.skills import SkillRow
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
+from optimizer.search.knowledge import (
+    Knowledge,
+    KnowledgeSource,
+    Query,
+    ShownSkill,
+    applicable_moves,
+)
 from optimizer.search.loop import Search
-from optimizer.search.preconditions import decided
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
@@ -65,7 +70,7 @@ class Searches:
             store = FileStore(Path(folder))
             store.begin(run)
             search = Search(
-                run=run,
+                row=run,
                 store=store,
                 bench=bench,
                 synthesizers=[RecipeSynthesizer(recipes, languages)],
@@ -74,7 +79,7 @@ class Searches:
                 hardware=self.means.hardware,
                 listener=_Silent(),
             )
-            search.go()
+            search.run()
             return search.tree
 
 
@@ -90,12 +95,12 @@ class WithSkill:
         """As if nobody ran: nothing is withheld by chance, and both arms see the same."""
         found = self._source.consult(replace(query, run_id=""))
         skills = tuple(s for s in found.skills if s.name != self._without)
-        remedies = tuple(r for r in found.remedies if skill_of(r.id) != self._without)
+        remedies = tuple(r for r in found.moves if skill_of(r.id) != self._without)
         if self._skill is None:
-            return replace(found, skills=skills, remedies=remedies)
+            return replace(found, skills=skills, moves=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
-        moves = decided(remedies_of(self._skill), query, found.facts)
-        return replace(found, skills=(own, *skills), remedies=(*moves, *remedies))
+        moves = applicable_moves(remedies_of(self._skill), query, found.facts)
+        return replace(found, skills=(own, *skills), moves=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """Trials say nothing of how useful an answer was to a run."""
@@ -125,5 +130,5 @@ class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """A trial is told as a whole."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """A trial is told as a whole."""

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 
 

@@ -64,15 +64,15 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(tmp_path: Pat
         chosen = choose_target(local.services, AUTO, "cpp")
     finally:
         local.close()
-    assert far.excerpts and {move.applies for move in far.remedies} == {True}
-    assert {"fill-the-vector-register", "more-work-per-chunk"} <= {m.name for m in far.remedies}
-    width = next(move for move in far.remedies if move.name == "fill-the-vector-register")
+    assert far.excerpts and {move.applies for move in far.moves} == {True}
+    assert {"fill-the-vector-register", "more-work-per-chunk"} <= {m.name for m in far.moves}
+    width = next(move for move in far.moves if move.name == "fill-the-vector-register")
     assert (width.limit_name, width.limit_unit) == ("vector_bits", "bit")
     free = {"fill-the-vector-register", "more-work-per-chunk"}
-    assert not free & {move.name for move in near.remedies} and untimed.remedies == ()
-    assert "longer-shares-of-a-stream" in {move.name for move in several.remedies}
+    assert not free & {move.name for move in near.moves} and untimed.moves == ()
+    assert "longer-shares-of-a-stream" in {move.name for move in several.moves}
     # What was measured here goes before moves that hold in general.
-    assert [move.id for move in ours.remedies].index("unroll-rows#0") == 0 < len(ours.remedies) - 1
+    assert [move.id for move in ours.moves].index("unroll-rows#0") == 0 < len(ours.moves) - 1
     if chosen.target.device == "cpu":
         told = facts_of(identify("cpu"))
         assert {key: chosen.target.facts[key] for key in told} == told

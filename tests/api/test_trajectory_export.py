@@ -24,9 +24,9 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
 from optimizer.search.runs.export import export_run
 from optimizer.search.runs.optimize import optimize
-from optimizer.search.synthesizers.llm.answers.replies import Reply
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.asker import Reply
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.training.export import Asked, export_trajectories
 from skills.training.licences import LicenceBook
@@ -224,7 +224,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
         assert [again.may_show(name) for name in (imported, f"{imported}#0")] == [leave, leave]
         known, left_out = again.of(shown, "x86-64")
         assert [skill.text for skill in known.skills] == [body, body if leave else LEFT_OUT]
-        assert [remedy.why for remedy in known.remedies] == ["few tiles" if leave else LEFT_OUT]
+        assert [remedy.why for remedy in known.moves] == ["few tiles" if leave else LEFT_OUT]
         assert left_out == (() if leave else (f"{imported}#0", imported))
 
 

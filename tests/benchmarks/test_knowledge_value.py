@@ -25,19 +25,29 @@ from benchmarks.search.replay.arms import (
 )
 from benchmarks.search.replay.audit import coverage, effect, plain_steps, repeat
 from benchmarks.search.replay.measuring import ATTEMPTS, measure, missing
-from benchmarks.search.replay.rediagnosis import Device, load_device, rediagnosed, save_device
 from benchmarks.search.replay.reporting import roles_table
 from benchmarks.search.replay.spaces import Space, space_of
-from benchmarks.search.replay.table import REFERENCE, Row, Table, append, load, save
+from benchmarks.search.replay.table import (
+    REFERENCE,
+    Device,
+    Row,
+    Table,
+    append,
+    load,
+    load_device,
+    rediagnosed,
+    save,
+    save_device,
+)
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, verdict_from_json
-from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import POLICIES
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
 from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.base import Context, HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 
@@ -81,9 +91,7 @@ def get_inputs():
 TOML = 'op = "elementwise"\n'
 FACTS = {"l1d_size": 16_384}  # forbids a tile of 64
 HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), FACTS)
-SMALLER = Remedy(
-    "mv_1", "smaller", {"role": "tile_m", "direction": "decrease"}, None, None, "", True
-)
+SMALLER = Move("mv_1", "smaller", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
 BEST = {"chunk": 4, "tile": 16}  # one step of `tile` from the defaults
 
 
@@ -186,7 +194,7 @@ def watched(space: Space, table: Table, arm: Arm, seed: int) -> tuple[list[Conte
     search = search_of(
         space, table, arm, "best-first", seed, source, Target(HARDWARE), proposer=watching
     )
-    search.go()
+    search.run()
     return watching.seen, source, search
 
 
@@ -251,11 +259,11 @@ def test_what_is_left_out_is_not_seen(space: Space, table: Table, arm: Arm) -> N
     assert source.asked > 0
     for context in seen:
         known = context.knowledge
-        assert bool(known.remedies) is arm.moves
+        assert bool(known.moves) is arm.moves
         assert bool(known.excerpts) is arm.documents
         assert bool(known.skills) is arm.defaults
         assert bool(known.facts) is bool(context.hardware.facts) is arm.facts
-        assert all((remedy.limit is not None) is arm.facts for remedy in known.remedies)
+        assert all((remedy.limit is not None) is arm.facts for remedy in known.moves)
     tried = {node.proposal.values["tile"] for node in search.tree.nodes[1:]}
     assert 64 not in tried or not arm.facts
 
@@ -372,7 +380,7 @@ def test_what_was_not_asked_is_not_answered(space: Space, table: Table, tmp_path
     save_answers(tmp_path / "answers.json.gz", answers)
     read = load_answers(tmp_path / "answers.json.gz")
     query = query_of(space, table.points("scale")[0])
-    assert read.consult(query).remedies == EVERYTHING.remedies
+    assert read.consult(query).moves == EVERYTHING.moves
     assert read.consult(query).excerpts[0].text == ""
     with pytest.raises(NotFound, match="register_spill"):
         read.consult(replace(query, signals=("register_spill",)))

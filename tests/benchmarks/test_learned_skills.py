@@ -15,8 +15,7 @@ import torch
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from benchmarks.search.replay.arms import Target
-from benchmarks.search.replay.ground import CPP, TRITON
-from benchmarks.search.replay.spaces import Space, proposal_of, space_of
+from benchmarks.search.replay.spaces import CPP, TRITON, Space, proposal_of, space_of
 from benchmarks.search.replay.table import Table
 from benchmarks.skills.learned_skills import (
     findings,
@@ -58,11 +57,11 @@ from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
-from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
+from optimizer.search.bench.local import problem_view
+from optimizer.search.knowledge import Knowledge, Move, ShownSkill
 from optimizer.search.runs.knowledge import library_recipes
 from optimizer.search.runs.run_store import run_store
+from optimizer.search.synthesizers.base import ProblemView
 from skills.trials.held_out import unseen_cases
 from skills.trials.targets import MAX_TRIALS
 from tests.benchmarks.test_knowledge_value import (
@@ -172,7 +171,7 @@ def test_a_learned_move_saves_candidates_only_where_it_may_be_offered(
 def test_an_arm_without_the_skill_does_not_see_it_in_the_answers(
     space: Space, table: Table, tmp_path: Path
 ) -> None:
-    move = Remedy("a-learned-one#0", "smaller", {"role": "tile_m", "direction": "decrease"},
+    move = Move("a-learned-one#0", "smaller", {"role": "tile_m", "direction": "decrease"},
                   None, None, "", True)  # fmt: skip
     told = Knowledge("", (), (move,), (), FACTS)
     skill = learned(tmp_path, HERE)

@@ -16,11 +16,16 @@ from typing import Any
 import pytest
 
 from benchmarks.evaluation.gpu_machine import kept
-from benchmarks.search.gains.bandwidth import shares_of
 from benchmarks.search.gains.module_check import checked
-from benchmarks.search.gains.report import means
-from benchmarks.search.gains.rows import Row, compiled_default
-from benchmarks.search.gains.sessions import MODULES, is_finished, opened, runs_in, searched
+from benchmarks.search.gains.rows import Row, compiled_default, means
+from benchmarks.search.gains.sessions import (
+    MODULES,
+    is_finished,
+    opened,
+    runs_in,
+    searched,
+    shares_of,
+)
 from benchmarks.search.search_gains_gpu import TITLE, latest, read_lane
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.bundle import Bundle
@@ -30,8 +35,7 @@ from optimizer.evaluation.records import Interval
 from optimizer.search import confirm
 from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.portable.pack import write_session
-from optimizer.search.portable.session import RESULTS
+from optimizer.search.portable.session import RESULTS, write_session
 from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore

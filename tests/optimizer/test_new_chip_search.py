@@ -17,17 +17,17 @@ from ingestion.uploads import Upload
 from kb.catalog.knowledge import proposed_recipes
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.bench.simulated import SimulatedBench
-from optimizer.search.context import HardwareView
 from optimizer.search.goal import Goal
 from optimizer.search.runs.optimize import Finished, optimize, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import manual_samples
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
-from tests.optimizer.search.landscape import Told
+from tests.optimizer.search.landscape import RecordingListener
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 CANDIDATES = 12
@@ -66,7 +66,7 @@ class Chip:
 
     def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> Finished:
         goal = Goal(language="novac", candidates=candidates, **given.pop("goal", {}))
-        return optimize(self.services, problem, goal, self.id, Told(), **given)
+        return optimize(self.services, problem, goal, self.id, RecordingListener(), **given)
 
     @property
     def samples(self) -> list[Any]:

@@ -76,7 +76,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Ite
 class Quiet:
     def node(self, node: Node, tree: Tree) -> None: ...
 
-    def said(self, message: str) -> None: ...
+    def log(self, message: str) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -371,7 +371,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     query = Query(("memory_bound",), {}, "", "x86-64", "reduction", "cpp", "float32", "", 0, 2000)
     found = knowledge.consult(query)
     assert skill.name in [shown.name for shown in found.skills]
-    (own,) = [remedy for remedy in found.remedies if remedy.id == f"{skill.name}#0"]
+    (own,) = [remedy for remedy in found.moves if remedy.id == f"{skill.name}#0"]
     assert (own.name, own.change) == ("more", change)
     assert own.applies is True
     node = Node(1, 0, "evaluated", None, None, found.shown())
@@ -381,7 +381,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     assert [use.retrieval_id for use in uses] == [found.retrieval_id]
     change_state(services, skill.name, "retired", actor="ann", reason="a test")
     later = ServiceKnowledge(services).consult(query)
-    assert f"{skill.name}#0" not in [remedy.id for remedy in later.remedies]
+    assert f"{skill.name}#0" not in [remedy.id for remedy in later.moves]
 
 
 # -- lift

@@ -149,7 +149,7 @@ def _search(
     if goal.knowledge:
         local.load_knowledge(note)
     with progress(goal, quiet) as listener:
-        prepare_library(local.services, hardware, goal.language, listener.said)
+        prepare_library(local.services, hardware, goal.language, listener.log)
         return run(local.services, Path(problem), goal, hardware, listener, models=models)
 
 

@@ -38,7 +38,7 @@ class _Remarks:
 
     def node(self, node: Node, tree: Tree) -> None: ...
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
@@ -60,7 +60,7 @@ class _Plain:
         self._last = time.monotonic()
         print(status(tree, self._goal, self._last - self._began), file=sys.stderr, flush=True)
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
@@ -85,7 +85,7 @@ class _Live:
     def node(self, node: Node, tree: Tree) -> None:
         self._status.update(status(tree, self._goal, time.monotonic() - self._began))
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self._console.print(message, style="dim", markup=False)
 
 

@@ -147,7 +147,7 @@ def resume(
         from skills.upkeep import prepare_library
 
         with progress(row.goal, as_json) as listener:
-            prepare_library(local.services, row.hardware, row.goal.language, listener.said)
+            prepare_library(local.services, row.hardware, row.goal.language, listener.log)
             finished = optimize(
                 local.services,
                 Path(row.problem),

@@ -21,7 +21,7 @@ from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains.processes import clean_env
-from optimizer.search.bench.devices import VISIBLE
+from optimizer.search.bench.local import VISIBLE
 from optimizer.search.confirm import Outcome
 from optimizer.search.output.module import write_module
 from optimizer.search.tree import Tree
@@ -70,10 +70,12 @@ def checked(
     # The arrays are gigabytes on a GPU: they are gone as soon as they were read.
     place = tempfile.mkdtemp(prefix="kernlore-module-", dir=_roomy(opened.compulsory_bytes))
     try:
-        told, values = _called(module, opened, (inputs, state), Path(place), device)
+        dispatch, values = _called(module, opened, (inputs, state), Path(place), device)
     finally:
         shutil.rmtree(place)
-    return told if values is None else _judged(opened, (inputs, state), values, device, told)
+    return (
+        dispatch if values is None else _judged(opened, (inputs, state), values, device, dispatch)
+    )
 
 
 Given = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
@@ -92,13 +94,13 @@ def _called(
     """Who took the call and its results; without results, how it failed."""
     inputs, state = tensors
     scalars = [v.item() if s else v for v, s in zip(inputs, opened.scalars, strict=True)]
-    given, result = place / "given.pt", place / "result.pt"
-    torch.save((scalars, state, opened.init_args), given)
+    arguments, result = place / "given.pt", place / "result.pt"
+    torch.save((scalars, state, opened.init_args), arguments)
     command = [sys.executable, "-I", "-c", CHECK, str(module.parent), module.name]
     visible = {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
     try:
         done = subprocess.run(
-            [*command, str(given), str(result), device, opened.case.dtype or ""],
+            [*command, str(arguments), str(result), device, opened.case.dtype or ""],
             capture_output=True,
             text=True,
             env=clean_env(module.parent, **visible),
@@ -108,11 +110,11 @@ def _called(
     except subprocess.TimeoutExpired:
         return f"failed: not back after {CALL_SECONDS:g} s", None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return f"failed: {said[-1][:120]}", None
-    told = json.loads(done.stdout.splitlines()[-1])["dispatch"]
-    which = re.search(r"which='(\w+)'", told)
-    return which[1] if which else told[:60], torch.load(result, map_location="cpu")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return f"failed: {lines[-1][:120]}", None
+    dispatch = json.loads(done.stdout.splitlines()[-1])["dispatch"]
+    which = re.search(r"which='(\w+)'", dispatch)
+    return which[1] if which else dispatch[:60], torch.load(result, map_location="cpu")
 
 
 def _judged(

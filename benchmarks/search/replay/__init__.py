@@ -1,7 +1,7 @@
 """Searches replayed over a table of evaluations that were measured once.
 
-`spaces` says which points a problem has, `measuring` fills a table, `table` keeps it, `rediagnosis`
-makes its verdicts again by today's rules, `answers` keeps what the knowledge base said about its
-points, `arms` runs the search over it, `statistics` compares arms, `audit` follows every move to
-the point that it leads to, `earlier` sets the figures beside those of an earlier replay.
+`spaces` lists the points of a problem, `measuring` fills a table, `table` stores it and derives its
+verdicts again by today's rules, `answers` stores the answers of the knowledge base for its points,
+`arms` runs the search over it, `statistics` compares arms, `audit` follows every move to the point
+that it leads to, `reporting` writes the tables, beside the figures of an earlier replay.
 """

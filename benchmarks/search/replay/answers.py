@@ -27,7 +27,7 @@ TOKENS = 6_000
 
 def question_of(query: Query) -> str:
     """Equal for queries that get the same answer."""
-    told: list[Any] = [
+    parts: list[Any] = [
         query.signals,
         dict(query.metrics),
         query.log,
@@ -35,28 +35,28 @@ def question_of(query: Query) -> str:
         query.language,
         query.dtype,
     ]
-    told += [query.hardware, dict(query.problem), query.roles]
-    text = json.dumps(told, sort_keys=True)
+    parts += [query.hardware, dict(query.problem), query.roles]
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def query_of(space: Space, row: Row) -> Query:
     """What the search asks when it starts from this point."""
-    found = row.evaluation
-    derived = found.verdict.metrics
+    evaluation = row.evaluation
+    derived = evaluation.verdict.metrics
     language = space.ground.language
     return Query(
-        signals=found.verdict.signal_ids,
-        metrics={**found.metrics, **derived},
-        log="" if found.correct else found.log,
-        hardware=found.hardware,
+        signals=evaluation.verdict.signal_ids,
+        metrics={**evaluation.metrics, **derived},
+        log="" if evaluation.correct else evaluation.log,
+        hardware=evaluation.hardware,
         op=space.view.op,
-        language=language if row.recipe == REFERENCE else found.language,
+        language=language if row.recipe == REFERENCE else evaluation.language,
         dtype=space.view.main.dtype,
         run_id="",
         node=0,
         max_tokens=TOKENS,
-        problem=dict(found.verdict.problem),
+        problem=dict(evaluation.verdict.problem),
         roles=roles_of([RecipeSynthesizer(space.recipes, [language])], space.view),
     )
 
@@ -70,14 +70,14 @@ class Answers:
 
     def consult(self, query: Query) -> Knowledge:
         """Raises NotFound for a question that was not asked when the answers were recorded."""
-        found = self.by_question.get(question_of(query))
-        if found is None:
+        text = self.by_question.get(question_of(query))
+        if text is None:
             raise NotFound(
                 f"nothing is recorded for signals {', '.join(query.signals) or 'none'}"
                 f" of {query.op}",
                 hint="Record the answers for the table's points again.",
             )
-        return found
+        return text
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nobody to tell."""
@@ -104,9 +104,9 @@ def load_answers(path: Path) -> Answers:
     """Nothing where the file is not there."""
     if not path.is_file():
         return Answers()
-    told: Mapping[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    distinct = [knowledge_from_json(row) for row in told["answers"]]
-    return Answers({question: distinct[n] for question, n in told["questions"].items()})
+    content: Mapping[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    distinct = [knowledge_from_json(row) for row in content["answers"]]
+    return Answers({question: distinct[n] for question, n in content["questions"].items()})
 
 
 def save_answers(path: Path, answers: Answers) -> None:
@@ -116,6 +116,6 @@ def save_answers(path: Path, answers: Answers) -> None:
     for question, knowledge in answers.by_question.items():
         text = json.dumps(knowledge.as_json(), sort_keys=True)
         questions[question] = places.setdefault(text, len(places))
-    told = {"answers": [json.loads(text) for text in places], "questions": questions}
+    content = {"answers": [json.loads(text) for text in places], "questions": questions}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(json.dumps(told).encode(), mtime=0))
+    path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))

@@ -15,15 +15,14 @@ from benchmarks.search.replay.spaces import Space, proposal_of
 from benchmarks.search.replay.table import Table
 from kb.errors import NotFound
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.context import Context, HardwareView
 from optimizer.search.goal import Goal, PolicyName
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.recipe.match import space as space_of_values
+from optimizer.search.synthesizers.base import Context, HardwareView, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
+from optimizer.search.synthesizers.recipe.recipe import space as space_of_values
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, RecipeSynthesizer
 from optimizer.search.tree import Tree
 
@@ -109,16 +108,16 @@ class Filtered:
     def consult(self, query: Query) -> Knowledge:
         """A limit of a move is a fact: without facts no move has one."""
         arm = self.arm
-        found = self.source.consult(assuming(query, arm.assumed))
-        remedies = found.remedies if arm.moves else ()
+        answer = self.source.consult(assuming(query, arm.assumed))
+        moves = answer.moves if arm.moves else ()
         if not arm.facts:
-            remedies = tuple(replace(remedy, limit=None) for remedy in remedies)
+            moves = tuple(replace(move, limit=None) for move in moves)
         return replace(
-            found,
-            remedies=remedies,
-            facts=found.facts if arm.facts else {},
-            excerpts=found.excerpts if arm.documents else (),
-            skills=found.skills if arm.defaults else (),
+            answer,
+            moves=moves,
+            facts=answer.facts if arm.facts else {},
+            excerpts=answer.excerpts if arm.documents else (),
+            skills=answer.skills if arm.defaults else (),
         )
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
@@ -134,22 +133,22 @@ class TableBench:
     at_once: int = 1
 
     def reference(self) -> Evaluation:
-        found = self.table.reference(self.problem)
-        if found is None:
+        row = self.table.reference(self.problem)
+        if row is None:
             raise NotFound(
                 f"the table has no reference of {self.problem}", hint="Measure the problem first."
             )
-        return found.evaluation
+        return row.evaluation
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         """Raises NotFound for a point that was not measured."""
-        found = self.table.find(self.problem, proposal.recipe or "", proposal.values)
-        if found is None:
+        row = self.table.find(self.problem, proposal.recipe or "", proposal.values)
+        if row is None:
             raise NotFound(
                 f"{proposal.recipe} with {dict(proposal.values)} is not in the table",
                 hint="Measure the whole space before a replay.",
             )
-        return found.evaluation
+        return row.evaluation
 
 
 @dataclass
@@ -187,7 +186,7 @@ class Strict:
         if node.state == "failed":
             raise NotFound(node.problem, hint="Measure the whole space before a replay.")
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """The failed node says it."""
 
 
@@ -254,7 +253,7 @@ def search_of(
         hardware = replace(hardware, facts={})
     run = RunRow("run_replay", name, space.problem.sha256, hardware.id, goal)
     return Search(
-        run=run,
+        row=run,
         store=MemoryStore(),
         bench=TableBench(table, name),
         synthesizers=[proposer or proposer_of(space, arm, seed)],
@@ -276,7 +275,7 @@ def replay(
 ) -> Replayed:
     """One run until the share is reached, nothing is left to try, or it is cut off."""
     search = search_of(space, table, arm, policy, seed, source, target)
-    ended = search.go()
+    ended = search.run()
     wanted = search.goal.target or 0.0
     best = search.tree.best
     reached = best is not None and best.merit >= wanted

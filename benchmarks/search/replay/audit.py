@@ -18,9 +18,8 @@ from benchmarks.search.replay.arms import Facts, assuming
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import Row, Table
 from optimizer.evaluation.abi import ITEM_BYTES
-from optimizer.search.knowledge import Knowledge, Remedy
-from optimizer.search.synthesizers.recipe.match import allowed
-from optimizer.search.synthesizers.recipe.recipe import Parameter, Value
+from optimizer.search.knowledge import Knowledge, Move
+from optimizer.search.synthesizers.recipe.recipe import Parameter, Value, allowed
 from optimizer.search.synthesizers.recipe.synthesizer import Fitting, moved, stepped
 
 CLEAR = 0.03  # log units: half-width of a usual interval; a smaller change is none
@@ -69,16 +68,16 @@ def coverage(
             signals[signal] = signals.get(signal, 0) + 1
         knowledge = answers.consult(query)
         roles = {p.role for p in _fitting(space, row).recipe.parameters}
-        found = list(followed(space, table, row, knowledge, facts))
+        here = list(followed(space, table, row, knowledge, facts))
         diagnosed += bool(query.signals)
-        advised += bool(knowledge.remedies)
-        matching += any(remedy.change.get("role") in roles for remedy in knowledge.remedies)
-        leading += bool(found)
-        steps += found
-    told = ", ".join(f"{name} {n}" for name, n in sorted(signals.items(), key=lambda x: -x[1]))
+        advised += bool(knowledge.moves)
+        matching += any(move.change.get("role") in roles for move in knowledge.moves)
+        leading += bool(here)
+        steps += here
+    text = ", ".join(f"{name} {n}" for name, n in sorted(signals.items(), key=lambda x: -x[1]))
     return Coverage(
         space.problem.name,
-        told or "none",
+        text or "none",
         len(points),
         diagnosed,
         advised,
@@ -93,12 +92,12 @@ def followed(
 ) -> Iterator[Step]:
     """Every change that a move asks for from this point."""
     fitting = _fitting(space, row)
-    for remedy in knowledge.remedies:
+    for move in knowledge.moves:
         for parameter in fitting.recipe.parameters:
-            if parameter.role == remedy.change.get("role"):
+            if parameter.role == move.change.get("role"):
                 item = ITEM_BYTES.get(space.view.main.dtype or "")
-                value = moved(parameter, row.values[parameter.name], remedy, item)
-                yield from _step(space, table, row, parameter, value, facts, remedy)
+                value = moved(parameter, row.values[parameter.name], move, item)
+                yield from _step(space, table, row, parameter, value, facts, move)
 
 
 def plain_steps(
@@ -125,7 +124,7 @@ def _step(
     parameter: Parameter,
     value: Value | None,
     facts: Facts,
-    remedy: Remedy | None,
+    move: Move | None,
 ) -> Iterator[Step]:
     if value is None:
         return
@@ -135,8 +134,8 @@ def _step(
     if there is None or not allowed(fitting.recipe, values, fitting.binding, facts):
         return
     gain = math.log(there.merit / row.merit) if there.merit > 0 and row.merit > 0 else None
-    why = remedy.name if remedy is not None else ""
-    holds = remedy is not None and remedy.applies is True
+    why = move.name if move is not None else ""
+    holds = move is not None and move.applies is True
     yield Step(row.problem, parameter.name, parameter.role, why, holds, gain)
 
 
@@ -178,9 +177,9 @@ def repeat(table: Table, problems: Sequence[str]) -> Repeat | None:
     for row in (row for problem in problems for row in table.points(problem)):
         rounds = table.rounds(row.problem, row.recipe, row.values).values()
         timed = [r.evaluation.speedup for r in rounds if r.evaluation.speedup is not None]
-        for one, other in combinations(timed, 2):
-            factors.append(abs(math.log(one.value / other.value)))
-            apart += one.low > other.high or other.low > one.high
+        for first, second in combinations(timed, 2):
+            factors.append(abs(math.log(first.value / second.value)))
+            apart += first.low > second.high or second.low > first.high
     if not factors:
         return None
     return Repeat(len(factors), math.exp(median(factors)), apart / len(factors))

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search.replay.ground import Ground
-from benchmarks.search.replay.spaces import Space, proposal_of
+from benchmarks.search.replay.spaces import Ground, Space, proposal_of
 from benchmarks.search.replay.table import REFERENCE, Row, Table, append
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.evaluate import known_ceilings, known_signatures
@@ -33,11 +32,11 @@ def places_on(services: Any, ground: Ground) -> dict[str, Place]:
     services: api.services.Services.
     """
     places = places_for(services, AUTO, ground.language)
-    found = next(iter(places.values())).target
-    if found.device != ground.device:
+    target = next(iter(places.values())).target
+    if target.device != ground.device:
         raise Unavailable(
             f"{ground.language} is to be measured on {ground.device}, and this machine's"
-            f" {found.hardware} is {found.device or 'not usable'}",
+            f" {target.hardware} is {target.device or 'not usable'}",
             hint="Run it on a machine with that device.",
         )
     return places
@@ -50,12 +49,12 @@ def missing(space: Space, table: Table, round_: int = 1) -> list[Wanted]:
         proposal = proposal_of(space, fitting, values, PLAN)
         wanted.append((fitting.recipe.name, values, proposal.bundle.sha256, proposal))
     fresh, again = [], []
-    for one in wanted:
-        row = table.rounds(space.problem.name, one[0], one[1]).get(round_)
-        if row is None or row.bundle != one[2]:
-            fresh.append(one)
+    for needed in wanted:
+        row = table.rounds(space.problem.name, needed[0], needed[1]).get(round_)
+        if row is None or row.bundle != needed[2]:
+            fresh.append(needed)
         elif row.unsettled and row.attempts < ATTEMPTS:
-            again.append(one)
+            again.append(needed)
     return fresh + again
 
 
@@ -65,7 +64,7 @@ def measure(
     table: Table,
     path: Path,
     seconds: float,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
     rounds: int = 1,
 ) -> bool:
     """Measure until everything is there (True) or the time is over. path: rows are appended to it.
@@ -87,7 +86,7 @@ def measure(
                 done += 1
                 if time.monotonic() >= ends:
                     break
-            said(f"round {round_}, {space.problem.name}: {done} of {len(left)} measured")
+            log(f"round {round_}, {space.problem.name}: {done} of {len(left)} measured")
     return not any(missing(s, table, r) for s in spaces for r in range(1, rounds + 1))
 
 

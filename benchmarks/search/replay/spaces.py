@@ -2,6 +2,8 @@
 
 A space is thinned by leaving out values of parameters, never a default: so neighbours of a point
 stay in it, and the search's own steps (one value up or down) stay what they are.
+
+A ground says where points are measured, and in which language their kernels are.
 """
 
 from __future__ import annotations
@@ -9,18 +11,30 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from benchmarks.search.replay.ground import CPP, Ground
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.match import Binding, space
-from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, Value, instantiate, space
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, fit
 
+Kind = Literal["cpu", "cuda"]
 FEWEST = 2  # values that a thinned parameter keeps
+
+
+@dataclass(frozen=True)
+class Ground:
+    """device: as torch calls it. language: of every recipe that takes part."""
+
+    device: Kind
+    language: str
+
+
+CPP = Ground("cpu", "cpp")
+TRITON = Ground("cuda", "triton")
+GROUNDS = (CPP, TRITON)
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,8 @@ class Space:
     def points(self) -> list[tuple[Fitting, dict[str, Value]]]:
         """Everything that is allowed where no fact is known: the most that any arm can reach. The
         defaults come first."""
-        found = [(f, values) for f in self.fittings for values in space(f.recipe, f.binding, {})]
-        return sorted(found, key=lambda point: point[1] != point[0].recipe.defaults)
+        points = [(f, values) for f in self.fittings for values in space(f.recipe, f.binding, {})]
+        return sorted(points, key=lambda point: point[1] != point[0].recipe.defaults)
 
 
 def space_of(

@@ -50,10 +50,10 @@ class Summary:
 
 def counts(rows: Iterable[Replayed]) -> dict[str, list[float]]:
     """Candidates by problem, in the order of the seeds."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.seed):
-        found.setdefault(row.problem, []).append(float(row.candidates))
-    return found
+        values.setdefault(row.problem, []).append(float(row.candidates))
+    return values
 
 
 def geometric_mean(values: Iterable[float]) -> float:

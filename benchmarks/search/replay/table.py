@@ -5,6 +5,12 @@ moves a whole process, which no interval of that process covers. A point's figur
 mean of its rounds. Knows neither how a point is measured nor how a search goes over it. Rows are
 appended, so a measurement that was stopped goes on; of two rows of one point and round the later
 one holds.
+
+Verdicts of a stored table can be derived again by today's rules from the stored measurements. A
+verdict follows from timings, the compiler's metrics, the case's work and the device's ceilings. The
+first two are in the table, the third follows from the problem, and the ceilings are those in the
+file beside it. Only correct kernels in the table's own language get a new verdict: a failure is
+read from its log, and a profiler's metrics of the reference were not stored.
 """
 
 from __future__ import annotations
@@ -17,8 +23,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.search.replay.spaces import Space
 from kb.errors import InvalidRequest, NotFound
+from optimizer.evaluation.collectors.ceilings import Ceilings, from_json
+from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
+from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
+from optimizer.evaluation.roofline import Work, work_of
 from optimizer.search.synthesizers.recipe.recipe import Value
 
 REFERENCE = "reference"  # stands for a recipe's name in the row of the problem's own reference
@@ -46,8 +57,8 @@ class Row:
     @property
     def merit(self) -> float:
         """As the search climbs it: the lower bound of the speed-up; 0 for what has none."""
-        found = self.evaluation.speedup
-        return found.low if found is not None and self.evaluation.correct else 0.0
+        speedup = self.evaluation.speedup
+        return speedup.low if speedup is not None and self.evaluation.correct else 0.0
 
     @property
     def unsettled(self) -> bool:
@@ -55,12 +66,12 @@ class Row:
         return self.evaluation.correct and self.evaluation.timing == "repeat"
 
     def as_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**told, "values": dict(self.values), "evaluation": self.evaluation.as_json()}
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**row, "values": dict(self.values), "evaluation": self.evaluation.as_json()}
 
 
-def row_from_json(told: Mapping[str, Any]) -> Row:
-    return Row(**{**told, "evaluation": evaluation_from_json(told["evaluation"])})
+def row_from_json(row: Mapping[str, Any]) -> Row:
+    return Row(**{**row, "evaluation": evaluation_from_json(row["evaluation"])})
 
 
 def key_of(problem: str, recipe: str, values: Values) -> Key:
@@ -72,11 +83,11 @@ def joined(rows: Sequence[Row]) -> Row:
     timed, with the geometric mean of their figures."""
     wrong = [row for row in rows if not row.evaluation.correct]
     timed = [row for row in rows if row.evaluation.speedup is not None]
-    told = (wrong or timed or list(rows))[0]
+    chosen = (wrong or timed or list(rows))[0]
     if wrong or len(timed) < 2:
-        return replace(told, round=0)
+        return replace(chosen, round=0)
     speedup = _mean([row.evaluation.speedup for row in timed if row.evaluation.speedup])
-    return replace(told, round=0, evaluation=replace(told.evaluation, speedup=speedup))
+    return replace(chosen, round=0, evaluation=replace(chosen.evaluation, speedup=speedup))
 
 
 def _mean(intervals: Sequence[Interval]) -> Interval:
@@ -126,8 +137,8 @@ class Table:
     def points(self, problem: str) -> list[Row]:
         """Of every recipe, without the reference."""
         keys = [key for key in self._rows if key[0] == problem and key[1] != REFERENCE]
-        found = (self.find(problem, recipe, dict(values)) for _, recipe, values in keys)
-        return [row for row in found if row is not None]
+        rows = (self.find(problem, recipe, dict(values)) for _, recipe, values in keys)
+        return [row for row in rows if row is not None]
 
     @property
     def rows(self) -> list[Row]:
@@ -140,12 +151,12 @@ class Table:
 
     def best(self, problem: str) -> float:
         """The highest merit of a problem's points. Raises NotFound where none was measured."""
-        found = max((row.merit for row in self.points(problem)), default=0.0)
-        if found <= 0:
+        best = max((row.merit for row in self.points(problem)), default=0.0)
+        if best <= 0:
             raise NotFound(
                 f"the table has no measured point of {problem}", hint="Measure its space first."
             )
-        return found
+        return best
 
     def within(self, problem: str, share: float) -> list[Row]:
         """Points whose merit is at least this share of the best."""
@@ -184,3 +195,61 @@ def save(path: Path, table: Table) -> None:
     lines = "".join(json.dumps(row.as_json(), sort_keys=True) + "\n" for row in table.rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a table was measured. facts: what the device tells about itself, by key."""
+
+    ceilings: Ceilings
+    facts: Mapping[str, float | str]
+
+    def as_json(self) -> dict[str, object]:
+        return {"ceilings": self.ceilings.as_json(), "facts": dict(self.facts)}
+
+
+def load_device(path: Path) -> Device:
+    """Raises InvalidRequest for ceilings whose figures mean something else today."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return Device(from_json(content["ceilings"]), content["facts"])
+    except (KeyError, TypeError) as problem:
+        raise InvalidRequest(
+            f"{path} is of another form: {problem}",
+            hint="Measure the device again with `kernlore doctor`, or measure the table again.",
+        ) from problem
+
+
+def save_device(path: Path, device: Device) -> None:
+    path.write_text(json.dumps(device.as_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def rediagnosed(
+    table: Table,
+    spaces: Sequence[Space],
+    device: Device,
+    facts: Mapping[str, float | str],
+    lineage: Sequence[str],
+) -> Table:
+    """The same rows with new verdicts. facts: of the hardware with those of the device."""
+    works = {space.problem.name: _works(space) for space in spaces}
+    languages = {space.problem.name: space.ground.language for space in spaces}
+
+    def anew(row: Row) -> Row:
+        evaluation = row.evaluation
+        if evaluation.language != languages.get(row.problem) or not evaluation.correct:
+            return row
+        around = DiagnosisInputs(
+            lineage=lineage, facts=facts, works=works[row.problem], ceilings=device.ceilings
+        )
+        verdict = diagnose_evaluation(evaluation, around)
+        return replace(row, evaluation=replace(evaluation, verdict=verdict))
+
+    return Table(anew(row) for row in table.rows)
+
+
+def _works(space: Space) -> dict[str, Work]:
+    """Of the cases that were measured."""
+    measured = {case.name for case in space.view.cases}
+    cases = [case for case in space.problem.cases if case.name in measured]
+    return {case.name: work_of(open_case(space.problem, case)) for case in cases}

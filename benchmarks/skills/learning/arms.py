@@ -27,9 +27,14 @@ from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.goal import Goal, PolicyName
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
+from optimizer.search.knowledge import (
+    Knowledge,
+    KnowledgeSource,
+    Query,
+    ShownSkill,
+    applicable_moves,
+)
 from optimizer.search.loop import Search
-from optimizer.search.preconditions import decided
 from optimizer.search.records import Proposal
 from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
 from optimizer.search.store import RunRow
@@ -73,7 +78,7 @@ class Library:
         found = replace(
             found,
             skills=tuple(s for s in found.skills if s.name not in hidden),
-            remedies=tuple(r for r in found.remedies if skill_of(r.id) not in hidden),
+            moves=tuple(r for r in found.moves if skill_of(r.id) not in hidden),
         )
         return self._with_offers(found, query) if self.arm.offered else found
 
@@ -87,8 +92,8 @@ class Library:
         shown = (ShownSkill(skill.name, skill.description, "", 1.0) for skill in holding)
         moves = tuple(remedy for skill in holding for remedy in remedies_of(skill))
         if self.arm.conditions:
-            moves = decided(moves, query, found.facts)
-        return replace(found, skills=(*shown, *found.skills), remedies=(*moves, *found.remedies))
+            moves = applicable_moves(moves, query, found.facts)
+        return replace(found, skills=(*shown, *found.skills), moves=(*moves, *found.moves))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nobody to tell."""
@@ -178,7 +183,7 @@ def replay(
         seed=seed,
     )
     search = Search(
-        run=RunRow("run_replay", name, space.problem.sha256, hardware.id, goal),
+        row=RunRow("run_replay", name, space.problem.sha256, hardware.id, goal),
         store=MemoryStore(),
         bench=NamedBench(TableBench(table, name), {k: base for k, (_, base) in tuned.items()}),
         synthesizers=[
@@ -189,7 +194,7 @@ def replay(
         hardware=hardware,
         listener=Strict(),
     )
-    ended = search.go()
+    ended = search.run()
     best = search.tree.best
     reached = best is not None and best.merit >= wanted
     candidates = len(search.tree) - 1 if reached else most

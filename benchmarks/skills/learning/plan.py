@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.search import knowledge_value
-from benchmarks.search.replay.ground import CPP, GROUNDS, TRITON, Ground, Kind
+from benchmarks.search.replay.spaces import CPP, GROUNDS, TRITON, Ground, Kind
 from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 

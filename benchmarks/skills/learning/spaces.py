@@ -7,13 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.search.replay.ground import CPP, Ground
-from benchmarks.search.replay.spaces import Space, space_of
+from benchmarks.search.replay.spaces import CPP, Ground, Space, space_of
 from benchmarks.skills.learning.views import Views
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.context import ProblemView
-from optimizer.search.synthesizers.recipe.match import Binding, space
-from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Binding, Parameter, Recipe, Value, space
 
 MANY = 10_000  # points: more than any recipe here spans
 

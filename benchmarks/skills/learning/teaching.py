@@ -25,7 +25,7 @@ from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
@@ -66,7 +66,7 @@ class Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The store has it."""
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """The node has it."""
 
 
@@ -130,7 +130,7 @@ def _run(services: Services, kept: FileStore, name: str, plan: Plan) -> RunRow:
         kept.begin(run)
     with bench_for(services, problem, places) as bench:
         search = Search(
-            run=run,
+            row=run,
             store=kept,
             bench=bench,
             synthesizers=[RecipeSynthesizer(curated_recipes(services, language), [language])],
@@ -139,7 +139,7 @@ def _run(services: Services, kept: FileStore, name: str, plan: Plan) -> RunRow:
             hardware=hardware_view_of(target, places, language),
             listener=Quiet(),
         )
-        run = search.go()
+        run = search.run()
     kept.update(run)
     return run
 

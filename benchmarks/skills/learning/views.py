@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.search.replay.ground import Ground
+from benchmarks.search.replay.spaces import Ground
 from kb.errors import Unavailable
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import CaseView, ProblemView
+from optimizer.search.bench.local import problem_view
+from optimizer.search.synthesizers.base import CaseView, ProblemView
 from skills.trials.held_out import unseen_cases
 from skills.trials.targets import MAX_LOOKED_AT
 

@@ -1,4 +1,4 @@
-"""What a search needs of this machine and of the catalog: measuring, the view of a problem, stored
+"""Access of a search to this machine and to the catalog: measuring, the view of a problem, stored
 rows.
 
 Imports torch (through problems and runners); `catalog_store` alone imports SQLAlchemy too. The

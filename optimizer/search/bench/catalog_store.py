@@ -23,19 +23,22 @@ class CatalogStore:
         self._blobs = blobs
 
     def begin(self, run: RunRow) -> None:
+        """Insert a new run."""
         goal = run.goal
         self._runs.begin(
             run.id, run.problem_sha256, run.hardware, goal.policy, goal.seed, run.as_json()
         )
 
     def run(self, run_id: str) -> RunRow:
+        """The run with this id. Raises NotFound."""
         return run_from_json(self._runs.find(run_id).settings)
 
     def latest(self, limit: int = 50) -> list[RunRow]:
-        """The newest first."""
+        """At most `limit` runs, newest first."""
         return [run_from_json(row.settings) for row in self._runs.latest(limit)]
 
     def update(self, run: RunRow) -> None:
+        """Store the run's row and the cost of its nodes in USD."""
         spent = sum(
             node.proposal.cost.usd or 0.0
             for node in self.nodes(run.id)
@@ -44,6 +47,7 @@ class CatalogStore:
         self._runs.update(run.id, run.state, run.as_json(), spent)
 
     def add(self, run_id: str, node: Node) -> None:
+        """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""
         record = node.as_json()
         proposal = node.proposal
         if proposal is not None:
@@ -72,17 +76,18 @@ class CatalogStore:
         )
 
     def nodes(self, run_id: str) -> list[Node]:
+        """The nodes of a run in the order of their numbers, with bundles and evaluations."""
         return [node_from_json(self._whole(record)) for record in self._runs.nodes(run_id)]
 
     def _whole(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        told = dict(record)
-        if told.get("proposal"):
-            bundle = json.loads(self._blobs.get(told["proposal"]["bundle"]["blob"]))
-            told["proposal"] = {**told["proposal"], "bundle": bundle}
-        if told.get("evaluation") and set(told["evaluation"]) == {"key"}:
-            found = self._evaluations.find(told["evaluation"]["key"])
-            told["evaluation"] = found.record if found is not None else None
-        return told
+        row = dict(record)
+        if row.get("proposal"):
+            bundle = json.loads(self._blobs.get(row["proposal"]["bundle"]["blob"]))
+            row["proposal"] = {**row["proposal"], "bundle": bundle}
+        if row.get("evaluation") and set(row["evaluation"]) == {"key"}:
+            evaluation = self._evaluations.find(row["evaluation"]["key"])
+            row["evaluation"] = evaluation.record if evaluation is not None else None
+        return row
 
     def winners(
         self,
@@ -93,14 +98,16 @@ class CatalogStore:
         limit: int,
     ) -> Iterator[tuple[Proposal, bool]]:
         """Stored candidates with the highest certain speed-up, as they were proposed, and whether
-        it was on this very problem; those first. Each is read when it is asked for."""
+        each won on this very problem; those come first. Each is read only when iterated to."""
         for record, same in self._runs.winners(op_family, dtype, lineage, problem_sha256, limit):
             proposal = node_from_json(self._whole(record)).proposal
             if proposal is not None:
                 yield proposal, same
 
     def cancelled(self, run_id: str) -> bool:
+        """Whether a user asked for the run to end."""
         return self._runs.find(run_id).cancel_requested
 
     def cancel(self, run_id: str) -> None:
+        """Ask for the run to end. Raises NotFound."""
         self._runs.request_cancel(run_id)

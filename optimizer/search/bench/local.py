@@ -1,11 +1,19 @@
 """Measures on this machine: one evaluator for each language and device, and runners of each device
-shared by all languages."""
+shared by all languages. Devices of one kind measure side by side.
+
+In this process a device is torch's current device of the thread that uses it; in a runner it is the
+only device there is.
+"""
 
 from __future__ import annotations
 
+import os
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 from kb.errors import InvalidRequest
 from kb.hardware.spec import SignatureSpec
@@ -13,17 +21,125 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.launch import Zygote
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.operators import traits_of
+from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target, Toolchain
-from optimizer.search.bench.devices import Seat, seats_here
 from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.base import CaseView, ProblemView
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class LocalDevice:
+    """One device of this machine.
+
+    `kind` is `cpu` or `cuda`; `number` is the device's number as torch counts in this process;
+    `visible` is its name in CUDA_VISIBLE_DEVICES, None where it is the only device.
+    """
+
+    kind: str
+    number: int = 0
+    visible: str | None = None
+
+    @property
+    def lock(self) -> DeviceLock:
+        """The lock that every process of this machine takes before it measures on the device."""
+        return DeviceLock(self.kind, number=self.number)
+
+    def pool(self, settings: RunnerSettings) -> RunnerPool:
+        """Runners that see this device only."""
+        return RunnerPool(settings) if self.visible is None else DevicePool(settings, self.visible)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """A context in which this is torch's current device of the calling thread."""
+        if self.visible is None:
+            yield
+            return
+        with torch.cuda.device(self.number):
+            yield
+
+
+def devices_here(kind: str) -> tuple[LocalDevice, ...]:
+    """Every GPU that this process may use; all processors together are one device."""
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    return devices_of(kind, count, os.environ.get(VISIBLE))
+
+
+def devices_of(kind: str, count: int, visible: str | None) -> tuple[LocalDevice, ...]:
+    """`count` devices of a kind; `visible` is CUDA_VISIBLE_DEVICES of this process."""
+    if count < 2:
+        return (LocalDevice(kind),)
+    names = (
+        [name.strip() for name in visible.split(",")] if visible else list(map(str, range(count)))
+    )
+    return tuple(LocalDevice(kind, number, name) for number, name in enumerate(names[:count]))
+
+
+class DeviceRunner(RunnerProcess):
+    """A runner on one of several devices."""
+
+    def __init__(self, settings: RunnerSettings, zygote: Zygote | None, visible: str) -> None:
+        self._visible = visible
+        super().__init__(settings, zygote)
+
+    def _environment(self) -> dict[str, str]:
+        return {**super()._environment(), VISIBLE: self._visible}
+
+
+class DevicePool(RunnerPool):
+    """Runners on one of several devices."""
+
+    def __init__(
+        self, settings: RunnerSettings, visible: str, spare: int | None = None, fork: bool = True
+    ) -> None:
+        self._visible = visible
+        super().__init__(settings, spare, fork)
+
+    def _start_missing(self) -> None:
+        while len(self._waiting) < self._spare:
+            self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
+
+
+def problem_view(problem: Problem, device: str) -> ProblemView:
+    """The problem as proposers see it: signatures and traits of the searched cases for this kind
+    of device, nothing of their values. Held-out cases are not shown."""
+    cases = [case for case in problem.searched if case.fits(device)]
+    return ProblemView(
+        name=problem.name,
+        op=problem.op,
+        summary=problem.summary,
+        source=problem.source,
+        cases=tuple(_case_view(problem, case, device) for case in cases),
+        policy=_policy(problem.policy),
+    )
+
+
+def _case_view(problem: Problem, case: Case, device: str) -> CaseView:
+    opened = open_case(problem, case)
+    dtype = case.dtype or next(
+        (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
+    )
+    return CaseView(case.name, opened.signature, traits_of(opened, device), case.timed, dtype)
+
+
+def _policy(policy: Policy) -> dict[str, str]:
+    return {
+        "precision": policy.precision,
+        "library": policy.library,
+        "weights": policy.weights,
+        "outputs": ", ".join(policy.outputs) or "float",
+    }
 
 
 @dataclass(frozen=True)
@@ -36,9 +152,13 @@ class Place:
 
 @dataclass
 class LocalBench:
-    """A context: leaving it ends every process. places: by language; `torch` is always one of them
-    where the device is here, because the reference is written in it. seats: devices that measure
-    side by side, by default all of the target's that are here."""
+    """Evaluates candidates on the devices of this machine. It is a context manager: leaving it
+    ends every process.
+
+    `places` is by language; `torch` is always among them where the device is here, because the
+    reference is written in it. `devices` are those that measure side by side, by default all of the
+    target's kind on this machine.
+    """
 
     problem: Problem
     places: Mapping[str, Place]
@@ -46,16 +166,16 @@ class LocalBench:
     journal: Journal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
-    seats: Sequence[Seat] = ()
-    _evaluators: dict[tuple[str, bool, Seat], Evaluator] = field(default_factory=dict)
-    _pools: dict[Seat, RunnerPool] = field(default_factory=dict)
-    _problems: dict[Seat, PreparedProblem] = field(default_factory=dict)
+    devices: Sequence[LocalDevice] = ()
+    _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
+    _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
+    _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.seats = self.seats or seats_here(self.device)
-        self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
-        for seat in self.seats:
-            self._free.put(seat)
+        self.devices = self.devices or devices_here(self.device)
+        self._free: queue.SimpleQueue[LocalDevice] = queue.SimpleQueue()
+        for device in self.devices:
+            self._free.put(device)
 
     def __enter__(self) -> LocalBench:
         return self
@@ -64,6 +184,7 @@ class LocalBench:
         self.close()
 
     def close(self) -> None:
+        """End all evaluators and runners."""
         for evaluator in list(self._evaluators.values()):
             evaluator.close()
         self._evaluators.clear()
@@ -73,33 +194,38 @@ class LocalBench:
 
     @property
     def at_once(self) -> int:
-        """One for each device: on one, what is timed side by side disturbs each other."""
-        return len(self.seats)
+        """One evaluation for each device: two timings on the same device disturb each other."""
+        return len(self.devices)
 
     @property
     def device(self) -> str:
+        """The kind of device that candidates run on: `cpu` or `cuda`."""
         return next(iter(self.places.values())).target.device or "cpu"
 
     def reference(self) -> Evaluation:
-        """On its first timed case; its verdict says what bounds it."""
+        """Evaluate the reference on the first timed case; the verdict says what bounds it."""
         case = self._timed()[0]
         source = open_case(self.problem, case).source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
         return self._evaluate(bundle, [case], fresh=False)
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate on the searched cases that it claims.
+
+        Raises InvalidRequest for a language that has no toolchain here.
+        """
         return self._evaluate(proposal.bundle, self.cases(proposal), fresh=False)
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Measured anew, with values nobody has seen: on the searched timed cases, or on those that
-        were held out."""
+        """Measure a candidate again on fresh values: on the searched timed cases, or on the
+        held-out cases."""
         chosen = [case for case in self.cases(proposal) if case.timed]
         if held_out:
             chosen = [case for case in self.problem.held_out if case.fits(self.device)]
         return self._evaluate(proposal.bundle, chosen, fresh=True)
 
     def cases(self, proposal: Proposal) -> list[Case]:
-        """The searched cases that it claims and that are meant for this device."""
+        """The searched cases that the candidate claims and that are meant for this device."""
         claimed = set(proposal.cases)
         return [
             case
@@ -108,13 +234,13 @@ class LocalBench:
         ]
 
     def _timed(self) -> list[Case]:
-        found = [c for c in self.problem.searched if c.timed and c.fits(self.device)]
-        if not found:
+        timed = [c for c in self.problem.searched if c.timed and c.fits(self.device)]
+        if not timed:
             raise InvalidRequest(
                 f"{self.problem.name} has no timed case for {self.device}",
                 hint="Give its problem.toml a case without `timed = false` for this device.",
             )
-        return found
+        return timed
 
     def _evaluate(self, bundle: Bundle, cases: Sequence[Case], fresh: bool) -> Evaluation:
         place = self.places.get(bundle.language)
@@ -123,37 +249,37 @@ class LocalBench:
             raise InvalidRequest(
                 f"nothing here builds {bundle.language!r}", hint=f"Propose one of {known}."
             )
-        seat = self._free.get()
+        device = self._free.get()
         try:
-            with seat.taken():
-                evaluator = self._evaluator(bundle.language, fresh, seat)
+            with device.current():
+                evaluator = self._evaluator(bundle.language, fresh, device)
                 return evaluator.evaluate(bundle, place.toolchain, cases)
         finally:
-            self._free.put(seat)
+            self._free.put(device)
 
-    def _prepared(self, seat: Seat) -> PreparedProblem:
-        """Goldens lie on the seat's device, and serve every language there."""
-        if seat not in self._problems:
-            self._problems[seat] = PreparedProblem(self.problem, self.device, self.settings)
-        return self._problems[seat]
+    def _prepared(self, device: LocalDevice) -> PreparedProblem:
+        """Goldens lie on the device, and serve every language there."""
+        if device not in self._problems:
+            self._problems[device] = PreparedProblem(self.problem, self.device, self.settings)
+        return self._problems[device]
 
-    def _evaluator(self, language: str, fresh: bool, seat: Seat) -> Evaluator:
-        key = (language, fresh, seat)
+    def _evaluator(self, language: str, fresh: bool, device: LocalDevice) -> Evaluator:
+        key = (language, fresh, device)
         if key not in self._evaluators:
             target = self.places[language].target
-            if seat not in self._pools and target.device is not None:
+            if device not in self._pools and target.device is not None:
                 level = level_for(self.settings.isolation, target.device)
                 runners = RunnerSettings(target.device, self.settings.threads, level)
-                self._pools[seat] = seat.pool(runners)
+                self._pools[device] = device.pool(runners)
             self._evaluators[key] = Evaluator(
                 self.problem,
                 target,
                 self.settings,
                 NoJournal() if fresh else self.journal,
-                pool=self._pools.get(seat),
+                pool=self._pools.get(device),
                 ceilings=self.ceilings,
                 signatures=self.signatures,
-                prepared=None if fresh else self._prepared(seat),
-                lock=seat.lock,
+                prepared=None if fresh else self._prepared(device),
+                lock=device.lock,
             )
         return self._evaluators[key]

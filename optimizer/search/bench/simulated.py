@@ -1,9 +1,9 @@
 """Measures on a chip's simulator through its command templates.
 
-There is no reference on such a chip and no speed-up over one. What candidates are compared with is
-the first correct one, best the manual's own sample as it stands; figures are ratios of simulated
-times, marked `simulator`, and hold for nothing but each other. A simulator counts, so there is one
-run of each and no spread.
+There is no reference on such a chip, so there is no speed-up over it. Candidates are compared with
+the first correct candidate, at best the manual's own sample as it stands. Figures are ratios of
+simulated times, marked `simulator`, and can be compared with each other only. A simulator counts
+cycles, so each candidate runs once and its times have no spread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from kb.errors import InvalidRequest, Unavailable
 from kb.hardware.spec import SignatureSpec
@@ -28,8 +28,9 @@ from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, Timin
 from optimizer.evaluation.settings import HARNESS, EvaluationSettings
 from optimizer.evaluation.simulated import cost_of
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
+from optimizer.search.bench.local import Place
 from optimizer.search.records import Proposal
 
 GOLDENS: Literal["cpu"] = "cpu"  # where the reference is computed
@@ -37,28 +38,22 @@ SIMULATOR: TimingState = "simulator"
 NO_REFERENCE = "there is no reference on this chip: the first right candidate stands for it"
 
 
-class BuiltHere(Protocol):
-    """Where candidates in one language are built and run."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def toolchain(self) -> Toolchain: ...
-
-
 def simulated(toolchain: Toolchain) -> bool:
-    """Whether its times are a simulator's."""
+    """Whether the toolchain's times come from a simulator."""
     return isinstance(toolchain, CommandToolchain) and toolchain.template.timing == SIMULATOR
 
 
 @dataclass
 class SimulatedBench:
-    """A context: leaving it removes what it wrote. places: by language, of one chip. first: what
-    candidates are to be compared with, if it is right."""
+    """Evaluates candidates on a chip's simulator. It is a context manager: leaving it removes the
+    files that it wrote.
+
+    `places` is by language, all of the same chip. `first` is the candidate that others are compared
+    with if it is correct.
+    """
 
     problem: Problem
-    places: Mapping[str, BuiltHere]
+    places: Mapping[str, Place]
     settings: EvaluationSettings
     journal: Journal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()
@@ -73,42 +68,48 @@ class SimulatedBench:
         self.close()
 
     def close(self) -> None:
+        """Close all evaluators."""
         for evaluator in self._evaluators.values():
             evaluator.close()
         self._evaluators.clear()
 
     @property
     def at_once(self) -> int:
-        """One: what comes first and is right decides what the others are compared with."""
+        """1, because the first correct candidate decides what the others are compared with."""
         return 1
 
     @property
     def device(self) -> str:
+        """Where the reference is computed: `cpu`."""
         return GOLDENS
 
-    def compare_with(self, found: Evaluation) -> None:
-        """What a run that is continued compared with."""
-        self._baseline = {timing.case: timing for timing in found.timings}
+    def compare_with(self, evaluation: Evaluation) -> None:
+        """Use the times of this evaluation as the baseline, for example those of a continued
+        run."""
+        self._baseline = {timing.case: timing for timing in evaluation.timings}
 
     def reference(self) -> Evaluation:
-        """`first` with its verdict, where it is right; else the word that there is none."""
+        """The evaluation of `first` where it is correct; else an evaluation that says that there is
+        no reference."""
         if self.first is not None:
-            found = self.evaluate(self.first)
-            if found.correct:
-                return found
+            evaluation = self.evaluate(self.first)
+            if evaluation.correct:
+                return evaluation
         return self._nothing()
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate on the searched cases that it claims and compare it with the
+        baseline. Raises Unavailable for a language that nothing here simulates."""
         cases = self.cases(proposal)
         evaluator = self._evaluator(proposal.bundle.language, fresh=False)
         toolchain = self.places[proposal.bundle.language].toolchain
-        found = self._compared(evaluator.evaluate(proposal.bundle, toolchain, cases))
-        self._keep(found, proposal.bundle, cases)
-        return found
+        evaluation = self._compared(evaluator.evaluate(proposal.bundle, toolchain, cases))
+        self._keep(evaluation, proposal.bundle, cases)
+        return evaluation
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Once more, with values nobody has seen. Held-out cases have nothing to be compared with,
-        so they are checked only."""
+        """Evaluate a candidate again on fresh values. Held-out cases have no baseline, so they are
+        checked only."""
         chosen = [case for case in self.cases(proposal) if case.timed]
         if held_out:
             chosen = [case for case in self.problem.held_out if case.fits(GOLDENS)]
@@ -117,7 +118,7 @@ class SimulatedBench:
         return self._compared(evaluator.evaluate(proposal.bundle, toolchain, chosen))
 
     def cases(self, proposal: Proposal) -> list[Case]:
-        """The searched cases that it claims."""
+        """The searched cases that the candidate claims."""
         claimed = set(proposal.cases)
         return [
             case
@@ -127,18 +128,19 @@ class SimulatedBench:
 
     # -- comparing
 
-    def _compared(self, found: Evaluation) -> Evaluation:
-        """With ratios to the baseline; what is right and timed first becomes it."""
-        if not found.correct or not found.timings:
-            return found
+    def _compared(self, evaluation: Evaluation) -> Evaluation:
+        """The evaluation with ratios to the baseline; the first correct and timed candidate becomes
+        the baseline."""
+        if not evaluation.correct or not evaluation.timings:
+            return evaluation
         if not self._baseline:
-            self.compare_with(found)
-        timings = tuple(self._against_baseline(timing) for timing in found.timings)
+            self.compare_with(evaluation)
+        timings = tuple(self._against_baseline(timing) for timing in evaluation.timings)
         ratios = [(t.speedup, self._weight(t.case)) for t in timings if t.speedup is not None]
         whole = len(ratios) == len(timings)
         return replace(
-            found,
-            key=self._key(found),
+            evaluation,
+            key=self._key(evaluation),
             timings=timings,
             timing=SIMULATOR,
             speedup=combined(ratios) if whole else None,
@@ -156,19 +158,19 @@ class SimulatedBench:
     def _weight(self, case: str) -> float:
         return next(known.weight for known in self.problem.cases if known.name == case)
 
-    def _key(self, found: Evaluation) -> str:
-        """Of what decides the ratio: what was compared with, beside the evaluation itself."""
+    def _key(self, evaluation: Evaluation) -> str:
+        """A key of the evaluation and of the baseline, which together decide the ratio."""
         base = {case: cost_of(timing) for case, timing in sorted(self._baseline.items())}
-        return hashlib.sha256(f"{found.key}\0{json.dumps(base)}".encode()).hexdigest()
+        return hashlib.sha256(f"{evaluation.key}\0{json.dumps(base)}".encode()).hexdigest()
 
-    def _keep(self, found: Evaluation, bundle: Bundle, cases: Sequence[Case]) -> None:
-        """The ratios as an evaluation of their own, so that a stored run has them."""
-        if found.speedup is None or self.journal.finished(found.key) is not None:
+    def _keep(self, evaluation: Evaluation, bundle: Bundle, cases: Sequence[Case]) -> None:
+        """Journal the ratios as an evaluation of their own, so that a stored run has them."""
+        if evaluation.speedup is None or self.journal.finished(evaluation.key) is not None:
             return
         evaluator = self._evaluator(bundle.language, fresh=False)
         signatures = {case.name: evaluator.case(case).open.signature for case in cases}
-        self.journal.begin(found.key, self.problem, signatures, bundle, GOLDENS)
-        self.journal.finish(found, self.problem)
+        self.journal.begin(evaluation.key, self.problem, signatures, bundle, GOLDENS)
+        self.journal.finish(evaluation, self.problem)
 
     def _nothing(self) -> Evaluation:
         case = next((c for c in self.problem.searched if c.timed and c.fits(GOLDENS)), None)
@@ -181,9 +183,9 @@ class SimulatedBench:
         files = {"reference.py": opened.source}
         bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
         hardware = next(iter(self.places.values())).target.hardware
-        told = f"{self.problem.sha256}\0{bundle.sha256}\0{hardware}\0{HARNESS}\0none"
-        found = Evaluation(
-            key=hashlib.sha256(told.encode()).hexdigest(),
+        identity = f"{self.problem.sha256}\0{bundle.sha256}\0{hardware}\0{HARNESS}\0none"
+        evaluation = Evaluation(
+            key=hashlib.sha256(identity.encode()).hexdigest(),
             problem=self.problem.name,
             candidate=bundle.sha256,
             language="torch",
@@ -196,9 +198,11 @@ class SimulatedBench:
             reached="parse",
             message=NO_REFERENCE,
         )
-        self.journal.begin(found.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS)
-        self.journal.finish(found, self.problem)
-        return found
+        self.journal.begin(
+            evaluation.key, self.problem, {case.name: opened.signature}, bundle, GOLDENS
+        )
+        self.journal.finish(evaluation, self.problem)
+        return evaluation
 
     def _evaluator(self, language: str, fresh: bool) -> Evaluator:
         if (language, fresh) not in self._evaluators:

@@ -1,1 +1,1 @@
-"""What a run hands over: an importable module, a report with plots, and the trajectory."""
+"""The output of a run: an importable module, a report with plots, and the trajectory."""

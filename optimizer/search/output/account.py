@@ -1,6 +1,4 @@
-"""What a run's report says, as data: the content of report.json. No figure is without its interval
-and its number of pairs; counts are counts.
-"""
+"""The content of report.json. Every speed-up has its interval and its number of pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ FORMAT = 1
 
 
 def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict[str, Any]:
-    """Everything but the plots."""
+    """The report of a run as JSON, without the plots."""
     device = next((n.evaluation.device for n in tree if n.evaluation is not None), "not known")
     return {
         "format": FORMAT,
@@ -101,7 +99,7 @@ def _told(interval: Interval | None) -> dict[str, Any] | None:
 
 
 def _verdicts(tree: Tree) -> dict[str, dict[str, int]]:
-    """Of the candidates, without the reference. signals: the leading one of each."""
+    """Counts of the candidates' outcomes and of their leading signals, without the reference."""
     nodes = tree.nodes[1:]
     return {
         "outcomes": dict(Counter(node.verdict for node in nodes).most_common()),
@@ -110,7 +108,7 @@ def _verdicts(tree: Tree) -> dict[str, dict[str, int]]:
 
 
 def _candidates(tree: Tree) -> list[dict[str, Any]]:
-    """By origin, synthesizer and recipe."""
+    """Counts and the best speed-up by origin, synthesizer and recipe."""
     groups: dict[tuple[str, str, str], list[Node]] = {}
     for node in tree:
         if node.proposal is not None:
@@ -124,7 +122,8 @@ def _candidates(tree: Tree) -> list[dict[str, Any]]:
 
 
 def _counts(nodes: Sequence[Node]) -> dict[str, Any]:
-    """failures: by kind, whatever is not a correct kernel."""
+    """Counts of a group of candidates; `failures` counts by kind whatever is not a correct
+    kernel."""
     failures = Counter(node.verdict for node in nodes if not node.correct)
     best = best_of(nodes)
     return {
@@ -137,7 +136,8 @@ def _counts(nodes: Sequence[Node]) -> dict[str, Any]:
 
 
 def _models(tree: Tree) -> list[dict[str, Any]]:
-    """Cost of each model; usd is what is known of it, of `usd_unknown` proposals it is not."""
+    """Cost and counts of each model. `usd` is the known cost in USD; `usd_unknown` counts unpriced
+    proposals."""
     groups: dict[str, list[Node]] = {}
     for node in tree:
         if node.proposal is not None and node.proposal.model is not None:
@@ -160,7 +160,7 @@ def _cost(nodes: Iterable[Node]) -> dict[str, Any]:
 
 
 def path_to(tree: Tree, number: int | None) -> list[Node]:
-    """From the reference; empty without a winner."""
+    """The nodes from the reference to this node; empty without a winner."""
     if number is None:
         return []
     return [*reversed(tree.ancestors(number)), tree[number]]
@@ -210,15 +210,15 @@ def _values(proposal: Proposal | None) -> dict[str, Any]:
 
 
 def _not_measured(tree: Tree, outcome: Outcome, problem: Problem, device: str) -> list[str]:
-    said = list(outcome.notes)
+    lines = list(outcome.notes)
     for node in tree:
-        said += _unknown(node)
+        lines += _unknown(node)
     elsewhere = [case.name for case in problem.cases if not case.fits(device)]
     if elsewhere:
-        said.append(f"cases for another device: {', '.join(elsewhere)}")
+        lines.append(f"cases for another device: {', '.join(elsewhere)}")
     if outcome.figures and not any(figure.held_out for figure in outcome.figures):
-        said.append("no held-out case was measured")
-    return said
+        lines.append("no held-out case was measured")
+    return lines
 
 
 def _unknown(node: Node) -> list[str]:
@@ -227,26 +227,26 @@ def _unknown(node: Node) -> list[str]:
         return [f"{name}: the same kernel as node {node.same_as}, not measured again"]
     if node.state == "failed":
         return [f"{name}: {node.attempts} attempts failed outside the kernel: {node.problem}"]
-    found = node.evaluation
-    reasons = [t.reason for t in found.timings if t.reason] if found is not None else []
+    evaluation = node.evaluation
+    reasons = [t.reason for t in evaluation.timings if t.reason] if evaluation is not None else []
     if node.state == "unmeasured":
         return [f"{name}: correct, not measured: {'; '.join(reasons) or 'the machine was busy'}"]
-    refusals = found.verdict.not_measured if found is not None else {}
-    return [f"{name}: {tool}: {why}" for tool, why in refusals.items()]
+    missing = evaluation.verdict.not_measured if evaluation is not None else {}
+    return [f"{name}: {tool}: {why}" for tool, why in missing.items()]
 
 
 def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:
-    """By model: its candidates, tokens, and US dollars (None where a price is not known). What
-    failed attempts took is in the next candidate's row."""
-    found: dict[str, dict[str, Any]] = {}
+    """Candidates, tokens and cost in USD by model; the cost is None where a price is not known. The
+    cost of failed attempts is part of the next candidate's."""
+    rows: dict[str, dict[str, Any]] = {}
     for proposal in (node.proposal for node in tree if node.proposal is not None):
         if proposal.model is None:
             continue
         none_yet = {"candidates": 0, "tokens_in": 0, "tokens_out": 0, "usd": 0.0}
-        row, cost = found.setdefault(proposal.model, none_yet), proposal.cost
+        row, cost = rows.setdefault(proposal.model, none_yet), proposal.cost
         row["candidates"] += 1
         row["tokens_in"] += cost.tokens_in
         row["tokens_out"] += cost.tokens_out
         unknown = row["usd"] is None or cost.usd is None
         row["usd"] = None if unknown else row["usd"] + cost.usd
-    return found
+    return rows

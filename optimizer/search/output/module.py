@@ -1,5 +1,8 @@
 """The winner of a run as a package that needs torch only: the reference with its kernel behind a
 guard on what was measured.
+
+The kernel files are the bundle's text, and for C++ a library with a record of where and how it was
+built.
 """
 
 from __future__ import annotations
@@ -8,22 +11,32 @@ import json
 import keyword
 import re
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from optimizer.evaluation.abi import HEADER, HEADER_NAME
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.importing import substituted
 from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.toolchains import cuda
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.cpp import BASE_FLAGS, CppToolchain, flags_of
 from optimizer.search.confirm import Figure, Outcome
 from optimizer.search.output import shipped
-from optimizer.search.output.build import kernel_kind, write_kernel
-from optimizer.search.output.cases import case_rows, wins
-from optimizer.search.output.closure import files_beside
-from optimizer.search.output.shipped.python_kernel import BESIDE
+from optimizer.search.output.cases import case_rows, files_beside, wins
+from optimizer.search.output.shipped.kernels import BESIDE
+from optimizer.search.output.shipped.library import RECORD, digest, machine
 from optimizer.search.output.shipped.table import TABLE
 from optimizer.search.records import Node, Proposal
 from optimizer.search.tree import Tree
 
+LIBRARY = "kernel.so"
+FOLDER = "kernel"  # of a bundle with several files
+COMPILED = ("cpp", "cuda")
+PYTHON = ("torch", "triton")
 SHIPPED = Path(str(shipped.__file__)).parent
 RUNTIME = "_dispatch"
 FORMAT = 1
@@ -74,10 +87,83 @@ ModelNew.__signature__ = inspect.signature(Model)
 '''
 
 
-def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
-    """The package `<problem>_kernel` in `folder`; one that is there is replaced.
+def kernel_kind(language: str) -> str:
+    """How a package calls a kernel in this language: `library` or `python`; "" for languages that
+    only a command toolchain runs."""
+    return "library" if language in COMPILED else "python" if language in PYTHON else ""
 
-    Without a winner its ModelNew is the reference, and says so.
+
+def write_kernel(bundle: Bundle, folder: Path) -> str:
+    """Write the bundle into the package folder and return the path of its main file. A single file
+    becomes `kernel.*`; several keep their names under `kernel/`."""
+    if len(bundle.files) == 1:
+        main = f"kernel{PurePosixPath(bundle.main).suffix}"
+        (folder / main).write_text(bundle.source, encoding="utf-8")
+    else:
+        main = f"{FOLDER}/{bundle.main}"
+        bundle.write(folder / FOLDER)
+    if bundle.language in COMPILED:
+        (folder / HEADER_NAME).write_text(HEADER, encoding="utf-8")
+        record = _record(bundle, main, folder)
+        (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return main
+
+
+def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
+    """sources: the main file first, as all of them decide what is built."""
+    others = (
+        sorted(f"{FOLDER}/{name}" for name in bundle.files) if main.startswith(FOLDER + "/") else []
+    )
+    record: dict[str, Any] = {
+        "sources": [main, *(name for name in others if name != main), HEADER_NAME],
+        "library": None,
+        "note": "",
+        "built_on": None,
+    }
+    if bundle.language == "cuda":
+        note = "it is built by nvcc on the machine that uses it"
+        return {
+            **record,
+            "compiler": "nvcc",
+            "flags": [*cuda.FLAGS, "-x", "cu"],
+            "libraries": [],
+            "note": note,
+        }
+    # As toolchains/cpp.py compiles what is measured, without its report.
+    language = ["-x", "c", "-std=gnu17"] if main.endswith(".c") else ["-std=gnu++20"]
+    flags = [*BASE_FLAGS, *flags_of(bundle), *language]
+    record |= {"compiler": "g++", "flags": flags, "libraries": ["-lm"]}
+    return {**record, **_library(bundle, folder)}
+
+
+def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
+    """Built by the toolchain that built the measured one; without it a note of why not."""
+    toolchain = CppToolchain()
+    if shutil.which("g++") is None:
+        note = "g++ was not there when the package was written"
+        warnings.warn(f"no library in {folder.name}: {note}", RuntimeWarning, stacklevel=2)
+        return {"note": note}
+    with tempfile.TemporaryDirectory() as scratch:
+        built = toolchain.compile(bundle, Target("", ()), Path(scratch), ())
+        if built.loader is None:
+            note = f"g++ could not build it where the package was written: {built.log[-500:]}"
+            warnings.warn(f"no library in {folder.name}: {note}", RuntimeWarning, stacklevel=2)
+            return {"note": note}
+        shutil.copy(built.loader.path, folder / LIBRARY)
+    return {
+        "library": LIBRARY,
+        "sha256": digest(folder / LIBRARY),
+        "built_on": machine(),
+        "built_by": toolchain.version(),
+        "command": list(built.command),
+    }
+
+
+def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
+    """Write the package `<problem>_kernel` into `folder`, replacing an earlier package, and return
+    its path.
+
+    Without a winner the package's ModelNew is the reference, and its docstring says so.
     """
     name = package_name(problem.name)
     package, scratch = folder / name, folder / f".{name}.new"
@@ -87,16 +173,16 @@ def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -
     chosen = _chosen(problem, outcome)
     _write_reference(problem, chosen, scratch)
     _write_runtime(scratch / RUNTIME)
-    told = _table(tree, node, outcome, problem, chosen, scratch)
-    (scratch / TABLE).write_text(json.dumps(told, indent=1), encoding="utf-8")
-    (scratch / "__init__.py").write_text(_init(name, problem, told), encoding="utf-8")
+    table = _table(tree, node, outcome, problem, chosen, scratch)
+    (scratch / TABLE).write_text(json.dumps(table, indent=1), encoding="utf-8")
+    (scratch / "__init__.py").write_text(_init(name, problem, table), encoding="utf-8")
     shutil.rmtree(package, ignore_errors=True)
     scratch.rename(package)
     return package
 
 
 def package_name(problem: str) -> str:
-    """An importable one."""
+    """The package's name: the problem's name made importable."""
     plain = re.sub(r"\W", "_", problem, flags=re.ASCII)
     if not plain[:1].isalpha() or keyword.iskeyword(plain):
         plain = f"problem_{plain}"
@@ -138,7 +224,7 @@ def _table(
 ) -> dict[str, Any]:
     """What dispatch.json holds."""
     measured = tree.root.evaluation
-    told: dict[str, Any] = {
+    table: dict[str, Any] = {
         "format": FORMAT,
         "problem": problem.name,
         "problem_sha256": problem.sha256,
@@ -153,15 +239,15 @@ def _table(
         "cases": [_plain(figure) for figure in outcome.figures],
     }
     if node is None or node.proposal is None or node.evaluation is None or chosen is None:
-        told["reason"] = outcome.reason or "no gain: the reference stays"
-        return told
+        table["reason"] = outcome.reason or "no gain: the reference stays"
+        return table
     proposal = node.proposal
     rows = case_rows(problem, outcome.figures, chosen)
     gain = vars(outcome.gain) if outcome.gain else None
-    told |= {"device": node.evaluation.device, "gain": gain, "cases": rows}
-    told |= {"hardware": node.evaluation.hardware}
+    table |= {"device": node.evaluation.device, "gain": gain, "cases": rows}
+    table |= {"hardware": node.evaluation.hardware}
     kernel, reason = _kernel(proposal, rows, folder)
-    return {**told, "kernel": kernel, "reason": reason}
+    return {**table, "kernel": kernel, "reason": reason}
 
 
 def _kernel(
@@ -170,13 +256,13 @@ def _kernel(
     """Its files in the package; None and the reason where torch cannot call it."""
     bundle = proposal.bundle
     main = write_kernel(bundle, folder)
-    told = {"file": main, "entry": bundle.entry, "language": bundle.language}
+    row = {"file": main, "entry": bundle.entry, "language": bundle.language}
     kind = kernel_kind(bundle.language)
     if not kind:
         return None, f"{bundle.language} kernels run through a command toolchain, not from torch"
     if not any(row["wins"] for row in rows):
         return None, "no single case is certainly faster than the reference"
-    return {**told, "kind": kind, "parameters": dict(bundle.parameters)}, ""
+    return {**row, "kind": kind, "parameters": dict(bundle.parameters)}, ""
 
 
 def _plain(figure: Figure) -> dict[str, Any]:
@@ -184,13 +270,13 @@ def _plain(figure: Figure) -> dict[str, Any]:
     return {**row, "wins": False, "why": "no kernel of the run wins"}
 
 
-def _init(name: str, problem: Problem, told: dict[str, Any]) -> str:
-    if told["kernel"] is None:
-        state = f"There is no kernel in it: {told['reason']}. ModelNew is the reference."
+def _init(name: str, problem: Problem, table: dict[str, Any]) -> str:
+    if table["kernel"] is None:
+        state = f"There is no kernel in it: {table['reason']}. ModelNew is the reference."
     else:
         rows = [
             f"  {row['case']}{' (held out)' if row['held_out'] else ''}: {row['why']}"
-            for row in told["cases"]
+            for row in table["cases"]
         ]
         head = "Measured cases (speed-up with 95 % interval); every other call is the reference's:"
         state = "\n".join([head, "", *rows])
@@ -198,12 +284,12 @@ def _init(name: str, problem: Problem, told: dict[str, Any]) -> str:
         title=_text(f"{problem.name}: {problem.summary or 'a kernel'}"),
         name=name,
         state=_text(state),
-        hardware=told["hardware"] or "the device they were measured on",
+        hardware=table["hardware"] or "the device they were measured on",
         beside=BESIDE,
         runtime=RUNTIME,
     )
 
 
-def _text(told: str) -> str:
+def _text(text: str) -> str:
     """Safe inside a docstring."""
-    return told.replace("\\", "\\\\").replace('"""', "'''")
+    return text.replace("\\", "\\\\").replace('"""', "'''")

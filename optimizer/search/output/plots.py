@@ -1,4 +1,4 @@
-"""SVG plots of a run: progress, tree, and where reference and winner stand below the ceilings.
+"""SVG plots of a run: progress, tree, and the positions of reference and winner below the ceilings.
 
 Every candidate is one mark with the id `candidate-<number>`. Colours are Okabe and Ito's, which
 colour-blind readers can tell apart; shapes say the same.
@@ -39,32 +39,32 @@ SHARES = ("matmul_peak_pct", "copy_bandwidth_pct")
 
 @dataclass
 class Plots:
-    """drawn: name -> file. left_out: name -> why."""
+    """The plots of a run: `drawn` maps a name to its file, `left_out` to the reason."""
 
     drawn: dict[str, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def write_plots(tree: Tree, winner: int | None, folder: Path) -> Plots:
-    """progress.svg, tree.svg and, where the metrics are there, roofline.svg."""
-    found = Plots()
+    """Draw progress.svg, tree.svg and, where the metrics exist, roofline.svg into `folder`."""
+    plots = Plots()
     try:
         from matplotlib import rc_context
     except ImportError as problem:
         why = f"{problem.name or problem} is not installed (pip install 'kernlore[kernels]')"
-        found.left_out = dict.fromkeys(("progress", "tree", "roofline"), why)
-        return found
+        plots.left_out = dict.fromkeys(("progress", "tree", "roofline"), why)
+        return plots
     folder.mkdir(parents=True, exist_ok=True)
     # Text stays text, and the same run gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "kernlore", "font.size": 10}):
-        found.drawn["progress"] = _saved(_progress(tree), folder / "progress.svg")
-        found.drawn["tree"] = _saved(_tree(tree, winner), folder / "tree.svg")
+        plots.drawn["progress"] = _saved(_progress(tree), folder / "progress.svg")
+        plots.drawn["tree"] = _saved(_tree(tree, winner), folder / "tree.svg")
         positions, why = _positions(tree, winner)
         if positions:
-            found.drawn["roofline"] = _saved(_roofline(positions), folder / "roofline.svg")
+            plots.drawn["roofline"] = _saved(_roofline(positions), folder / "roofline.svg")
         if why:
-            found.left_out["roofline"] = why
-    return found
+            plots.left_out["roofline"] = why
+    return plots
 
 
 def _figure(width: float, height: float) -> tuple[Drawing, Axes]:
@@ -133,14 +133,14 @@ def _value(node: Node) -> float:
 def _candidate(axes: Axes, node: Node) -> None:
     """A mark at its speed-up, or in the lowest row where it has none."""
     colour, marker, _ = _style(node)
-    found = node.speedup if node.correct else None
-    if found is None:
+    speedup = node.speedup if node.correct else None
+    if speedup is None:
         spot = axes.plot(
             [node.number], [0.05], marker, color=colour, transform=axes.get_xaxis_transform()
         )
     else:
-        axes.plot([node.number] * 2, [found.low, found.high], color=colour, linewidth=1.2)
-        spot = axes.plot([node.number], [found.value], marker, color=colour)
+        axes.plot([node.number] * 2, [speedup.low, speedup.high], color=colour, linewidth=1.2)
+        spot = axes.plot([node.number], [speedup.value], marker, color=colour)
     spot[0].set_gid(f"candidate-{node.number}")
     spot[0].set_zorder(3)
 
@@ -216,15 +216,15 @@ def _positions(tree: Tree, winner: int | None) -> tuple[dict[str, tuple[Node, fl
     wanted = {"reference": tree.root}
     if winner is not None:
         wanted["winner"] = tree[winner]
-    found, lacking = {}, []
+    positions, lacking = {}, []
     for name, node in wanted.items():
         shares = _shares(node)
         missing = [metric for metric in SHARES if metric not in shares]
         if missing:
             lacking.append(f"{name} has no {' and no '.join(missing)}")
         else:
-            found[name] = (node, shares[SHARES[0]], shares[SHARES[1]])
-    return found, "; ".join(lacking)
+            positions[name] = (node, shares[SHARES[0]], shares[SHARES[1]])
+    return positions, "; ".join(lacking)
 
 
 def _shares(node: Node) -> dict[str, float]:

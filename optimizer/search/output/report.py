@@ -1,73 +1,182 @@
-"""The report of a run: report.json as data, report.md to read, plots and the trajectory beside."""
+"""The report of a run: report.json as data, report.md to read, plots and the trajectory beside.
+
+The trajectory is JSON lines, one per candidate: state (what was shown), action (what was proposed)
+and reward with where it comes from. Knows nothing of who learns from it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import Outcome
 from optimizer.search.output.account import account
 from optimizer.search.output.plots import write_plots
-from optimizer.search.output.trajectory import write_trajectory
+from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 
+FORMAT = 1
 TRAJECTORY = "trajectory.jsonl"
 Rows = Sequence[Sequence[str]]
 
 
+def write_trajectory(run: RunRow, tree: Tree, path: Path) -> None:
+    """Write the trajectory, one line for each node; the reference's action is null."""
+    with path.open("w", encoding="utf-8") as stream:
+        for node in tree:
+            stream.write(json.dumps(_line(run, tree, node)) + "\n")
+
+
+def _line(run: RunRow, tree: Tree, node: Node) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "run": run.id,
+        "problem_sha256": run.problem_sha256,
+        "hardware": run.hardware,
+        "node": node.number,
+        "parent": node.parent,
+        "state": _state(tree, node),
+        "action": _action(node),
+        "reward": _reward(node),
+        "at_seconds": node.at,
+    }
+
+
+def _state(tree: Tree, node: Node) -> dict[str, Any]:
+    """Of the parent when this was proposed."""
+    parent = tree[node.parent] if node.parent is not None else None
+    return {
+        "shown": asdict(node.shown),
+        "parent_signals": list(parent.signals) if parent else [],
+        "parent_speedup": _interval(parent) if parent else None,
+        "inherited": node.inherited,
+    }
+
+
+def _action(node: Node) -> dict[str, Any] | None:
+    proposal = node.proposal
+    if proposal is None:
+        return None
+    bundle = proposal.bundle
+    return {
+        "plan": proposal.plan,
+        "synthesizer": proposal.synthesizer,
+        "model": proposal.model,
+        "origin": proposal.origin,
+        "recipe": proposal.recipe,
+        "values": dict(proposal.values),
+        "parameters": dict(bundle.parameters),
+        "language": bundle.language,
+        "entry": bundle.entry,
+        "main": bundle.main,
+        "source": dict(bundle.files),
+        "bundle_sha256": bundle.sha256,
+        "claimed": list(proposal.claimed),
+        "attributed": list(proposal.attributed),
+        "cases": list(proposal.cases),
+        "cost": asdict(proposal.cost),
+        "transcript": proposal.transcript,
+    }
+
+
+def _reward(node: Node) -> dict[str, Any]:
+    """The reward: `value` is the lower bound of the speed-up, 0 for a failed candidate, and None
+    where nothing is known."""
+    evaluation = node.evaluation
+    known = node.state == "evaluated" and evaluation is not None
+    failed = known and evaluation is not None and not evaluation.correct
+    value = node.speedup.low if known and node.correct and node.speedup else None
+    return {
+        "state": node.state,
+        "same_as": node.same_as,
+        "value": 0.0 if failed else value,
+        "speedup": _interval(node),
+        "provenance": _provenance(evaluation) if evaluation is not None else None,
+        "problem": node.problem,
+        "attempts": node.attempts,
+    }
+
+
+def _provenance(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "evaluation": evaluation.key,
+        "harness": evaluation.harness,
+        "toolchain": evaluation.toolchain,
+        "device": evaluation.device,
+        "validity": evaluation.validity,
+        "timing": evaluation.timing,
+        "reached": evaluation.reached,
+        "message": evaluation.message,
+        "checks": len(evaluation.checks),
+        "checks_passed": sum(check.ok for check in evaluation.checks),
+        "flags": [asdict(flag) for flag in evaluation.flags],
+        "signals": list(evaluation.verdict.signal_ids),
+        "isolation": evaluation.isolation.level if evaluation.isolation else None,
+    }
+
+
+def _interval(node: Node) -> Mapping[str, Any] | None:
+    return asdict(node.speedup) if node.speedup is not None else None
+
+
 def write_report(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
-    """report.md, report.json, trajectory.jsonl and plots/ in `folder`; the path of report.md."""
+    """Write report.md, report.json, trajectory.jsonl and plots/ into `folder`; returns the path of
+    report.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = account(run, tree, outcome, problem)
+    content = account(run, tree, outcome, problem)
     plots = write_plots(tree, outcome.node, folder / "plots")
-    told["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
-    told["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
+    content["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
+    content["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
     write_trajectory(run, tree, folder / TRAJECTORY)
-    (folder / "report.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     path = folder / "report.md"
-    path.write_text(rendered(told), encoding="utf-8")
+    path.write_text(rendered(content), encoding="utf-8")
     return path
 
 
-def rendered(told: Mapping[str, Any]) -> str:
-    """Markdown of what report.json holds."""
+def rendered(content: Mapping[str, Any]) -> str:
+    """The content of report.json as Markdown."""
     parts = [
-        f"# {_cell(told['problem']['name'])} on {_cell(told['hardware'])}",
-        _lead(told),
-        _result(told["result"]),
+        f"# {_cell(content['problem']['name'])} on {_cell(content['hardware'])}",
+        _lead(content),
+        _result(content["result"]),
         "## Run",
-        _run(told),
+        _run(content),
         "## Cases",
-        _cases(told["cases"]),
+        _cases(content["cases"]),
         "## Candidates",
-        _verdicts(told["verdicts"]),
-        _candidates(told["candidates"]),
-        *_pictures(told["plots"]),
+        _verdicts(content["verdicts"]),
+        _candidates(content["candidates"]),
+        *_pictures(content["plots"]),
         "## From the reference to the winner",
-        _path(told["path"]),
+        _path(content["path"]),
         "## Models",
-        _models(told["models"]),
+        _models(content["models"]),
         "## Not measured",
-        "\n".join(f"* {_cell(line)}" for line in told["not_measured"]) or "Nothing was left out.",
+        "\n".join(f"* {_cell(line)}" for line in content["not_measured"])
+        or "Nothing was left out.",
         f"Every candidate with its source is in `{TRAJECTORY}`.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def figure(told: Mapping[str, Any] | None, without: str = "none") -> str:
+def figure(interval: Mapping[str, Any] | None, without: str = "none") -> str:
     """A speed-up with its 95 % interval and the number of pairs of blocks behind it."""
-    if told is None:
+    if interval is None:
         return without
-    return f"{told['value']:.3f}x [{told['low']:.3f}, {told['high']:.3f}] n={told['n']}"
+    low, high = interval["low"], interval["high"]
+    return f"{interval['value']:.3f}x [{low:.3f}, {high:.3f}] n={interval['n']}"
 
 
-def _lead(told: Mapping[str, Any]) -> str:
-    result = told["result"]
+def _lead(content: Mapping[str, Any]) -> str:
+    result = content["result"]
     if result["gain"] is None:
         return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
     return (
@@ -94,20 +203,20 @@ def _result(result: Mapping[str, Any]) -> str:
     return f"{_table(('result', 'speed-up'), rows)}\n\n{note}"
 
 
-def _run(told: Mapping[str, Any]) -> str:
-    began = datetime.fromtimestamp(told["started_at"], UTC).isoformat(timespec="seconds")
-    problem = told["problem"]
-    goal = {name: value for name, value in told["goal"].items() if value is not None}
+def _run(content: Mapping[str, Any]) -> str:
+    began = datetime.fromtimestamp(content["started_at"], UTC).isoformat(timespec="seconds")
+    problem = content["problem"]
+    goal = {name: value for name, value in content["goal"].items() if value is not None}
     rows = [
-        ("run", told["run"]),
+        ("run", content["run"]),
         ("problem", f"{problem['name']} (op {problem['op']}, {problem['precision']} precision)"),
         ("problem sha256", problem["sha256"]),
-        ("hardware, device", f"{told['hardware']}, {told['device']}"),
-        *((f"toolchain {name}", version) for name, version in told["environment"].items()),
+        ("hardware, device", f"{content['hardware']}, {content['device']}"),
+        *((f"toolchain {name}", version) for name, version in content["environment"].items()),
         ("goal", ", ".join(f"{name} = {value}" for name, value in goal.items())),
         ("began", began),
-        ("took", f"{told['seconds']:.0f} s"),
-        ("ended", f"{told['state']}: {told['ended'] or 'no reason was stored'}"),
+        ("took", f"{content['seconds']:.0f} s"),
+        ("ended", f"{content['state']}: {content['ended'] or 'no reason was stored'}"),
     ]
     return _table(("what", "value"), rows)
 
@@ -176,7 +285,7 @@ def _step(step: Mapping[str, Any]) -> str:
     recipe = f", recipe {step['recipe']}" if step["recipe"] else ""
     inherited = " (inherited)" if step["inherited"] else ""
     rows = [
-        ("plan", step["plan"] or "none was told"),
+        ("plan", step["plan"] or "none was given"),
         ("by", f"{step['synthesizer']} ({step['origin']}{recipe})"),
         ("values changed", changes or "none"),
         ("speed-up in the search", f"{before} -> {figure(step['speedup_after'])}"),

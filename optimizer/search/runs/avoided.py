@@ -5,8 +5,8 @@ from __future__ import annotations
 from kb.catalog.skills import SkillHead, SkillRow
 from kb.catalog.skills.support import AVOID
 from kb.moves_vocabulary import changes_named
-from optimizer.search.knowledge import Remedy
-from optimizer.search.synthesizers.recipe.knobs import DIRECTIONS, Knob, avoiding
+from optimizer.search.knowledge import Move
+from optimizer.search.synthesizers.recipe.steps import DIRECTIONS, Knob, avoiding
 
 
 def knobs_of(skill: SkillHead) -> tuple[Knob, ...]:
@@ -18,13 +18,13 @@ def knobs_of(skill: SkillHead) -> tuple[Knob, ...]:
     return tuple(Knob(role, direction) for role, direction in changes)
 
 
-def warning_of(skill: SkillRow, identity: str) -> Remedy | None:
+def warning_of(skill: SkillRow, identity: str) -> Move | None:
     """For a proposer, decided again by its precondition where more is known; None where the skill
     names no knob."""
     knobs = knobs_of(skill)
     if not knobs:
         return None
-    return Remedy(
+    return Move(
         id=identity,
         name=f"avoid-{skill.transformation}",
         change=avoiding(knobs),

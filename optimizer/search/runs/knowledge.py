@@ -9,12 +9,19 @@ from typing import Any
 from kb.catalog import skills as rows
 from kb.hardware.checks import Problems
 from kb.scope import ALL_ACCESS
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
-from optimizer.search.preconditions import decided
+from optimizer.search.knowledge import (
+    Excerpt,
+    Knowledge,
+    Move,
+    Query,
+    ShownSkill,
+    applicable_moves,
+)
 from optimizer.search.records import Node, Value
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
-from retrieval.answer import Answer, Move
+from retrieval.answer import Answer
+from retrieval.answer import Move as AnsweredMove
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 
@@ -55,17 +62,17 @@ class ServiceKnowledge:
     def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
         """What was measured here says more than a move that holds in general, and comes first."""
         facts = self._base.registry.values(query.hardware)
-        measured, others = list[Remedy](), list[Remedy]()
+        measured, others = list[Move](), list[Move]()
         for skill in answer.skills:
             place = others if skill.evidence is None else measured
-            place += decided(remedies_of(self._skill(skill.name)), query, facts)
+            place += applicable_moves(remedies_of(self._skill(skill.name)), query, facts)
         return Knowledge(
             retrieval_id=answer.retrieval_id,
             excerpts=tuple(
                 Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
                 for e in answer.excerpts
             ),
-            remedies=(*measured, *(_remedy(move) for move in answer.moves), *others),
+            moves=(*measured, *(_move(move) for move in answer.moves), *others),
             skills=tuple(
                 ShownSkill(
                     skill.name,
@@ -124,10 +131,10 @@ def _words(query: Query) -> str:
     return " ".join(filter(None, ("faster", query.op.replace("_", " "), query.language, "kernel")))
 
 
-def _remedy(move: Move) -> Remedy:
+def _move(move: AnsweredMove) -> Move:
     limit = move.limit or {}
     value = limit.get("value")
-    return Remedy(
+    return Move(
         move.id,
         move.name,
         dict(move.change),

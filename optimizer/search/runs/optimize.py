@@ -22,11 +22,9 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
-from optimizer.search.bench.local import LocalBench, Place
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.bench.simulated import SimulatedBench, simulated
 from optimizer.search.confirm import Outcome, confirm
-from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener, Search
 from optimizer.search.propose import Task
@@ -35,10 +33,9 @@ from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import compared_with, manual_samples
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.recipe.inherit import fitted
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
-from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, adapt_winner
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -97,7 +94,7 @@ def optimize(
         if models:
             chosen.append(language_models(base, models, goal, listener))
         search = Search(
-            run=run,
+            row=run,
             store=store,
             bench=bench,
             synthesizers=chosen,
@@ -107,7 +104,7 @@ def optimize(
             listener=listener,
             inherited=_inherited(base, store, problem, view, hardware_view, places),
         )
-        ended = search.go()
+        ended = search.run()
         cancelled = ended.state == "cancelled"
         outcome = NOT_PROVEN if cancelled else confirm(search.tree, bench, over)
     if isinstance(bench, SimulatedBench):
@@ -220,15 +217,15 @@ def language_models(
     base: KnowledgeBase, models: str, goal: Goal, listener: Listener
 ) -> Synthesizer:
     """Raises Unavailable where litellm is not installed."""
-    from optimizer.search.synthesizers.llm.litellm_asker import price_known
+    from optimizer.search.synthesizers.llm.asker import price_known
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
     from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
     from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-    from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 
     settings = LlmSettings(models_from(models))
     for model in settings.models:
         if goal.usd is not None and not price_known(model.name):
-            listener.said(f"{model.name} has no known price: --usd cannot count what it costs")
+            listener.log(f"{model.name} has no known price: --usd cannot count what it costs")
     folder = base.settings.data_dir / "transcripts"
     return LlmSynthesizer(settings, FolderTranscripts(folder))
 
@@ -310,7 +307,7 @@ def _inherited(
         if len(found) == INHERITED:
             break
         if winner.bundle.language in places:
-            fitting = fitted(winner, view, recipes, hardware.facts, same_problem=same)
+            fitting = adapt_winner(winner, view, recipes, hardware.facts, same_problem=same)
             if fitting is not None:
                 found.setdefault(fitting.bundle.sha256, fitting)
     plan = "A stored winner of the same family, measured again."

@@ -22,7 +22,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
-from optimizer.search.portable.pack import write_session
+from optimizer.search.portable.session import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes

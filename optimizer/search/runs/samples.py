@@ -9,9 +9,8 @@ from kb.catalog.knowledge import proposed_recipes
 from kb.catalog.knowledge.proposed_recipes import StoredRecipe
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.simulated import SimulatedBench, simulated
-from optimizer.search.context import HardwareView, ProblemView
 from optimizer.search.store import RunStore
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
 from retrieval.knowledge_base import KnowledgeBase
 

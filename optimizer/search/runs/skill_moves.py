@@ -5,21 +5,21 @@ from __future__ import annotations
 from kb.catalog.skills import SkillRow
 from kb.catalog.skills.support import AVOID
 from kb.hardware.checks import Problems
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.runs.avoided import warning_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 
 MARK = "#"  # between a skill's name and the number of its move
 
 
-def remedies_of(skill: SkillRow) -> tuple[Remedy, ...]:
+def remedies_of(skill: SkillRow) -> tuple[Move, ...]:
     """Their ids name the skill; `skill_of` reads it back. Of one to avoid something: what a
     proposer puts last."""
     if skill.polarity == AVOID:
         warning = warning_of(skill, f"{skill.name}{MARK}0")
         return () if warning is None else (warning,)
     return tuple(
-        Remedy(
+        Move(
             id=f"{skill.name}{MARK}{number}",
             name=str(move.get("id") or skill.name),
             change=dict(move["change"]),

@@ -1,25 +1,96 @@
-"""What proposes candidates. A new synthesizer implements `Synthesizer` and is named in the wiring.
+"""The contract of synthesizers: the context that they see, as data, and the proposal they return.
 
-Standard library only.
+A new synthesizer implements `Synthesizer` and is named in the wiring. The prompt of a language
+model is one rendering of the context. Standard library only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from optimizer.search.context import Context, ProblemView
-from optimizer.search.records import Proposal
+from optimizer.evaluation.abi import Signature
+from optimizer.search.knowledge import Knowledge
+from optimizer.search.records import Node, Proposal
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """A case as a proposer sees it; `traits` are numbers that the problem's code holds. `timed` is
+    False for a case that only checks correctness."""
+
+    name: str
+    signature: Signature
+    traits: Mapping[str, int | float | str | bool]
+    timed: bool
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class ProblemView:
+    """The problem without the values of its tensors; `policy` says in words what is allowed."""
+
+    name: str
+    op: str
+    summary: str
+    source: str
+    cases: tuple[CaseView, ...]
+    policy: Mapping[str, str]
+
+    @property
+    def main(self) -> CaseView:
+        """The first timed case."""
+        return next((case for case in self.cases if case.timed), self.cases[0])
+
+
+@dataclass(frozen=True)
+class HardwareView:
+    """The target of a search. `languages` are those with a toolchain here, the preferred language
+    first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine."""
+
+    id: str
+    lineage: tuple[str, ...]
+    device: str | None
+    languages: tuple[str, ...]
+    facts: Mapping[str, float | str]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that a synthesizer sees for one proposal.
+
+    `seen` are the nodes that the memory operator shows beside the parent; `tried` are all nodes of
+    the run but the reference; `best` is the best node so far. `step` is the number of the node to
+    come. `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge, earlier
+    kernels and log in a prompt.
+    """
+
+    problem: ProblemView
+    hardware: HardwareView
+    parent: Node
+    seen: Sequence[Node]
+    best: Node | None
+    knowledge: Knowledge
+    tried: Sequence[Node]
+    step: int
+    seed: int
+    run_id: str
+    max_tokens: int
+    with_knowledge: bool = True
 
 
 class ProposalFailed(Exception):
-    """This attempt brought no candidate (a model answered nonsense, say); another may. The message
-    is kept in the run's log."""
+    """An attempt without a candidate, for example after a nonsense answer of a model; another
+    attempt may succeed. The message goes to the run's log."""
 
 
 class Synthesizer(Protocol):
-    """Proposes changes of a node. first_tries: candidates of its own from the reference that a run
-    tries before its policy chooses what to change, so that a first success of one proposer does not
-    keep the others from ever being heard."""
+    """Proposes changes of a node.
+
+    `first_tries` is how many of its candidates from the reference a run tries before its policy
+    chooses what to change, so that an early success of one proposer does not silence the others.
+    """
 
     name: str
     first_tries: int
@@ -27,7 +98,7 @@ class Synthesizer(Protocol):
     def propose(self, context: Context) -> Proposal | None:
         """A candidate that changes `context.parent`, or None when nothing is left to try from it.
 
-        Deterministic in `context` as far as the synthesizer is (a model's answers are stored).
+        The result depends on `context` alone, except for a model's answers, which are stored.
         Raises ProposalFailed.
         """
         ...
@@ -35,8 +106,8 @@ class Synthesizer(Protocol):
 
 @runtime_checkable
 class OfRoles(Protocol):
-    """A synthesizer that can only change what has a role (see kb/moves_vocabulary.py)."""
+    """A synthesizer that can only change parameters with a role (see kb/moves_vocabulary.py)."""
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
-        """Of everything it can change for this problem."""
+        """The roles of all parameters that it can change for this problem, sorted."""
         ...

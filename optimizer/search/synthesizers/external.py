@@ -1,6 +1,7 @@
-"""Somebody else proposes: the context of the next candidate out, the candidate in, by a folder.
+"""Candidates of an external optimizer: the context of the next candidate goes out and the candidate
+comes in through a folder.
 
-Whoever serves the run over HTTP reads and writes the same folder. Standard library only.
+The HTTP server of the run reads and writes the same folder. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 
 from kb.errors import Conflict, NotFound
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.context import Context
 from optimizer.search.records import Cost, Node, Proposal
-from optimizer.search.synthesizers.base import ProposalFailed
+from optimizer.search.synthesizers.base import Context, ProposalFailed
 
 POLL_SECONDS = 0.1
 WAIT_SECONDS = 600.0
@@ -25,34 +25,36 @@ NAME = "external"
 
 
 class Mailbox:
-    """One run's folder: `context-N.json` is what node N is to be made from, `candidate-N.json` the
+    """One run's folder: `context-N.json` is the context of node N, `candidate-N.json` the
     answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def ask(self, step: int, context: dict[str, Any]) -> None:
+        """Publish the context of node `step`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         _write(self._folder / f"context-{step}.json", context)
 
-    def taken(self, step: int) -> dict[str, Any] | None:
-        """The answer, once it is there."""
+    def candidate_for(self, step: int) -> dict[str, Any] | None:
+        """The candidate for this step; None while there is none."""
         return _read(self._folder / f"candidate-{step}.json")
 
     def withdraw(self, step: int) -> None:
-        """Nobody waits for it any more."""
+        """Remove the context of a step for which the run no longer waits."""
         (self._folder / f"context-{step}.json").unlink(missing_ok=True)
 
     def open_context(self) -> dict[str, Any] | None:
-        """What the run waits for now."""
+        """The context that the run waits for now; None where it waits for nothing."""
         if not self._folder.is_dir():
             return None
-        asked = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
-        waiting = [n for n in asked if not (self._folder / f"candidate-{n}.json").exists()]
-        return _read(asked[min(waiting)]) if waiting else None
+        contexts = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
+        waiting = [n for n in contexts if not (self._folder / f"candidate-{n}.json").exists()]
+        return _read(contexts[min(waiting)]) if waiting else None
 
     def answer(self, step: int, candidate: dict[str, Any]) -> None:
-        """Raises NotFound where nothing waits for this step, Conflict where it was answered."""
+        """Hand in the candidate for a step. Raises NotFound where the run does not wait for this
+        step, Conflict where it has a candidate already."""
         if (self._folder / f"candidate-{step}.json").exists():
             raise Conflict(f"node {step} has a candidate", hint="Get the next context.")
         if not (self._folder / f"context-{step}.json").exists():
@@ -63,7 +65,7 @@ class Mailbox:
 
 
 class ExternalSynthesizer:
-    """Waits for the mailbox."""
+    """Proposes the candidates that an external optimizer puts into the mailbox."""
 
     name = NAME
     first_tries = 1
@@ -74,18 +76,21 @@ class ExternalSynthesizer:
         seconds: float = WAIT_SECONDS,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """cancelled: asked while it waits; a run that is to end waits for nobody."""
+        """It waits at most `seconds` for a candidate; `cancelled` is polled meanwhile and ends the
+        wait."""
         self._mailbox = mailbox
         self._seconds = seconds
         self._cancelled = cancelled
 
     def propose(self, context: Context) -> Proposal | None:
+        """Publish the context and wait for the candidate. Raises ProposalFailed when none comes in
+        time, for a malformed candidate and for a cancelled run."""
         self._mailbox.ask(context.step, context_as_json(context))
         began = time.monotonic()
         while time.monotonic() - began < self._seconds:
-            found = self._mailbox.taken(context.step)
-            if found is not None:
-                return _proposal(context, found, time.monotonic() - began)
+            candidate = self._mailbox.candidate_for(context.step)
+            if candidate is not None:
+                return _proposal(context, candidate, time.monotonic() - began)
             if self._cancelled():
                 self._mailbox.withdraw(context.step)
                 raise ProposalFailed("the run was cancelled while it waited for a candidate")
@@ -95,7 +100,8 @@ class ExternalSynthesizer:
 
 
 def context_as_json(context: Context) -> dict[str, Any]:
-    """Everything a proposer may see; nothing of held-out cases, values or other runs."""
+    """The context as JSON: everything that a proposer may see, nothing of held-out cases, values or
+    other runs."""
     return {
         "run": context.run_id,
         "step": context.step,
@@ -109,8 +115,8 @@ def context_as_json(context: Context) -> dict[str, Any]:
 
 
 def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
-    """A node as others see it; source: with the text of its files."""
-    found = node.evaluation
+    """A node as JSON for external optimizers; `source` includes the text of its files."""
+    evaluation = node.evaluation
     proposal = node.proposal
     return {
         "number": node.number,
@@ -118,44 +124,46 @@ def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
         "language": proposal.bundle.language if proposal is not None else None,
         "plan": proposal.plan if proposal is not None else "the reference",
         "state": node.state,
-        "validity": found.validity if found is not None else None,
-        "message": found.message if found is not None else node.problem,
-        "speedup": asdict(found.speedup) if found is not None and found.speedup else None,
+        "validity": evaluation.validity if evaluation is not None else None,
+        "message": evaluation.message if evaluation is not None else node.problem,
+        "speedup": asdict(evaluation.speedup)
+        if evaluation is not None and evaluation.speedup
+        else None,
         "signals": list(node.signals),
-        "metrics": dict(found.metrics) if found is not None else {},
+        "metrics": dict(evaluation.metrics) if evaluation is not None else {},
     }
 
 
-def _proposal(context: Context, told: dict[str, Any], seconds: float) -> Proposal:
+def _proposal(context: Context, candidate: dict[str, Any], seconds: float) -> Proposal:
     try:
-        fields = {n: told[n] for n in ("files", "main", "language", "entry") if n in told}
-        bundle = Bundle(**fields, parameters=told.get("parameters") or {}, origin="external")
+        fields = {n: candidate[n] for n in ("files", "main", "language", "entry") if n in candidate}
+        bundle = Bundle(**fields, parameters=candidate.get("parameters") or {}, origin="external")
     except (TypeError, KeyError, ValueError) as problem:
         raise ProposalFailed(f"what came is no candidate: {problem}") from problem
     shown = context.knowledge.shown()
     known = {*shown.excerpts, *shown.moves, *shown.skills}
-    found = Proposal(
+    proposal = Proposal(
         bundle,
         NAME,
         context.parent.number,
-        str(told.get("plan", ""))[:2_000],
-        claimed=tuple(name for name in told.get("used") or () if name in known),
-        cases=tuple(told.get("cases") or ()),
-        model=told.get("model"),
+        str(candidate.get("plan", ""))[:2_000],
+        claimed=tuple(name for name in candidate.get("used") or () if name in known),
+        cases=tuple(candidate.get("cases") or ()),
+        model=candidate.get("model"),
     )
-    return replace(found, cost=Cost(seconds=seconds))
+    return replace(proposal, cost=Cost(seconds=seconds))
 
 
-def _write(path: Path, told: dict[str, Any]) -> None:
-    """Whole or not at all: somebody may be reading."""
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Write the file whole or not at all, because another process may be reading it."""
     scratch = path.with_suffix(f".{os.getpid()}.new")
-    scratch.write_text(json.dumps(told), encoding="utf-8")
+    scratch.write_text(json.dumps(content), encoding="utf-8")
     scratch.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return dict(told)
+    return dict(content)

@@ -11,13 +11,19 @@ from pathlib import Path
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Query, Remedy
+from optimizer.search.knowledge import Knowledge, Move, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import ProposalFailed, Synthesizer
+from optimizer.search.synthesizers.base import (
+    CaseView,
+    Context,
+    HardwareView,
+    ProblemView,
+    ProposalFailed,
+    Synthesizer,
+)
 from optimizer.search.tree import Tree
 
 VIEW = ProblemView(
@@ -46,7 +52,7 @@ HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 327
 
 def evaluation(bundle: Bundle | None, value: float | None, validity: str = "correct") -> Evaluation:
     """A result as the harness would record it."""
-    found = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
+    speedup = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
     return Evaluation(
         key=f"key-{bundle.sha256 if bundle else 'reference'}",
         problem="hill",
@@ -57,9 +63,9 @@ def evaluation(bundle: Bundle | None, value: float | None, validity: str = "corr
         toolchain="g++",
         harness="2",
         validity=validity,  # type: ignore[arg-type]
-        timing="measured" if found else "none",
+        timing="measured" if speedup else "none",
         reached="benchmark",
-        speedup=found,
+        speedup=speedup,
         verdict=verdict_from_json({"signals": [{"id": "memory_bound"}]}),
     )
 
@@ -76,7 +82,7 @@ class TableBench:
 
     value: Callable[[Proposal], float] = hill
     fail: Callable[[int], bool] = lambda call: False
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     at_once: int = 1
     delay: Callable[[], float] = lambda: 0.0
     most: int = 0
@@ -86,17 +92,17 @@ class TableBench:
     def reference(self) -> Evaluation:
         return evaluation(None, None)
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
+    def evaluate(self, proposal: Proposal) -> Evaluation:
         with self._counting:
-            self.asked.append(bundle_of.bundle.sha256)
-            call = len(self.asked)
+            self.requests.append(proposal.bundle.sha256)
+            call = len(self.requests)
             self._running += 1
             self.most = max(self.most, self._running)
         try:
             time.sleep(self.delay())
             if self.fail(call):
                 raise OSError("the device is gone")
-            return evaluation(bundle_of.bundle, self.value(bundle_of))
+            return evaluation(proposal.bundle, self.value(proposal))
         finally:
             with self._counting:
                 self._running -= 1
@@ -133,7 +139,7 @@ def proposal(x: int, parent: int) -> Proposal:
     return Proposal(bundle, "steps", parent, f"x = {x}", values={"x": x})
 
 
-class Told:
+class RecordingListener:
     """Remembers what a listener is told."""
 
     def __init__(self) -> None:
@@ -143,21 +149,21 @@ class Told:
     def node(self, node: Node, tree: Tree) -> None:
         self.nodes.append(node)
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.messages.append(message)
 
 
 class Moves:
     """Knowledge with one move; remembers what it was asked and told."""
 
-    def __init__(self, *remedies: Remedy) -> None:
-        self.remedies = remedies
-        self.asked: list[Query] = []
+    def __init__(self, *moves: Move) -> None:
+        self.moves = moves
+        self.requests: list[Query] = []
         self.reported: list[tuple[str, tuple[str, ...]]] = []
 
     def consult(self, query: Query) -> Knowledge:
-        self.asked.append(query)
-        return Knowledge(f"ret_{query.node}", remedies=self.remedies)
+        self.requests.append(query)
+        return Knowledge(f"ret_{query.node}", moves=self.moves)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         self.reported.append((retrieval_id, used))
@@ -186,5 +192,5 @@ def search(
         knowledge or Moves(),
         VIEW,
         HARDWARE,
-        Told(),
+        RecordingListener(),
     )

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.search.context import Context
+from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import POLICIES, Goal
-from optimizer.search.memory import seen
 from optimizer.search.records import IN_FLIGHT, Cost, Proposal
-from optimizer.search.replay import ReplayBench
-from optimizer.search.tree import Tree
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.tree import Tree, seen
 from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
 
 ROOT = Path(__file__).parents[3]
@@ -62,20 +61,20 @@ def test_whoever_is_done_first_the_tree_is_the_same(
     shapes = []
     for order in range(3):
         measured = bench(at_once, order)
-        found = search(tmp_path, goal, measured, (Hops(),), name=f"run{order}")
-        assert found.go().ended == "22 candidates were tried"
+        going = search(tmp_path, goal, measured, (Hops(),), name=f"run{order}")
+        assert going.run().ended == "22 candidates were tried"
         assert measured.most <= at_once
-        assert len(measured.asked) == len(set(measured.asked))
-        shapes.append(shape(found.tree))
+        assert len(measured.requests) == len(set(measured.requests))
+        shapes.append(shape(going.tree))
     assert shapes[0] == shapes[1] == shapes[2]
     replayed = search(
         tmp_path,
         goal,
-        ReplayBench(found.tree, at_once),  # type: ignore[arg-type]
+        ReplayBench(going.tree, at_once),  # type: ignore[arg-type]
         (Hops(),),
         name="replayed",
     )
-    replayed.go()
+    replayed.run()
     assert shape(replayed.tree) == shapes[0]
 
 
@@ -83,17 +82,17 @@ def test_as_many_run_as_the_bench_can(tmp_path: Path) -> None:
     """Each waits for three others: one after another they would never end."""
     together = threading.Barrier(4, timeout=20)
 
-    def value(made: Proposal) -> float:
+    def value(proposal: Proposal) -> float:
         together.wait()
-        return hill(made)
+        return hill(proposal)
 
     class Fresh(Steps):
         def propose(self, context: Context) -> Proposal | None:
             return proposal(context.step, 0)
 
-    found = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Fresh(),))
-    found.go()
-    assert [node.batch for node in found.tree] == [None, *[(1, 4)] * 4, *[(5, 8)] * 4]
+    going = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Fresh(),))
+    going.run()
+    assert [node.batch for node in going.tree] == [None, *[(1, 4)] * 4, *[(5, 8)] * 4]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -104,7 +103,7 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
     """Also between the rows of one batch; only what had no row is measured again."""
     goal = Goal(candidates=30, policy=policy, seed=8)  # type: ignore[arg-type]
     whole = search(tmp_path, goal, bench(at_once), (Hops(),), name="whole")
-    whole.go()
+    whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
     wanted = len({node.proposal.bundle.sha256 for node in whole.tree if node.proposal})
     for kept in range(1, len(rows)):
@@ -114,10 +113,10 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
         again_on = bench(at_once)
         again = search(tmp_path, goal, again_on, (Hops(),), name=name)
         before = {node.proposal.bundle.sha256 for node in again.tree if node.proposal}
-        again.go()
+        again.run()
         assert shape(again.tree) == shape(whole.tree)
-        assert before.isdisjoint(again_on.asked)
-        assert len(before) + len(again_on.asked) == wanted
+        assert before.isdisjoint(again_on.requests)
+        assert len(before) + len(again_on.requests) == wanted
 
 
 def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> None:
@@ -125,10 +124,10 @@ def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> N
     goal = Goal(candidates=4, target=1.4)
 
     def run(name: str, winners: list[Proposal]) -> Shape:
-        found = search(tmp_path, goal, bench(2), name=name)
-        found.inherited = winners
-        found.go()
-        return shape(found.tree)
+        going = search(tmp_path, goal, bench(2), name=name)
+        going.inherited = winners
+        going.run()
+        return shape(going.tree)
 
     whole = run("whole", inherited)
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)
@@ -145,16 +144,16 @@ def test_a_warm_start_cut_anywhere_goes_on_to_the_same_tree(tmp_path: Path) -> N
 
 def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
     measured = bench(4)
-    search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").go()
-    assert len(measured.asked) == 7
+    search(tmp_path, Goal(candidates=7), measured, (Hops(),), name="seven").run()
+    assert len(measured.requests) == 7
 
     class Dear(Hops):
         def propose(self, context: Context) -> Proposal | None:
-            found = super().propose(context)
-            return found and replace(found, cost=Cost(usd=0.4))
+            proposal = super().propose(context)
+            return proposal and replace(proposal, cost=Cost(usd=0.4))
 
     paid = search(tmp_path, Goal(usd=1.0), bench(4), (Dear(),), name="paid")
-    assert paid.go().ended == "1.20 USD were spent"
+    assert paid.run().ended == "1.20 USD were spent"
     assert len(paid.tree) == 4
 
 
@@ -163,50 +162,50 @@ def test_what_failed_is_tried_again_without_its_neighbours(tmp_path: Path) -> No
     left = {2: 2, -1: 2}
     guard = threading.Lock()
 
-    def value(made: Proposal) -> float:
+    def value(proposal: Proposal) -> float:
         with guard:
-            x = int(made.values["x"])
+            x = int(proposal.values["x"])
             if left.get(x):
                 left[x] -= 1
                 raise OSError("the device is gone")
-        return hill(made)
+        return hill(proposal)
 
     measured = TableBench(value, at_once=4)
-    found = search(tmp_path, Goal(candidates=8), measured, (Hops(),))
-    found.go()
-    attempts = {n.proposal.values["x"]: n.attempts for n in found.tree if n.proposal}
+    going = search(tmp_path, Goal(candidates=8), measured, (Hops(),))
+    going.run()
+    attempts = {n.proposal.values["x"]: n.attempts for n in going.tree if n.proposal}
     assert {x for x, n in attempts.items() if n == 3} == {2, -1}
-    assert all(node.state != "failed" for node in found.tree)
-    assert len(found.listener.messages) == 4  # type: ignore[attr-defined]
+    assert all(node.state != "failed" for node in going.tree)
+    assert len(going.listener.messages) == 4  # type: ignore[attr-defined]
 
 
 def test_an_error_of_ours_in_one_of_them_ends_the_run(tmp_path: Path) -> None:
-    def value(made: Proposal) -> float:
-        if made.values["x"] == 2:
+    def value(proposal: Proposal) -> float:
+        if proposal.values["x"] == 2:
             raise ZeroDivisionError("a defect of the bench")
-        return hill(made)
+        return hill(proposal)
 
-    found = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Hops(),))
+    going = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Hops(),))
     with pytest.raises(ZeroDivisionError):
-        found.go()
-    assert all(node.state != IN_FLIGHT for node in found.store.nodes("run_1"))
+        going.run()
+    assert all(node.state != IN_FLIGHT for node in going.store.nodes("run_1"))
 
 
 def test_what_is_in_flight_is_tried_and_shown_to_nobody(tmp_path: Path) -> None:
-    told: list[tuple[int, int, int]] = []
+    seen_by_step: list[tuple[int, int, int]] = []
 
     class Watching(Hops):
         def propose(self, context: Context) -> Proposal | None:
             flying = [n for n in context.tried if n.state == IN_FLIGHT]
             shown = [n for n in context.seen if n.state == IN_FLIGHT]
-            told.append((len(context.tried), len(flying), len(shown)))
+            seen_by_step.append((len(context.tried), len(flying), len(shown)))
             return super().propose(context)
 
-    found = search(tmp_path, Goal(candidates=9), bench(4), (Watching(),))
-    found.go()
-    assert {flying for _, flying, _ in told} == {0, 1, 2, 3}
-    assert {shown for _, _, shown in told} == {0}
-    assert all(seen(found.tree, 0, "siblings"))
+    going = search(tmp_path, Goal(candidates=9), bench(4), (Watching(),))
+    going.run()
+    assert {flying for _, flying, _ in seen_by_step} == {0, 1, 2, 3}
+    assert {shown for _, _, shown in seen_by_step} == {0}
+    assert all(seen(going.tree, 0, "siblings"))
 
 
 ENDLESS = """
@@ -222,7 +221,7 @@ def value(made):
     import os, time
     os.write(1, b"measuring\\n")  # a print's lock may be held when the interpreter ends
     time.sleep(600)
-search(Path(sys.argv[1]), Goal(), TableBench(value, at_once=int(sys.argv[2]))).go()
+search(Path(sys.argv[1]), Goal(), TableBench(value, at_once=int(sys.argv[2]))).run()
 """
 
 

@@ -17,18 +17,17 @@ from optimizer.search.attribution import (
     Attribution,
     attribution,
 )
-from optimizer.search.context import Context
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
 from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import Context, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from tests.optimizer.search.landscape import HARDWARE, VIEW, TableBench, Told
+from tests.optimizer.search.landscape import HARDWARE, VIEW, RecordingListener, TableBench
 
 LIBRARY = Path(__file__).parents[3] / "skills" / "library"
 CPP, TRITON = "cpp-fused-row-softmax", "triton-resident-row-softmax"
@@ -38,10 +37,10 @@ SOFTMAX = replace(
     cases=(replace(VIEW.cases[0], traits={"_softmax.dim": -1}),),
 )
 # Downwards: without a move neighbours are tried upwards first.
-UNROLL = Remedy(
+UNROLL = Move(
     "mv_unroll", "roll up", {"role": "unroll", "direction": "decrease"}, None, None, "", True
 )
-PAD = Remedy("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
+PAD = Move("mv_pad", "pad rows", {"role": "pad", "direction": "add"}, None, None, "", True)
 EXCERPT = Excerpt("psg_1", "Manual", "Call `__builtin_prefetch` early. Rows fit the cache.")
 SKILL = ShownSkill(TRITON, "", "Rows stay in registers.", 1.0)
 
@@ -54,10 +53,10 @@ def recipe(name: str) -> Recipe:
         if path.is_file()
     }
     problems = Problems(name)
-    found = parse_recipe(name, json.loads(files["references/recipe.json"]), files, problems)
+    parsed = parse_recipe(name, json.loads(files["references/recipe.json"]), files, problems)
     problems.raise_if_any()
-    assert found is not None
-    return found
+    assert parsed is not None
+    return parsed
 
 
 def proposer() -> RecipeSynthesizer:
@@ -67,8 +66,8 @@ def proposer() -> RecipeSynthesizer:
 class Answers:
     """The same knowledge for every question."""
 
-    def __init__(self, *remedies: Remedy, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
-        self._known = Knowledge("ret_1", tuple(excerpts), remedies, (SKILL,))
+    def __init__(self, *moves: Move, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
+        self._known = Knowledge("ret_1", tuple(excerpts), moves, (SKILL,))
 
     def consult(self, query: Query) -> Knowledge:
         return replace(self._known, retrieval_id=f"ret_{query.node}")
@@ -85,61 +84,69 @@ def stored(folder: Path, knowledge: Answers, synthesizer: Synthesizer, at_once: 
     store = FileStore(folder)
     run = RunRow("run_1", "hill", "0" * 64, "x86-64", TASK.goal)
     store.begin(run)
-    bench = TableBench(lambda made: 1.9 - 0.1 * int(made.values.get("unroll", 8)), at_once=at_once)
-    Search(run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, Told()).go()
+    bench = TableBench(
+        lambda proposal: 1.9 - 0.1 * int(proposal.values.get("unroll", 8)), at_once=at_once
+    )
+    Search(
+        run, store, bench, [synthesizer], knowledge, SOFTMAX, HARDWARE, RecordingListener()
+    ).run()
     return Tree(store.nodes("run_1"))
 
 
-def by_node(found: Sequence[Attribution]) -> dict[int, Attribution]:
-    return {one.node: one for one in found}
+def by_node(attributions: Sequence[Attribution]) -> dict[int, Attribution]:
+    return {item.node: item for item in attributions}
 
 
 def test_what_changes_the_candidate_is_attributed_and_nothing_else(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, PAD)
     tree = stored(tmp_path, knowledge, proposer())
-    found = by_node(attribution(tree, TASK, [proposer()], knowledge))
-    assert set(found) == {1, 2, 3, 4} and not any(one.note for one in found.values())
-    assert {one.shown for one in found.values()} == {("mv_unroll", "mv_pad", TRITON, "psg_1")}
+    attributions = by_node(attribution(tree, TASK, [proposer()], knowledge))
+    assert set(attributions) == {1, 2, 3, 4} and not any(
+        item.note for item in attributions.values()
+    )
+    assert {item.shown for item in attributions.values()} == {
+        ("mv_unroll", "mv_pad", TRITON, "psg_1")
+    }
     recipes = {n.number: n.proposal.recipe for n in tree if n.proposal}
     assert (recipes[1], recipes[2]) == (TRITON, CPP)
-    assert found[1].attributed == (TRITON,)  # the skill put its recipe first
-    assert found[2].attributed == ()  # the only one that was left
+    assert attributions[1].attributed == (TRITON,)  # the skill put its recipe first
+    assert attributions[2].attributed == ()  # the only one that was left
     unrolled = next(
         n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",)
     )
-    assert found[unrolled].attributed == ("mv_unroll",) == found[unrolled].recorded
-    assert all("mv_pad" not in one.attributed for one in found.values())
-    assert all("psg_1" not in one.attributed for one in found.values())
+    assert attributions[unrolled].attributed == ("mv_unroll",) == attributions[unrolled].recorded
+    assert all("mv_pad" not in item.attributed for item in attributions.values())
+    assert all("psg_1" not in item.attributed for item in attributions.values())
 
 
 def test_what_was_in_flight_is_in_flight_again(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, PAD)
     tree = stored(tmp_path, knowledge, proposer(), at_once=4)
     assert any(node.batch for node in tree)
-    found = attribution(tree, TASK, [proposer()], knowledge)
-    assert found and not any(one.note for one in found)
+    attributions = attribution(tree, TASK, [proposer()], knowledge)
+    assert attributions and not any(item.note for item in attributions)
 
 
 def test_of_two_that_ask_for_the_same_neither_is_attributed(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, replace(UNROLL, id="mv_twin"))
     tree = stored(tmp_path, knowledge, proposer())
-    found = by_node(attribution(tree, TASK, [proposer()], knowledge))
-    made = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
-    assert found[made].attributed == () and found[made].recorded == ("mv_unroll",)
+    attributions = by_node(attribution(tree, TASK, [proposer()], knowledge))
+    number = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
+    assert attributions[number].attributed == () and attributions[number].recorded == ("mv_unroll",)
 
 
 def test_knowledge_that_has_changed_since_attributes_nothing(tmp_path: Path) -> None:
     tree = stored(tmp_path, Answers(UNROLL, PAD), proposer())
     gone = attribution(tree, TASK, [proposer()], Answers(PAD))
-    assert {(one.attributed, one.note) for one in gone} == {((), CHANGED)}
+    assert {(item.attributed, item.note) for item in gone} == {((), CHANGED)}
     # The same ids, and another direction behind one of them.
     up = replace(UNROLL, change={"role": "unroll", "direction": "increase"})
     other = by_node(attribution(tree, TASK, [proposer()], Answers(up, PAD)))
-    made = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
-    assert other[made].attributed == ()
-    assert other[made].note == NOT_MADE_AGAIN.format("recipe")
+    number = next(n.number for n in tree if n.proposal and n.proposal.attributed == ("mv_unroll",))
+    assert other[number].attributed == ()
+    assert other[number].note == NOT_MADE_AGAIN.format("recipe")
     absent = attribution(tree, TASK, [], Answers(UNROLL, PAD))
-    assert {one.note for one in absent} == {ABSENT}
+    assert {item.note for item in absent} == {ABSENT}
 
 
 class Model:
@@ -158,11 +165,11 @@ class Model:
 def test_of_a_models_claims_those_are_told_that_its_change_has_a_word_of(tmp_path: Path) -> None:
     knowledge = Answers(UNROLL, PAD)
     tree = stored(tmp_path, knowledge, Model())
-    found = attribution(tree, TASK, [Model()], knowledge)
-    first = by_node(found)[1]
+    attributions = attribution(tree, TASK, [Model()], knowledge)
+    first = by_node(attributions)[1]
     assert first.claimed == ("psg_1",)
-    assert {one.attributed for one in found} == {()}
-    assert {one.note for one in found} == {ASKED_A_MODEL}
+    assert {item.attributed for item in attributions} == {()}
+    assert {item.note for item in attributions} == {ASKED_A_MODEL}
     # The call stands in the parent already: this change did not bring it.
-    child = next(one for one in found if tree[one.node].parent != 0)
+    child = next(item for item in attributions if tree[item.node].parent != 0)
     assert child.claimed == ()

@@ -31,7 +31,7 @@ def node(*times: float | None, roofline: float | None = 60.0) -> Node:
         else CaseTiming(f"case{n}", "repeat")
         for n, us in enumerate(times)
     )
-    found = Evaluation(
+    evaluation = Evaluation(
         key="k",
         problem="p",
         candidate=bundle.sha256,
@@ -47,7 +47,7 @@ def node(*times: float | None, roofline: float | None = 60.0) -> Node:
         speedup=GAIN,
         metrics={} if roofline is None else {"roofline_pct": roofline},
     )
-    return Node(1, 0, "evaluated", Proposal(bundle, "recipe"), found)
+    return Node(1, 0, "evaluated", Proposal(bundle, "recipe"), evaluation)
 
 
 def reason(goal: Goal, *nodes: Node) -> str | None:
@@ -55,22 +55,23 @@ def reason(goal: Goal, *nodes: Node) -> str | None:
 
 
 def test_a_time_is_reached_by_its_upper_bound_on_every_case() -> None:
-    one = node(100.0, 50.0)
-    assert slowest_us(one) == pytest.approx(200 / 1.6)
-    assert reason(Goal(target_us=125), one) == "the target of 125 us is reached"
-    assert reason(Goal(target_us=124), one) is None
-    assert reason(Goal(target_us=101), one) is None  # the value itself is no certainty
+    measured = node(100.0, 50.0)
+    assert slowest_us(measured) == pytest.approx(200 / 1.6)
+    assert reason(Goal(target_us=125), measured) == "the target of 125 us is reached"
+    assert reason(Goal(target_us=124), measured) is None
+    assert reason(Goal(target_us=101), measured) is None  # the value itself is no certainty
     assert slowest_us(node(100.0, None)) is None
     assert reason(Goal(target_us=1000), node(100.0, None)) is None
 
 
 def test_a_share_of_the_roofline_is_reached_by_its_lower_bound() -> None:
-    one = node(100.0)
-    assert roofline_of(one) == pytest.approx(0.6 * 1.6 / 2.0)
+    measured = node(100.0)
+    assert roofline_of(measured) == pytest.approx(0.6 * 1.6 / 2.0)
     assert (
-        reason(Goal(target_roofline=0.48), one) == "the target of 0.48 of the roofline is reached"
+        reason(Goal(target_roofline=0.48), measured)
+        == "the target of 0.48 of the roofline is reached"
     )
-    assert reason(Goal(target_roofline=0.5), one) is None
+    assert reason(Goal(target_roofline=0.5), measured) is None
 
 
 def test_an_unknown_roofline_is_never_reached_and_the_end_says_so() -> None:
@@ -94,8 +95,8 @@ def test_a_goal_comes_back_from_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"target_us": 0}, {"target_roofline": -1}, {"synthesizers": ["recipes"]}]
+    "changes", [{"target_us": 0}, {"target_roofline": -1}, {"synthesizers": ["recipes"]}]
 )
-def test_what_is_no_goal_is_refused(told: dict[str, object]) -> None:
+def test_what_is_no_goal_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
-        goal_from_json(told)
+        goal_from_json(changes)

@@ -21,12 +21,12 @@ def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind() -> No
         [*command, *moments], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["refused"] == []
-    assert len(found["kills"]) == KILLS
-    for kill in found["kills"]:
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["refused"] == []
+    assert len(result["kills"]) == KILLS
+    for kill in result["kills"]:
         assert kill["kept"] and kill["lock_free"] and kill["left"] == 0
-    assert found["ended"] == "finished: 8 candidates were tried"
-    assert found["candidates"] == 8
-    assert found["twice"] == [] and found["orphaned"] == []
-    assert found["told"] == "" and found["good"]
+    assert result["ended"] == "finished: 8 candidates were tried"
+    assert result["candidates"] == 8
+    assert result["twice"] == [] and result["orphaned"] == []
+    assert result["told"] == "" and result["good"]

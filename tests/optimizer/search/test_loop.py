@@ -10,11 +10,11 @@ import pytest
 
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import finalists
-from optimizer.search.context import Context
 from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
+from optimizer.search.synthesizers.base import Context
 from tests.optimizer.search.landscape import Moves, Nonsense, Steps, TableBench, proposal, search
 
 
@@ -24,19 +24,21 @@ def test_every_policy_climbs_the_hill_and_the_same_seed_gives_the_same_tree(
 ) -> None:
     trees = []
     for name in ("one", "two"):
-        found = search(tmp_path, Goal(candidates=25, policy=policy, seed=3), name=name)  # type: ignore[arg-type]
-        ended = found.go()
+        going = search(tmp_path, Goal(candidates=25, policy=policy, seed=3), name=name)  # type: ignore[arg-type]
+        ended = going.run()
         assert ended.state == "finished" and ended.ended == "25 candidates were tried"
-        trees.append([(n.parent, n.proposal.values["x"]) for n in found.tree if n.proposal])
-        best = found.tree.best
+        trees.append([(n.parent, n.proposal.values["x"]) for n in going.tree if n.proposal])
+        best = going.tree.best
         assert best is not None and best.proposal is not None
         assert best.proposal.values["x"] == 7
     assert trees[0] == trees[1]
 
 
 def test_a_target_a_stall_and_an_exhausted_space_end_a_run(tmp_path: Path) -> None:
-    assert search(tmp_path, Goal(target=1.3), name="a").go().ended == "the target of 1.3 is reached"
-    stalled = search(tmp_path, Goal(candidates=100, stall=5), name="b").go()
+    assert (
+        search(tmp_path, Goal(target=1.3), name="a").run().ended == "the target of 1.3 is reached"
+    )
+    stalled = search(tmp_path, Goal(candidates=100, stall=5), name="b").run()
     assert stalled.ended == "nothing better in 5 candidates"
     flat = TableBench(value=lambda p: 0.5)
 
@@ -45,14 +47,14 @@ def test_a_target_a_stall_and_an_exhausted_space_end_a_run(tmp_path: Path) -> No
             return proposal(1, 0) if context.step < 2 else None
 
     assert (
-        search(tmp_path, Goal(), flat, (Twice(),), name="c").go().ended == "nothing is left to try"
+        search(tmp_path, Goal(), flat, (Twice(),), name="c").run().ended == "nothing is left to try"
     )
 
 
 def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path) -> None:
     """A kill at any moment leaves whole rows and perhaps half a one."""
     whole = search(tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), name="whole")
-    whole.go()
+    whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes()
     chance = random.Random(1)
     for number in range(10):
@@ -65,19 +67,19 @@ def test_a_run_that_was_cut_short_goes_on_and_gives_the_same_tree(tmp_path: Path
         again = search(
             tmp_path, Goal(candidates=20, policy="evolutionary", seed=5), bench, name=name
         )
-        again.go()
+        again.run()
         del cut
-        assert len(bench.asked) == 20 - max(0, kept - 1)
+        assert len(bench.requests) == 20 - max(0, kept - 1)
         same = [(n.parent, n.proposal and n.proposal.values) for n in again.tree]
         assert same == [(n.parent, n.proposal and n.proposal.values) for n in whole.tree]
 
 
 def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: Path) -> None:
     bench = TableBench(fail=lambda call: call in (2, 3))
-    found = search(tmp_path, Goal(candidates=5), bench)
-    found.go()
-    assert [n.state for n in found.tree] == ["evaluated"] * 6
-    assert found.tree[1].attempts == 1 and found.tree[2].attempts == 3
+    going = search(tmp_path, Goal(candidates=5), bench)
+    going.run()
+    assert [n.state for n in going.tree] == ["evaluated"] * 6
+    assert going.tree[1].attempts == 1 and going.tree[2].attempts == 3
 
     class Fresh(Steps):
         def propose(self, context):  # type: ignore[no-untyped-def]
@@ -85,7 +87,7 @@ def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: 
 
     dead = TableBench(fail=lambda call: True)
     broken = search(tmp_path, Goal(candidates=30), dead, (Fresh(),), name="b")
-    ended = broken.go()
+    ended = broken.run()
     assert ended.state == "failed" and ended.ended == GIVEN_UP
     failed = broken.tree.nodes[1:]
     assert len(failed) == FAILED_IN_A_ROW
@@ -98,60 +100,60 @@ def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
             return proposal(4, context.parent.number)
 
     bench = TableBench()
-    found = search(tmp_path, Goal(candidates=4), bench, (Same(),))
-    found.go()
-    assert len(bench.asked) == 1
-    assert [n.state for n in found.tree.nodes[2:]] == ["duplicate"] * 3
-    assert {n.same_as for n in found.tree.nodes[2:]} == {1}
+    going = search(tmp_path, Goal(candidates=4), bench, (Same(),))
+    going.run()
+    assert len(bench.requests) == 1
+    assert [n.state for n in going.tree.nodes[2:]] == ["duplicate"] * 3
+    assert {n.same_as for n in going.tree.nodes[2:]} == {1}
 
 
 def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
-    ended = found.go()
+    going = search(tmp_path, Goal(), synthesizers=(Nonsense(),))
+    ended = going.run()
     assert ended.ended.startswith(f"{SILENT_IN_A_ROW} proposals in a row came to nothing")
     other = search(tmp_path, Goal(candidates=6), synthesizers=(Nonsense(), Steps()), name="b")
-    assert other.go().ended == "6 candidates were tried"
+    assert other.run().ended == "6 candidates were tried"
 
 
 def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(candidates=4))
+    going = search(tmp_path, Goal(candidates=4))
     FileStore(tmp_path).cancel("run_1")
-    assert found.go().state == "cancelled"
+    assert going.run().state == "cancelled"
     (tmp_path / "run_1" / "cancel").unlink()
     again = search(tmp_path, Goal(candidates=4))
-    assert again.go().ended == "4 candidates were tried"
+    assert again.run().ended == "4 candidates were tried"
 
 
 def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> None:
     moves = Moves()
-    search(tmp_path, Goal(candidates=3), knowledge=moves).go()
+    search(tmp_path, Goal(candidates=3), knowledge=moves).run()
     assert [retrieval for retrieval, _ in moves.reported] == ["ret_0", "ret_1", "ret_2"]
     silent = Moves()
-    search(tmp_path, Goal(candidates=3, knowledge=False), knowledge=silent, name="off").go()
-    assert silent.asked == [] and silent.reported == []
+    search(tmp_path, Goal(candidates=3, knowledge=False), knowledge=silent, name="off").run()
+    assert silent.requests == [] and silent.reported == []
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(candidates=3))
-    found.go()
-    for node in found.tree:
+    going = search(tmp_path, Goal(candidates=3))
+    going.run()
+    for node in going.tree:
         assert node_from_json(node.as_json()) == node
-    assert FileStore(tmp_path).nodes("run_1") == found.tree.nodes
+    assert FileStore(tmp_path).nodes("run_1") == going.tree.nodes
 
 
 def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(candidates=12))
-    found.go()
-    values = [n.proposal.values["x"] for n in finalists(found.tree) if n.proposal]
+    going = search(tmp_path, Goal(candidates=12))
+    going.run()
+    values = [n.proposal.values["x"] for n in finalists(going.tree) if n.proposal]
     assert values == [7, 6]
     slow = search(tmp_path, Goal(candidates=3), TableBench(value=lambda p: 0.7), name="slow")
-    slow.go()
+    slow.run()
     assert finalists(slow.tree) == []
 
 
 def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: Path) -> None:
     """Killed while the winner is measured again, it can still go on."""
-    ended = search(tmp_path, Goal(candidates=3)).go()
+    ended = search(tmp_path, Goal(candidates=3)).run()
     stored = FileStore(tmp_path).run("run_1")
     assert ended.state == "finished" and stored.state == "running"
     assert stored.ended == ended.ended == "3 candidates were tried"
@@ -175,10 +177,10 @@ class TimedBench(TableBench):
 
     slow: float = 20.0
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
-        took = self.slow if bundle_of.synthesizer == "slow" else 1.0
-        found = super().evaluate(bundle_of)
-        return replace(found, seconds={"compile": took / 2, "benchmark": took / 2})
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        took = self.slow if proposal.synthesizer == "slow" else 1.0
+        evaluation = super().evaluate(proposal)
+        return replace(evaluation, seconds={"compile": took / 2, "benchmark": took / 2})
 
 
 @pytest.mark.parametrize(("slow", "turns"), [(1.5, (6, 6)), (20.0, (1, 3))])
@@ -187,13 +189,13 @@ def test_proposers_take_turns_by_the_time_that_their_candidates_took(
 ) -> None:
     """On flat ground, so that gains decide nothing."""
     bench = TimedBench(value=lambda _: 1.0, slow=slow)
-    found = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
-    found.go()
-    made = [n.proposal.synthesizer for n in found.tree.nodes[1:] if n.proposal is not None]
-    assert turns[0] <= made.count("slow") <= turns[1], made
+    going = search(tmp_path, Goal(candidates=12), bench, (Slow(), Wandering()))
+    going.run()
+    synthesizers = [n.proposal.synthesizer for n in going.tree.nodes[1:] if n.proposal is not None]
+    assert turns[0] <= synthesizers.count("slow") <= turns[1], synthesizers
     replayed = search(tmp_path / "again", Goal(candidates=12), bench, (Slow(), Wandering()))
-    replayed.go()
-    assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in found.tree.nodes]
+    replayed.run()
+    assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in going.tree.nodes]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.search.goal import MEMORIES, Goal
-from optimizer.search.memory import MAX_SEEN, seen
 from optimizer.search.records import Node
-from optimizer.search.tree import Tree
+from optimizer.search.tree import MAX_SEEN, Tree, seen
 from tests.optimizer.search.landscape import evaluation, proposal, search
 
 
@@ -18,9 +17,9 @@ def tree_of(*rows: tuple[int | None, float]) -> Tree:
         if parent is None:
             nodes.append(Node(number, None, "evaluated", None, evaluation(None, None)))
             continue
-        made = proposal(number, parent)
-        found = evaluation(made.bundle, value or None, "correct" if value else "incorrect")
-        nodes.append(Node(number, parent, "evaluated", made, found))
+        candidate = proposal(number, parent)
+        measured = evaluation(candidate.bundle, value or None, "correct" if value else "incorrect")
+        nodes.append(Node(number, parent, "evaluated", candidate, measured))
     return Tree(nodes)
 
 
@@ -43,6 +42,6 @@ def test_no_operator_shows_more_than_fits(tmp_path: Path) -> None:
     wide = tree_of((None, 1.0), *[(0, 1.0 + number / 10) for number in range(20)])
     for memory in MEMORIES:
         assert len(seen(wide, 0, memory)) <= MAX_SEEN
-    found = search(tmp_path, Goal(candidates=2, memory="none"))
-    found.go()
-    assert len(found.tree) == 3
+    going = search(tmp_path, Goal(candidates=2, memory="none"))
+    going.run()
+    assert len(going.tree) == 3

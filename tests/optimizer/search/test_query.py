@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from optimizer.evaluation.records import Evaluation, verdict_from_json
-from optimizer.search.context import Context, ProblemView
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Query, Remedy, knowledge_from_json
-from optimizer.search.propose import Task, composed, query, roles_of
+from optimizer.search.knowledge import Knowledge, Move, Query, knowledge_from_json
+from optimizer.search.propose import Task, compose_context, query, roles_of
 from optimizer.search.records import Node, Proposal
+from optimizer.search.synthesizers.base import Context, ProblemView
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import HARDWARE, VIEW
 
@@ -27,21 +27,21 @@ FOUND = Evaluation(
 
 
 def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
-    asked = query(TASK, Node(1, 0, "evaluated", None, FOUND), ("vector",))
-    assert asked.signals == ("poor_reuse", "memory_bound")
-    assert asked.metrics == {"packed_instructions": 3, "roofline_pct": 40.0}
-    assert asked.problem == {"reduction_length": 64, "element_bytes": 4}
-    assert asked.roles == ("vector",)
+    question = query(TASK, Node(1, 0, "evaluated", None, FOUND), ("vector",))
+    assert question.signals == ("poor_reuse", "memory_bound")
+    assert question.metrics == {"packed_instructions": 3, "roofline_pct": 40.0}
+    assert question.problem == {"reduction_length": 64, "element_bytes": 4}
+    assert question.roles == ("vector",)
 
 
 def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
     old = replace(FOUND, verdict=verdict_from_json({"signals": [{"id": "poor_reuse"}]}))
-    asked = query(TASK, Node(1, 0, "evaluated", None, old))
-    assert asked.metrics == {"packed_instructions": 3} and asked.problem == {}
-    row = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",
+    question = query(TASK, Node(1, 0, "evaluated", None, old))
+    assert question.metrics == {"packed_instructions": 3} and question.problem == {}
+    move = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",
            "applies": True}  # fmt: skip
-    told = {"retrieval_id": "", "excerpts": [], "remedies": [row], "skills": [], "facts": {}}
-    assert knowledge_from_json(told).remedies == (Remedy("m", "m", {}, 4, "f", "", True),)
+    row = {"retrieval_id": "", "excerpts": [], "remedies": [move], "skills": [], "facts": {}}
+    assert knowledge_from_json(row).moves == (Move("m", "m", {}, 4, "f", "", True),)
 
 
 class OfTiles:
@@ -71,7 +71,7 @@ def test_only_proposers_that_are_bound_to_roles_name_some() -> None:
 def test_the_device_knows_itself_better_than_its_family_is_known() -> None:
     task = replace(TASK, hardware=replace(HARDWARE, facts={"vector_bits": 256.0}))
     tree = Tree([Node(0, None, "evaluated", None, FOUND)])
-    told = Knowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
-    facts = composed(task, tree, 0, told).knowledge.facts
+    knowledge = Knowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
+    facts = compose_context(task, tree, 0, knowledge).knowledge.facts
     assert facts == {"vector_bits": 256.0, "cache_line": 64.0}
     assert Query((), {}, "", "x", "", None, None, "", 0, 1).roles == ()

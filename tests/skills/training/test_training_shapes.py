@@ -13,11 +13,11 @@ import pytest
 from kb.errors import Conflict
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import Context, HardwareView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.llm.answers.candidate import answer_from
+from optimizer.search.synthesizers.base import Context, HardwareView
+from optimizer.search.synthesizers.llm.answers import answer_from
 from skills.training.answers import answer_text
 from skills.training.samples import Licences, Prompt
 from skills.training.shapes import SHAPES, Shape, preferred, shaped

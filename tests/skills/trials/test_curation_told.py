@@ -12,7 +12,7 @@ from kb.errors import InvalidRequest, PayloadTooLarge
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
-from optimizer.search.output.trajectory import write_trajectory
+from optimizer.search.output.report import write_trajectory
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree

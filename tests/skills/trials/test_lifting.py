@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
+from optimizer.search.bench.local import problem_view
+from optimizer.search.synthesizers.recipe.recipe import instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import fit
 from skills.curator.distillation import Lifted
 from skills.curator.lifting import KernelLifter, constants_of, recipe_from

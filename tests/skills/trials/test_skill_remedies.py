@@ -11,7 +11,7 @@ import pytest
 from kb.catalog import Catalog, open_catalog
 from optimizer.search.knowledge import Knowledge, knowledge_from_json
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
-from optimizer.search.synthesizers.recipe.knobs import Knob, avoided
+from optimizer.search.synthesizers.recipe.steps import Knob, avoided
 from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import skill_in
 
@@ -37,5 +37,5 @@ def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
     assert found.when == skill.predicate and found.change.get("role") is None
     assert avoided(found) == (Knob("vector", "decrease"),)
     assert remedies_of(replace(skill, transformation="set-dtype")) == ()
-    again = knowledge_from_json(Knowledge("ret_1", remedies=(found,)).as_json())
-    assert again.remedies == (found,)  # as a portable session carries it
+    again = knowledge_from_json(Knowledge("ret_1", moves=(found,)).as_json())
+    assert again.moves == (found,)  # as a portable session carries it

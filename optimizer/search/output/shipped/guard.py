@@ -11,19 +11,24 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from optimizer.search.output.shipped.arguments import comparable, constructor_arguments
-from optimizer.search.output.shipped.c_kernel import CKernel, KernelFailed
+from optimizer.search.output.shipped.kernels import CKernel, KernelFailed, PythonKernel, find
 from optimizer.search.output.shipped.library import KernelUnavailable
-from optimizer.search.output.shipped.python_kernel import PythonKernel
-from optimizer.search.output.shipped.table import Row, Table, key_of, told
-from optimizer.search.output.shipped.weights import find
+from optimizer.search.output.shipped.table import (
+    Row,
+    Table,
+    comparable,
+    constructor_arguments,
+    describe,
+    key_of,
+)
 
 ALIGNMENT = 64  # bytes; the kernel was never measured on arrays that begin elsewhere
 Kernel = CKernel | PythonKernel
 
 
 class Choice(NamedTuple):
-    """Who takes a call, and why. case: the measured one that it looks like."""
+    """Whether kernel or reference takes a call, and why; `case` is the measured case that the call
+    looks like."""
 
     which: Literal["kernel", "reference"]
     why: str
@@ -43,8 +48,8 @@ class Guarded(torch.nn.Module):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        told_arguments = constructor_arguments(self._reference, args, named)
-        self.__dict__["_given"] = told_arguments
+        constructed = constructor_arguments(self._reference, args, named)
+        self.__dict__["_given"] = constructed
         self.__dict__["_kernel"] = None
         self.__dict__["_seen"] = None
 
@@ -53,25 +58,27 @@ class Guarded(torch.nn.Module):
         return {**self.__dict__, "_kernel": None, "_seen": None}
 
     def dispatch(self, *inputs: Any, **named: Any) -> Choice:
-        """Who would take this call, and why. Loads the kernel where it would be used."""
-        given = self._positional(inputs, named)
-        found = self._match(given)
-        if isinstance(found, str):
-            return Choice("reference", found)
-        if self._loaded(found) is None:
-            return Choice("reference", self._table.broken, found.row.name)
+        """Whether kernel or reference would take this call, and why. Loads the kernel where it
+        would be used."""
+        values = self._positional(inputs, named)
+        match = self._match(values)
+        if isinstance(match, str):
+            return Choice("reference", match)
+        if self._loaded(match) is None:
+            return Choice("reference", self._table.broken, match.row.name)
         return Choice(
-            "kernel", f"measured as case {found.row.name}: {found.row.why}", found.row.name
+            "kernel", f"measured as case {match.row.name}: {match.row.why}", match.row.name
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        given = self._positional(inputs, named)
-        found = self._match(given)
-        if not isinstance(found, str):
-            kernel = self._loaded(found)
+        """The result of the kernel for a measured case that it wins, else of the reference."""
+        values = self._positional(inputs, named)
+        match = self._match(values)
+        if not isinstance(match, str):
+            kernel = self._loaded(match)
             if kernel is not None:
                 try:
-                    return self._called(kernel, found, given)
+                    return self._called(kernel, match, values)
                 except (KernelFailed, KernelUnavailable) as problem:
                     self._give_up(str(problem))
         return super().forward(*inputs, **named)
@@ -92,17 +99,17 @@ class Guarded(torch.nn.Module):
             return refused
         rows = table.rows.get(key_of(inputs))
         if rows is None:
-            return f"no measured case has inputs {told(inputs)}"
-        said, fitting = "", None
+            return f"no measured case has inputs {describe(inputs)}"
+        reason, fitting = "", None
         for row in rows:
-            found = self._fits(row, inputs)
-            if isinstance(found, str):
-                said = f"case {row.name}: {found}"
+            weights = self._fits(row, inputs)
+            if isinstance(weights, str):
+                reason = f"case {row.name}: {weights}"
             elif not row.wins:
                 return f"case {row.name}: {row.why}"
             else:
-                fitting = fitting or _Match(row, found)
-        return fitting or said
+                fitting = fitting or _Match(row, weights)
+        return fitting or reason
 
     def _refused(self, inputs: tuple[Any, ...]) -> str:
         table = self._table
@@ -139,7 +146,7 @@ class Guarded(torch.nn.Module):
         grad = torch.is_grad_enabled()
         for weight, (name, dtype, shape) in zip(weights, row.weights, strict=True):
             if (weight.dtype, weight.shape) != (dtype, shape):
-                return f"{name} is {told([weight])}, measured as {dtype} {list(shape)}"
+                return f"{name} is {describe([weight])}, measured as {dtype} {list(shape)}"
             if weight.device.type != self._table.device:
                 return f"{name} is on {weight.device}"
             if grad and weight.requires_grad:
@@ -148,12 +155,12 @@ class Guarded(torch.nn.Module):
 
     # -- the kernel
 
-    def _loaded(self, found: _Match) -> Kernel | None:
-        """None where it cannot be had; then a warning has said why."""
+    def _loaded(self, match: _Match) -> Kernel | None:
+        """The kernel; None where it cannot be loaded, after a warning with the reason."""
         kernel: Kernel | None = self.__dict__["_kernel"]
         if self._table.frozen:
             # It may keep what it packed from the weights of its first call.
-            seen = [_version(weight) for weight in found.weights]
+            seen = [_version(weight) for weight in match.weights]
             if seen != self.__dict__["_seen"]:
                 kernel = None
                 self.__dict__["_seen"] = seen
@@ -178,21 +185,21 @@ class Guarded(torch.nn.Module):
             f"{self._table.folder.name} runs the reference: {reason}", RuntimeWarning, stacklevel=4
         )
 
-    def _called(self, kernel: Kernel, found: _Match, inputs: Sequence[Any]) -> Any:
+    def _called(self, kernel: Kernel, match: _Match, inputs: Sequence[Any]) -> Any:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        device = next((value.device for value in [*tensors, *found.weights]), None)
+        device = next((value.device for value in [*tensors, *match.weights]), None)
         device = device or torch.device(self._table.device)
         with torch.no_grad():
-            given = [_ready(v) if isinstance(v, torch.Tensor) else v for v in inputs]
-            weights = found.weights
+            values = [_ready(v) if isinstance(v, torch.Tensor) else v for v in inputs]
+            weights = match.weights
             if isinstance(kernel, CKernel):
                 weights = [_ready(weight) for weight in weights]
             if device.type == "cuda":
                 with torch.cuda.device(device):
-                    results = kernel(found.row, given, weights, device)
+                    results = kernel(match.row, values, weights, device)
             else:
-                results = kernel(found.row, given, weights, device)
-        return _packed(results, found.row)
+                results = kernel(match.row, values, weights, device)
+        return _packed(results, match.row)
 
 
 def _ready(tensor: torch.Tensor) -> torch.Tensor:

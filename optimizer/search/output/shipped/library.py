@@ -30,11 +30,12 @@ SETS = (
 
 
 class KernelUnavailable(Exception):
-    """Why the kernel cannot be used here, and what to do about it."""
+    """The kernel cannot be used here; the message says why and what to do."""
 
 
 def machine() -> dict[str, Any]:
-    """What a library built with -march=native depends on."""
+    """System, architecture and instruction sets, on which a library built with -march=native
+    depends."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -57,9 +58,9 @@ def _instructions() -> set[str]:
 
 
 def open_library(folder: Path, apart: bool) -> ctypes.CDLL:
-    """apart: a copy of its own, for kernels that keep what they packed.
+    """Load the shipped library where it fits this machine, else a library built here.
 
-    Raises KernelUnavailable.
+    `apart` loads a private copy, for kernels that keep what they packed. Raises KernelUnavailable.
     """
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     unfit = _unfit(folder, record)
@@ -104,6 +105,7 @@ def _unfit(folder: Path, record: Mapping[str, Any]) -> str | None:
 
 
 def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -114,11 +116,11 @@ def _built_here(folder: Path, record: Mapping[str, Any], unfit: str) -> Path:
     """The cached library for this source, these flags and this machine; built where there is
     none."""
     arch = _gpu_architecture() if record["compiler"] == "nvcc" else ""
-    told = [
+    identity = [
         *((name, digest(folder / name)) for name in record["sources"]),
         *(record["compiler"], record["flags"], machine(), arch),
     ]
-    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     home = _cache() / key
     path, mark = home / "kernel.so", home / "kernel.sha256"
     if path.is_file() and mark.is_file() and digest(path) == mark.read_text(encoding="ascii"):
@@ -140,9 +142,9 @@ def _built_here(folder: Path, record: Mapping[str, Any], unfit: str) -> Path:
 
 
 def _cache() -> Path:
-    told = os.environ.get(CACHE)
-    if told:
-        return Path(told)
+    chosen = os.environ.get(CACHE)
+    if chosen:
+        return Path(chosen)
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError:  # a user without a home
@@ -151,12 +153,12 @@ def _cache() -> Path:
 
 
 def _compiler(name: str) -> str | None:
-    found = shutil.which(name)
+    path = shutil.which(name)
     homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
-    if found is None and name == "nvcc":
+    if path is None and name == "nvcc":
         places = [shutil.which(name, path=f"{home}/bin") for home in homes if home]
-        found = next((place for place in places if place), None)
-    return found
+        path = next((place for place in places if place), None)
+    return path
 
 
 def _advice(record: Mapping[str, Any]) -> str:
@@ -185,6 +187,6 @@ def _compile(
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise KernelUnavailable(f"{unfit}, and it cannot be built here: {problem}") from problem
     if done.returncode or not scratch.is_file():
-        said = (done.stderr or done.stdout)[-800:]
-        raise KernelUnavailable(f"{unfit}, and {record['compiler']} fails on {main}: {said}")
+        log = (done.stderr or done.stdout)[-800:]
+        raise KernelUnavailable(f"{unfit}, and {record['compiler']} fails on {main}: {log}")
     scratch.replace(path)

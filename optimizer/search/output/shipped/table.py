@@ -1,9 +1,10 @@
 """The measured cases of a package, from its dispatch.json, and what a call must look like to be
-one of them.
+one of them: its inputs, and constructor arguments as plain values that can be compared.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,49 @@ from typing import Any
 
 import torch
 
+UNKNOWN = "not comparable"
 TABLE = "dispatch.json"
 Key = tuple[Any, ...]
 
 
+def constructor_arguments(
+    cls: type, args: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """A constructor's arguments by name as plain values, and in the order of their positions;
+    defaults are included."""
+    bound = inspect.signature(cls).bind(*args, **named)
+    bound.apply_defaults()
+    return {name: plain(value) for name, value in bound.arguments.items()}, list(bound.args)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it; a value that cannot be compared becomes {UNKNOWN: its type}."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    return {UNKNOWN: type(value).__name__}
+
+
+def comparable(value: Any) -> bool:
+    """Whether nothing in a plain value is unknown."""
+    if isinstance(value, dict):
+        return UNKNOWN not in value and all(map(comparable, value.values()))
+    return not isinstance(value, list) or all(map(comparable, value))
+
+
 @dataclass(frozen=True)
 class Row:
-    """One measured case. wins: whether the kernel takes its calls; `why` tells.
+    """A measured case. `wins` says whether the kernel takes its calls, `why` gives the reason.
 
-    key: dtype and shape of every input, the type's name for a Python number. values: of the inputs
-    that are Python numbers and were the same in every draw, else None. weights: name, dtype and
-    shape in state_dict order. outputs: dtype and shape. container: how the reference returns them.
+    `key` holds dtype and shape of every input, the type's name for a Python number. `values` holds
+    the inputs that are Python numbers and had the same value every time, None for all others.
+    `weights` are name, dtype and shape in state_dict order; `outputs` are dtype and shape;
+    `container` is the type in which the reference returns them.
     """
 
     name: str
@@ -40,8 +73,9 @@ class Row:
 
 @dataclass
 class Table:
-    """kind: `library` or `python`, empty where there is no kernel; then `reason` says why. broken:
-    why the kernel cannot be used in this process; set where that turns out."""
+    """The dispatch table of a package. `kind` is `library` or `python`; it is empty where there is
+    no kernel, then `reason` says why. `broken` is set when the kernel turns out to be unusable in
+    this process, and says why."""
 
     folder: Path
     kind: str
@@ -55,23 +89,23 @@ class Table:
 
 
 def read_table(folder: Path) -> Table:
-    """Of the package in this folder."""
-    told = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+    """Read the dispatch table of the package in this folder."""
+    table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
     rows: dict[Key, list[Row]] = {}
-    for case in told["cases"]:
+    for case in table["cases"]:
         if "inputs" in case:
             row = _row(case)
             rows.setdefault(row.key, []).append(row)
-    kernel = told["kernel"] or {}
+    kernel = table["kernel"] or {}
     return Table(
         folder=folder,
         kind=kernel.get("kind", ""),
         file=kernel.get("file", ""),
         entry=kernel.get("entry", ""),
-        device=told["device"],
-        frozen=told["frozen_weights"],
-        reason=told["reason"],
-        rows={key: tuple(found) for key, found in rows.items()},
+        device=table["device"],
+        frozen=table["frozen_weights"],
+        reason=table["reason"],
+        rows={key: tuple(matching) for key, matching in rows.items()},
     )
 
 
@@ -82,10 +116,10 @@ def _row(case: Mapping[str, Any]) -> Row:
         wins=case["wins"],
         why=case["why"],
         key=tuple(
-            given["number"] if "number" in given else _form(given["dtype"], given["shape"])
-            for given in inputs
+            value["number"] if "number" in value else _form(value["dtype"], value["shape"])
+            for value in inputs
         ),
-        values=tuple(given.get("value") for given in inputs),
+        values=tuple(value.get("value") for value in inputs),
         weights=tuple((w["name"], *_form(w["dtype"], w["shape"])) for w in case["weights"]),
         outputs=tuple(_form(output["dtype"], output["shape"]) for output in case["outputs"]),
         container=case["container"],
@@ -96,9 +130,9 @@ def _row(case: Mapping[str, Any]) -> Row:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def _form(dtype: str, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -106,15 +140,15 @@ def _form(dtype: str, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...
 
 
 def key_of(inputs: Sequence[Any]) -> Key:
-    """The same for calls that look alike."""
+    """The key of a call: equal for calls with the same dtypes and shapes."""
     return tuple(
         (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         for value in inputs
     )
 
 
-def told(inputs: Sequence[Any]) -> str:
-    """Inputs in words."""
+def describe(inputs: Sequence[Any]) -> str:
+    """The inputs in words: dtype and shape of tensors, the type of other values."""
     return ", ".join(
         f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         if isinstance(value, torch.Tensor)

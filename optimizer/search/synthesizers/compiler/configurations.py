@@ -1,7 +1,7 @@
-"""torch.compile's public configuration space as data, and what of it to try in which order.
+"""torch.compile's public configuration space as data, and the order in which to try it.
 
-Knows nothing of how a configuration becomes a candidate. Standard library only, but for asking the
-torch that is installed which options it has.
+Knows nothing of how a configuration becomes a candidate. Standard library only, except that
+`installed` imports torch to list the options that it has.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kb.problem_terms import op_family
-from optimizer.search.context import Context
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.records import Value
+from optimizer.search.synthesizers.base import Context
 
 FILE = Path(__file__).with_name("configurations.toml")
 EAGER = "eager"  # stands in a candidate's values for: not compiled
@@ -26,9 +26,10 @@ Options = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Help:
-    """When something is worth trying. devices: kinds it does something for, empty for any.
+    """When a configuration is worth trying.
 
-    precision, weights: the policy that it needs, empty for any. ops: operators or their families.
+    `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the policy
+    that it needs, empty for any. `ops` are operators or their families.
     """
 
     about: str
@@ -40,25 +41,28 @@ class Help:
     weights: str = ""
 
     def fits(self, device: str, policy: Mapping[str, str]) -> bool:
+        """Whether it has an effect on this kind of device and is allowed by the problem's
+        policy."""
         return (
             (not self.devices or device in self.devices)
             and self.precision in ("", policy.get("precision"))
             and self.weights in ("", policy.get("weights"))
         )
 
-    def remedy(self, context: Context) -> Remedy | None:
-        """The first move of the context that asks for what this changes."""
+    def move(self, context: Context) -> Move | None:
+        """The first move of the context that asks for this change."""
         if not context.with_knowledge:
             return None
-        remedies = (r for r in context.knowledge.remedies if r.change.get("role") in self.roles)
-        return next(remedies, None)
+        moves = (r for r in context.knowledge.moves if r.change.get("role") in self.roles)
+        return next(moves, None)
 
     def rank(self, context: Context) -> int:
-        """How much speaks for it here: a move most, then the leading signal, then the operator."""
+        """How much speaks for it here, higher is better: a move counts most, then the leading
+        signal, then the operator."""
         op = context.problem.op
-        found = [n for n, signal in enumerate(context.parent.signals) if signal in self.signals]
-        rank = 4 if self.remedy(context) is not None else 0
-        rank += max(0, 3 - found[0]) if found else 0
+        places = [n for n, signal in enumerate(context.parent.signals) if signal in self.signals]
+        rank = 4 if self.move(context) is not None else 0
+        rank += max(0, 3 - places[0]) if places else 0
         return rank + (2 if {op, op_family(op)} & set(self.ops) else 0)
 
 
@@ -74,7 +78,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Option:
-    """One option and the values that are worth trying. default: torch's own, None if not stated."""
+    """An option and the values that are worth trying; `default` is torch's own, None if not
+    stated."""
 
     name: str
     values: tuple[Value, ...]
@@ -84,7 +89,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Step:
-    """A configuration beside the one it was made from. attributed: id of the move that asked."""
+    """A configuration to try next; `attributed` is the id of the move that asks for it."""
 
     mode: str
     options: Options
@@ -94,7 +99,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Installed:
-    """What the torch of this machine knows: modes with the options they set, and option names."""
+    """The modes of this machine's torch with the options that they set, and its option names."""
 
     modes: Mapping[str, Options]
     options: frozenset[str]
@@ -122,7 +127,7 @@ class Space:
     def neighbours(
         self, mode: str, options: Options, context: Context, installed: Installed
     ) -> Iterator[Step]:
-        """One option or the mode changed; what speaks most for itself first."""
+        """Configurations with one option or the mode changed, the highest rank first."""
         device, policy = device_of(context), context.problem.policy
         changes: list[tuple[int, Step]] = []
         for option in self.options:
@@ -143,21 +148,22 @@ class Space:
 
 
 def device_of(context: Context) -> str:
+    """The kind of device that candidates run on."""
     return context.hardware.device or "cpu"
 
 
 def _start(point: Point, context: Context) -> Step:
-    remedy = point.help.remedy(context)
-    attributed = (remedy.id,) if remedy is not None else ()
+    move = point.help.move(context)
+    attributed = (move.id,) if move is not None else ()
     return Step(point.mode, dict(point.options), f"{point.name}: {point.help.about}", attributed)
 
 
 def _changed(
     option: Option, mode: str, options: Options, known: Value | None, context: Context
 ) -> Iterator[Step]:
-    """Every other value of one option, and without it where it is set."""
-    remedy = option.help.remedy(context)
-    attributed = (remedy.id,) if remedy is not None else ()
+    """Every other value of an option, and the configuration without it where it is set."""
+    move = option.help.move(context)
+    attributed = (move.id,) if move is not None else ()
     now = options.get(option.name, known)
     for value in option.values:
         if not _same(value, now):
@@ -178,19 +184,21 @@ def _same(left: Value, right: Value | None) -> bool:
 
 @lru_cache(maxsize=1)
 def shipped() -> Space:
+    """The space that is part of the package."""
     return read(FILE)
 
 
 def read(path: Path) -> Space:
-    """Raises KeyError and TypeError for what is no such file: it ships with the package."""
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    """Read a space from a TOML file. Raises KeyError or TypeError for a malformed file, which only
+    a defect of the package can be."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
     points = [
         Point(row["name"], row["mode"], dict(row.get("options", {})), _help(row))
-        for row in told["points"]
+        for row in tables["points"]
     ]
     options = [
         Option(row["name"], tuple(row["values"]), row.get("default"), _help(row))
-        for row in told["options"]
+        for row in tables["options"]
     ]
     return Space(tuple(points), tuple(options))
 
@@ -209,7 +217,7 @@ def _help(row: Mapping[str, Any]) -> Help:
 
 @lru_cache(maxsize=1)
 def installed() -> Installed:
-    """Of the torch here, which is the one that candidates run with."""
+    """The modes and options of this machine's torch, with which candidates run."""
     from torch._inductor import list_mode_options, list_options
 
     return Installed(list_mode_options(), frozenset(list_options()))

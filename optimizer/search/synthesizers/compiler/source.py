@@ -58,8 +58,8 @@ _STATE = """    def __init__(self, *args, **kwargs):
 
 @dataclass(frozen=True)
 class Written:
-    """A forward as text, indented as a method, with the imports it needs. functions: what stands
-    before the class; kept: names of those whose results `self.NAME` keeps."""
+    """A forward as text, indented as a method, with the imports it needs. `functions` is the text
+    before the class; `kept` names the functions whose results `self.NAME` keeps."""
 
     forward: str
     imports: str
@@ -67,40 +67,41 @@ class Written:
     kept: tuple[str, ...] = ()
 
 
-def configured(reference: str, mode: str, options: Options) -> Bundle:
-    """The problem behind torch.compile."""
+def configured_bundle(reference: str, mode: str, options: Options) -> Bundle:
+    """A candidate that runs the problem through torch.compile in this mode with these options."""
     text = reference + _compiled("Model", mode, options, "The reference through torch.compile.")
     return _bundle(text, {"mode": mode, **options}, "config")
 
 
-def rewritten(
+def rewritten_bundle(
     reference: str,
     text: Written,
     names: tuple[str, ...],
     mode: str = EAGER,
     options: Options | None = None,
 ) -> Bundle:
-    """The problem with another forward; compiled too unless the mode is EAGER."""
+    """A candidate with another forward, compiled too unless the mode is EAGER; `names` are the
+    rewrites in it."""
     eager = mode == EAGER
-    told = ", ".join(names)
+    applied = ", ".join(names)
     rows = "\n".join(f"        self.{name} = _Kept({name})" for name in text.kept)
     source = reference + _REWRITTEN.format(
         imports=text.imports,
         functions=f"{text.functions}\n" if text.functions else "",
         name="ModelNew" if eager else "Rewritten",
-        summary=f"The reference with its graph rewritten: {told}.",
+        summary=f"The reference with its graph rewritten: {applied}.",
         state=_STATE.format(rows=rows) if rows else "",
         forward=text.forward,
     )
     if not eager:
         source += _compiled("Rewritten", mode, options or {}, "The rewritten graph, compiled.")
-    return _bundle(source, {"mode": mode, "rewrites": told, **(options or {})}, "rewrite")
+    return _bundle(source, {"mode": mode, "rewrites": applied, **(options or {})}, "rewrite")
 
 
 def _compiled(base: str, mode: str, options: Options, summary: str) -> str:
     rows = "".join(f"    {name!r}: {value!r},\n" for name, value in sorted(options.items()))
-    told = f"{{\n{rows}}}" if rows else "{}"
-    return _COMPILED.format(mode=mode, options=told, base=base, summary=summary)
+    table = f"{{\n{rows}}}" if rows else "{}"
+    return _COMPILED.format(mode=mode, options=table, base=base, summary=summary)
 
 
 def _bundle(text: str, values: Mapping[str, Value], origin: Origin) -> Bundle:

@@ -1,9 +1,9 @@
-"""Proposes what a compiler can do without anybody writing a kernel: the problem behind
-torch.compile in one configuration after another, its graph rewritten, and both together.
+"""Proposes what a compiler can do without a written kernel: the problem behind torch.compile in one
+configuration after another, its graph rewritten, and both together.
 
-From the reference: torch.compile's default, the rewrites that match, then the other configurations
-by what the verdict, the moves and the operator say for them. From the best of these so far: the
-same with one thing changed (coordinate descent); from any other, nothing.
+From the reference it proposes torch.compile's default, the rewrites that match, then the other
+configurations, ranked by verdict, moves and operator. From its best candidate so far it proposes
+the same with one setting changed (coordinate descent); from any other node, nothing.
 
 Deterministic in the context and the installed torch.
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.context import Context
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
+from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.compiler.configurations import (
     DEFAULT,
     EAGER,
@@ -28,7 +28,7 @@ from optimizer.search.synthesizers.compiler.configurations import (
 )
 from optimizer.search.synthesizers.compiler.rewrites.rules import Rewritten, variants
 from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, trace
-from optimizer.search.synthesizers.compiler.source import configured, rewritten
+from optimizer.search.synthesizers.compiler.source import configured_bundle, rewritten_bundle
 
 NAME = "compiler"
 _log = logging.getLogger(__name__)
@@ -37,25 +37,28 @@ Key = frozenset[tuple[str, str, Value]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a node of this synthesizer stands for. rewrites: names of rules, comma-separated."""
+    """A configuration and the rewrites of a candidate; `rewrites` are names of rules,
+    comma-separated."""
 
     step: Step
     rewrites: str = ""
 
     @property
     def values(self) -> dict[str, Value]:
-        told: dict[str, Value] = {"mode": self.step.mode}
+        """The values of the proposal: mode, rewrites and options."""
+        values: dict[str, Value] = {"mode": self.step.mode}
         if self.rewrites:
-            told["rewrites"] = self.rewrites
-        return {**told, **self.step.options}
+            values["rewrites"] = self.rewrites
+        return {**values, **self.step.options}
 
     @property
     def key(self) -> Key:
+        """Equal for candidates with the same values."""
         return _key(self.values)
 
 
 class CompilerSynthesizer:
-    """Over the shipped configurations and rules, or others."""
+    """Proposes from the shipped configurations and rules, or from another space."""
 
     name = NAME
     first_tries = 1
@@ -65,16 +68,18 @@ class CompilerSynthesizer:
         space: Space | None = None,
         known: Callable[[], Installed] = installed,
     ) -> None:
-        """known: what the torch that runs the candidates has; asked when first needed, because
-        importing its compiler takes seconds."""
+        """`known` lists what the torch that runs the candidates has; it is called when first
+        needed, because importing the compiler takes seconds."""
         self._space = space or shipped()
         self._known = known
         self._rewritten: dict[str, tuple[Rewritten, ...]] = {}
 
     def propose(self, context: Context) -> Proposal | None:
-        """Nothing where libraries are forbidden: the harness watches a call at the dispatcher,
-        where torch.compile steps aside and the problem's own operators are seen at work. Nothing
-        where the device is elsewhere: a candidate compiles when it runs, not before.
+        """The next configuration or rewrite that was not tried; None when nothing is left.
+
+        None too where libraries are forbidden: the harness watches a call at the dispatcher, where
+        torch.compile steps aside and the problem's own operators are seen at work. And None where
+        the device is elsewhere: a candidate compiles when it runs, not before.
         """
         forbidden = context.problem.policy.get("library") == "forbidden"
         if forbidden or context.hardware.device is None:
@@ -97,15 +102,18 @@ class CompilerSynthesizer:
     def _from_reference(self, context: Context) -> Iterator[Candidate]:
         default, *others = self._space.starts(context, self._known())
         yield Candidate(default)
-        for found in self._rewrites(context):
-            told, what = ", ".join(found.names), "; ".join(rule.about for rule in found.rules)
-            plan = f"Rewrite the graph ({found.before} operators, then {found.after}): {what}."
-            yield Candidate(Step(EAGER, {}, plan), told)
-            yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), told)
+        for rewrite in self._rewrites(context):
+            rewrites, what = (
+                ", ".join(rewrite.names),
+                "; ".join(rule.about for rule in rewrite.rules),
+            )
+            plan = f"Rewrite the graph ({rewrite.before} operators, then {rewrite.after}): {what}."
+            yield Candidate(Step(EAGER, {}, plan), rewrites)
+            yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), rewrites)
         yield from map(Candidate, others)
 
     def _from_own(self, context: Context) -> Iterator[Candidate]:
-        """One thing changed in the best candidate of this synthesizer."""
+        """The best candidate of this synthesizer with one setting changed."""
         parent = context.parent
         best = _best(context.tried)
         if parent.proposal is None or best is None or parent.number != best.number:
@@ -134,13 +142,13 @@ class CompilerSynthesizer:
     def _bundle(self, context: Context, candidate: Candidate) -> Bundle | None:
         source, step = context.problem.source, candidate.step
         if not candidate.rewrites:
-            return configured(source, step.mode, step.options)
-        found = next(
+            return configured_bundle(source, step.mode, step.options)
+        rewrite = next(
             (r for r in self._rewrites(context) if ", ".join(r.names) == candidate.rewrites), None
         )
-        if found is None:
+        if rewrite is None:
             return None  # made by another version of the rules
-        return rewritten(source, found.text, found.names, step.mode, step.options)
+        return rewritten_bundle(source, rewrite.text, rewrite.names, step.mode, step.options)
 
 
 def _proposal(context: Context, candidate: Candidate, bundle: Bundle) -> Proposal:
@@ -159,7 +167,8 @@ def _own(node: Node) -> bool:
 
 
 def _best(tried: Sequence[Node]) -> Node | None:
-    """The one whose speed-up is certain to be highest; None where none was measured."""
+    """The candidate of this synthesizer whose speed-up is certain to be highest; None where none
+    was measured."""
     nodes = [node for node in tried if _own(node) and node.merit > 0]
     return max(nodes, key=lambda n: (n.merit, -n.number), default=None)
 

@@ -1,30 +1,242 @@
-"""One conversation: prompt, tool calls, answer, and one chance to repair it."""
+"""One conversation with a model: prompt, tool calls, answer, and one chance to repair it.
+
+Each attempt at a candidate is stored as a transcript: what was asked, what was answered, what came
+of it. A run is replayed from transcripts without asking a model. Tool calls are bounded in number
+and in length; their results stand in the fence like any other text.
+"""
 
 from __future__ import annotations
 
-from optimizer.search.context import Context
-from optimizer.search.synthesizers.base import ProposalFailed
-from optimizer.search.synthesizers.llm.answers.answer import BadAnswer
-from optimizer.search.synthesizers.llm.answers.candidate import Answer, answer_from
-from optimizer.search.synthesizers.llm.answers.replies import (
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kb.errors import InvalidRequest, KernloreError, StoreError
+from optimizer.search.knowledge import Excerpt
+from optimizer.search.synthesizers.base import Context, ProposalFailed
+from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from, files_from
+from optimizer.search.synthesizers.llm.asker import (
     Asker,
     CallFailed,
     ContextOverflow,
+    Message,
     Reply,
+    ToolCall,
+    reply_as_json,
+    reply_from_json,
 )
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.languages import rule
-from optimizer.search.synthesizers.llm.prompting.prompt import Prompt, compose
-from optimizer.search.synthesizers.llm.prompting.templates import rendered
+from optimizer.search.synthesizers.llm.prompt import Prompt, compose
 from optimizer.search.synthesizers.llm.settings import LlmSettings
-from optimizer.search.synthesizers.llm.tools import MAX_CALLS, ToolBench, Tools, offered
-from optimizer.search.synthesizers.llm.transcripts import Transcript
+from optimizer.search.synthesizers.llm.templates import Fence, data, rendered, rule
 
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
+MAX_CALLS = 8  # of one answer
+MAX_RESULT = 6_000  # characters
+MAX_QUERY = 400
 MAX_QUOTED = 60_000  # characters of an answer that is shown to its author again
 
 
+@dataclass
+class Transcript:
+    """A stored conversation: one attempt at a candidate.
+
+    `attempt` counts the attempts at this step; a failed attempt leaves a transcript but no node.
+    `prompt` is the version of the templates. `heard` are replies and failures in order, which a
+    replay needs. `note` is a remark for the reader, for example that the price is unknown.
+    """
+
+    run: str
+    step: int
+    attempt: int
+    model: str
+    prompt: str
+    messages: list[Message] = field(default_factory=list)
+    heard: list[Reply | CallFailed] = field(default_factory=list)
+    left_out: str = ""
+    outcome: str = ""
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        """`RUN/STEP-ATTEMPT`, as a proposal refers to it."""
+        return f"{self.run}/{self.step}-{self.attempt}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of the stored file."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "heard"}
+        return {**plain, "heard": [reply_as_json(heard) for heard in self.heard]}
+
+
+def transcript_from_json(row: Mapping[str, Any]) -> Transcript:
+    """Read the transcript that `as_json` wrote; fields of a newer version are ignored."""
+    fields = {name: row[name] for name in Transcript.__dataclass_fields__ if name in row}
+    return Transcript(**{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]})
+
+
+class Transcripts(Protocol):
+    """A store of conversations."""
+
+    def write(self, transcript: Transcript) -> None:
+        """Store a transcript. Raises OSError."""
+        ...
+
+    def read(self, run: str, step: int, attempt: int) -> Transcript | None:
+        """The stored transcript; None where there is none. Raises StoreError for a broken file."""
+        ...
+
+    def attempts(self, run: str, step: int) -> int:
+        """How many are stored for the step."""
+        ...
+
+
+class FolderTranscripts:
+    """`Transcripts` in files `RUN/STEP-ATTEMPT.json` below a folder, each written whole or not at
+    all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, transcript: Transcript) -> None:
+        """Store a transcript. Raises OSError."""
+        path = self._path(transcript.run, transcript.step, transcript.attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(transcript.as_json(), indent=1), encoding="utf-8")
+        part.replace(path)
+
+    def read(self, run: str, step: int, attempt: int) -> Transcript | None:
+        """The stored transcript; None where there is none. Raises StoreError for a broken file."""
+        path = self._path(run, step, attempt)
+        if not path.is_file():
+            return None
+        try:
+            return transcript_from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, KeyError, TypeError) as problem:
+            raise StoreError(
+                f"{path} is no transcript: {problem!r}",
+                hint="Delete it or restore it from a backup; the run cannot be replayed without.",
+            ) from problem
+
+    def attempts(self, run: str, step: int) -> int:
+        """How many attempts at the step are stored."""
+        folder = self._path(run, step, 0).parent
+        return sum(1 for _ in folder.glob(f"{step}-*.json")) if folder.is_dir() else 0
+
+    def _path(self, run: str, step: int, attempt: int) -> Path:
+        if not _PART.fullmatch(run):
+            raise InvalidRequest(
+                f"{run!r} cannot name a folder of transcripts",
+                hint="Give the run an id of letters, digits, `_`, `-` and `.`.",
+            )
+        return self._folder / run / f"{step}-{attempt}.json"
+
+
+class Replayed:
+    """Answers from a stored transcript, in the order of the stored replies. Prompts are not
+    compared: they differ by their random boundary at least."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._heard = iter(transcript.heard)
+        self._id = transcript.id
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        """The next stored reply. Raises the stored failure, or CallFailed at the end."""
+        heard = next(self._heard, None)
+        if heard is None:
+            raise CallFailed(f"the stored transcript {self._id} ends before this question")
+        if isinstance(heard, CallFailed):
+            raise heard
+        return heard
+
+
+def redacted(transcript: Transcript, clean: Any) -> Transcript:
+    """A copy in which every text went through `clean`."""
+    row = _each_text(transcript.as_json(), clean)
+    return transcript_from_json(row)
+
+
+def _each_text(value: Any, clean: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(key): _each_text(item, clean) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(item, clean) for item in value]
+    return value
+
+
+class Tools(Protocol):
+    """Tools that a model may call. Each raises KernloreError; the model gets its message."""
+
+    def search(self, query: str) -> Sequence[Excerpt]:
+        """Excerpts of the manuals that answer the query."""
+        ...
+
+    def read_section(self, id: str) -> Excerpt:
+        """The whole section with this id."""
+        ...
+
+    def compile_check(self, files: Mapping[str, str]) -> str:
+        """The compiler's messages; empty when there are none."""
+        ...
+
+
+def offered() -> Sequence[Any]:
+    """The descriptions of the tools, as the chat interface of the providers has them."""
+    return list(data("tools.json"))
+
+
+class ToolBench:
+    """Runs the tool calls of one conversation; `shown` collects the ids that results name."""
+
+    def __init__(self, tools: Tools, fence: Fence) -> None:
+        self._fence = fence
+        self.shown: set[str] = set()
+        self._run: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+            "search": lambda arguments: self._excerpts(
+                tools.search(_text(arguments, "query")[:MAX_QUERY])
+            ),
+            "read_section": lambda arguments: self._excerpts(
+                [tools.read_section(_text(arguments, "id"))]
+            ),
+            "compile_check": lambda arguments: (
+                tools.compile_check(files_from(arguments.get("files"))) or "It compiles."
+            ),
+        }
+
+    def result(self, call: ToolCall) -> str:
+        """The fenced result of a call; for a call that fails, the reason."""
+        run = self._run.get(call.name)
+        if run is None:
+            return f"There is no such tool. The tools are {', '.join(self._run)}."
+        try:
+            arguments = json.loads(call.arguments or "{}")
+            if not isinstance(arguments, dict):
+                raise BadAnswer("the arguments must be an object")
+            text = run(arguments)
+        except (json.JSONDecodeError, RecursionError, BadAnswer, KernloreError) as problem:
+            text = f"failed: {problem}"
+        return self._fence.around("tool-result", text[:MAX_RESULT])
+
+    def _excerpts(self, excerpts: Sequence[Excerpt]) -> str:
+        self.shown |= {excerpt.id for excerpt in excerpts}
+        parts = [f"id: {e.id}\nfrom: {e.title} {e.citation}\n{e.text}" for e in excerpts]
+        return "\n\n".join(parts) or "Nothing was found."
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    value = arguments.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise BadAnswer(f"`{name}` must be a text")
+    return value
+
+
 class Conversation:
-    """Writes everything that is said into `record`, whatever comes of it."""
+    """One conversation with a model. Every message goes into `record`, whatever the outcome."""
 
     def __init__(
         self,
@@ -45,7 +257,7 @@ class Conversation:
         record.messages += self._opening()
 
     def answer(self) -> Answer:
-        """Raises ProposalFailed."""
+        """Hold the conversation and return the candidate. Raises ProposalFailed."""
         for left in range(self._settings.repair_rounds, -1, -1):
             reply = self._reply()
             try:
@@ -68,7 +280,7 @@ class Conversation:
         ]
 
     def _reply(self) -> Reply:
-        """The first reply that is no tool call, or one that calls what was not offered."""
+        """The first reply that is no tool call, or that calls tools although none are offered."""
         while True:
             reply = self._ask()
             if not reply.tool_calls or self._bench is None:
@@ -105,12 +317,12 @@ class Conversation:
 
     def _run_tools(self, reply: Reply, bench: ToolBench) -> None:
         calls = reply.tool_calls[:MAX_CALLS]
-        told = [
+        rows = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in calls
         ]
         self._record.messages.append(
-            {"role": "assistant", "content": reply.content, "tool_calls": told}
+            {"role": "assistant", "content": reply.content, "tool_calls": rows}
         )
         self._record.messages += [
             {"role": "tool", "tool_call_id": c.id, "content": bench.result(c)} for c in calls

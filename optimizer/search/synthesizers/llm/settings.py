@@ -1,20 +1,32 @@
-"""What can be set about language models: which ones, how often, how long, and with what tools.
+"""What can be set about language models: which models, how often, how long, and with what tools;
+and how their keys are kept out of what is stored.
 
 Standard library only. The budget in USD is the run's, not theirs.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kb.errors import InvalidRequest
 
+REMOVED = "[removed]"
+_SECRET_NAME = re.compile(r"(_API_KEY|_TOKEN|_SECRET|_PASSWORD|_ACCESS_KEY|_CREDENTIALS)$")
+_SECRET_FORM = re.compile(
+    r"\b(?:sk|pk|rk|xai)-[A-Za-z0-9_*-]{12,}|\b(?:gsk|hf)_[A-Za-z0-9]{20,}"
+    r"|\bAIza[A-Za-z0-9_-]{20,}|(?<=Bearer )[^\s\"',]+|(?<=://)[^/\s@]+:[^/\s@]+(?=@)"
+)
+LEAST_GIVEN, LEAST_NAMED = 4, 12  # characters; shorter values would take ordinary words out
+
 
 @dataclass(frozen=True)
 class WeightedModel:
-    """name: as litellm spells it (`anthropic/...`, `openai/...`). weight: relative, above 0."""
+    """A model by litellm's name (`anthropic/...`, `openai/...`) and its relative weight, above 0.
+    Raises InvalidRequest for any other weight."""
 
     name: str
     weight: float = 1.0
@@ -29,10 +41,13 @@ class WeightedModel:
 
 @dataclass(frozen=True)
 class LlmSettings:
-    """api_base, api_key: None for litellm's usual environment variables. timeout_s: of one call.
-    retries: after the first try, where the provider is busy or broken. tools: whether a model may
-    call them. tool_rounds: answers in one conversation that may be tool calls. repair_rounds: times
-    a model is told what is wrong with its answer.
+    """How models are called. Raises InvalidRequest for values out of range.
+
+    `api_base` and `api_key` are None for litellm's usual environment variables. `timeout_s` bounds
+    a call, in seconds. `retries` counts tries after the first, where the provider is busy or
+    broken. `tools` says whether a model may call tools; `tool_rounds` is how many answers of a
+    conversation may be tool calls. `repair_rounds` is how often a model gets its answer back with
+    the error.
     """
 
     models: tuple[WeightedModel, ...]
@@ -77,9 +92,38 @@ def _model(text: str) -> WeightedModel:
 
 
 def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -> str:
-    """The model that is asked. attempt: how often this step has been asked for before; each one
-    draws again, so that one dead model of several does not end a run."""
+    """The name of the model for an attempt at a step, drawn by weight.
+
+    `attempt` counts the earlier attempts at this step; each attempt draws again, so that a dead
+    model among several does not end a run.
+    """
     chance = random.Random(f"{seed}:{step}:model")
     names = [model.name for model in models]
     weights = [model.weight for model in models]
     return chance.choices(names, weights, k=attempt + 1)[attempt]
+
+
+class Redaction:
+    """Takes secrets out of what is stored or shown: configured keys, and text that looks like a
+    key.
+
+    `secrets` are known beside those of the environment; None and very short values are ignored.
+    """
+
+    def __init__(self, *secrets: str | None) -> None:
+        named = [value for name, value in os.environ.items() if _SECRET_NAME.search(name)]
+        known = {value for value in secrets if value and len(value) >= LEAST_GIVEN}
+        known |= {value for value in named if len(value) >= LEAST_NAMED}
+        self._known = sorted(known, key=len, reverse=True)
+
+    def known(self, text: str) -> str:
+        """The text without the secrets of this process. For source code and answers, in which text
+        that only looks like a key is a name."""
+        for secret in self._known:
+            text = text.replace(secret, REMOVED)
+        return text
+
+    def error(self, text: str) -> str:
+        """The text without these secrets and without anything of their form: providers quote keys
+        in part."""
+        return _SECRET_FORM.sub(REMOVED, self.known(text))

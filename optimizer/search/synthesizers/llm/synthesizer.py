@@ -8,34 +8,37 @@ from collections import Counter
 from collections.abc import Callable
 
 from kb.errors import InvalidRequest
-from optimizer.search.context import Context
 from optimizer.search.records import Cost, Proposal
-from optimizer.search.synthesizers.base import ProposalFailed
-from optimizer.search.synthesizers.llm.answers.replies import Asker, Reply, total
-from optimizer.search.synthesizers.llm.conversation import Conversation
-from optimizer.search.synthesizers.llm.litellm_asker import LitellmAsker, load
-from optimizer.search.synthesizers.llm.pace import RateLimit
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.templates import VERSION
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.settings import LlmSettings, drawn
-from optimizer.search.synthesizers.llm.tools import Tools
-from optimizer.search.synthesizers.llm.transcripts import (
+from optimizer.search.synthesizers.base import Context, ProposalFailed
+from optimizer.search.synthesizers.llm.asker import (
+    Asker,
+    LitellmAsker,
+    RateLimit,
+    Reply,
+    load,
+    total,
+)
+from optimizer.search.synthesizers.llm.conversation import (
+    Conversation,
     Replayed,
+    Tools,
     Transcript,
     Transcripts,
     redacted,
 )
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, drawn
+from optimizer.search.synthesizers.llm.templates import VERSION, Fence
 
 UNPRICED = "the price of this model is not in litellm's list: usd is unknown, not 0"
 
 
 class LlmSynthesizer:
-    """Never exhausted: it always has something to try, so it never returns None.
+    """Proposes what language models answer. It is never exhausted, so it never returns None.
 
-    replay: id of a run whose stored transcripts answer instead of models; nothing is asked and
-    nothing stored then. Every other call leaves a transcript, also one that fails; what failed
-    attempts cost is added to the next proposal, so that a budget counts it.
+    `replay` is the id of a run whose stored transcripts answer instead of models; then no model is
+    called and nothing is stored. Every other call leaves a transcript, also a call that fails. The
+    cost of failed attempts is added to the next proposal, so that a budget counts it.
+
     Raises Unavailable without litellm, OSError where a transcript cannot be stored.
     """
 
@@ -70,7 +73,8 @@ class LlmSynthesizer:
         self._fence = Fence()
 
     def propose(self, context: Context) -> Proposal:
-        """Raises ProposalFailed, whatever a model or its provider does."""
+        """The candidate in the model's answer. Raises ProposalFailed, whatever a model or its
+        provider does."""
         record, asker = self._opened(context)
         began = self._clock()
         try:

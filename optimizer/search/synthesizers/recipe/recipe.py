@@ -1,21 +1,26 @@
-"""A recipe: a kernel template with named tensors, typed parameters and constraints over facts.
+"""A recipe: a kernel template with named tensors, typed parameters and constraints over facts; how
+it is matched with a case, and the candidate that it becomes with chosen values.
 
 Data only: importing one runs nothing. A template holds `@{name}` placeholders for parameters and
 traits, and `@{host}` where the generated host code goes; a value is a number or an identifier, so
-nothing can be smuggled in through one. Knows neither problems nor toolchains.
+nothing can be smuggled in through one. Standard library only; knows no toolchains.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 from kb.errors import InvalidPredicate
 from kb.hardware.checks import Problems, TableReader
 from kb.moves_vocabulary import ROLES
-from kb.predicates import compile_predicate
+from kb.predicates import Bindings, compile_predicate
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.bundle import Bundle
 
 FORMAT = 1
 HOST = "host"
@@ -39,15 +44,44 @@ _FIELDS = (
     "parameters",
     "constraints",
 )
+ROLE_OF = {"input": "input", "parameter": "weight", "buffer": "weight", "output": "output"}
+C_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "_Float16",
+    "bfloat16": "__bf16",
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "bool": "bool",
+}
+C_LIKE = ("cpp", "cuda")
+PYTHON = ("torch", "triton")
+SUFFIXES = {"cpp": "cpp", "cuda": "cu"}
+ENTRY = "kernlore_run"
+# A recipe's Python part is a function of tensors; this makes it the problem's Model.
+_PYTHON_HOST = '''
+
+{reference}
+
+
+class ModelNew(Model):
+    """The reference's weights with the recipe's kernel."""
+
+    def forward(self, *inputs):
+        return run(*inputs, *self.state_dict(keep_vars=True).values())
+'''
 
 
 @dataclass(frozen=True)
 class TensorPattern:
     """One tensor of the binary interface, in its order.
 
-    role: weight stands for parameters and buffers. dtypes: allowed ones, by torch's names. dims:
-    names that must agree across tensors, numbers, or one `*name` for the product of any number of
-    dimensions.
+    The role `weight` stands for parameters and buffers. `dtypes` are the allowed types by torch's
+    names. `dims` are names that must agree across tensors, numbers, or a single `*name` for the
+    product of any number of dimensions.
     """
 
     name: str
@@ -58,9 +92,13 @@ class TensorPattern:
 
 @dataclass(frozen=True)
 class Parameter:
-    """role: what moves call it. values: in their natural order, so that a move can step up or down.
-    tested: those that were evaluated where the recipe comes from. unit: of the values, where a
-    move's limit may bound them: `elements` of the problem's type, or a unit of fact_keys.toml."""
+    """A parameter of a recipe and its domain.
+
+    `role` is the word that moves use for it. `values` are in their natural order, so that a move
+    can step up or down. `tested` are the values that were evaluated where the recipe comes from.
+    `unit` is that of the values where a move's limit may bound them: `elements` of the problem's
+    type, or a unit of fact_keys.toml.
+    """
 
     name: str
     role: str
@@ -73,9 +111,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Recipe:
-    """name: of its skill. template: its text. traits: name in the template -> name in the problem
-    (`native_layer_norm.eps`). when: predicate over dims, traits, facts and problem. constraints:
-    over parameters too."""
+    """A kernel template with its tensors, parameters and conditions.
+
+    `name` is that of its skill; `template` is the text. `traits` maps a name in the template to a
+    name in the problem (`native_layer_norm.eps`). `when` is a predicate over dims, traits, facts
+    and problem; `constraints` are predicates over parameters too.
+    """
 
     name: str
     language: str
@@ -89,17 +130,19 @@ class Recipe:
 
     @property
     def defaults(self) -> dict[str, Value]:
+        """The default of every parameter, by name."""
         return {parameter.name: parameter.default for parameter in self.parameters}
 
     def parameter(self, name: str) -> Parameter:
+        """The parameter with this name. Raises StopIteration for an unknown name."""
         return next(p for p in self.parameters if p.name == name)
 
 
 def parse_recipe(
     name: str, raw: Mapping[str, Any], files: Mapping[str, str], problems: Problems
 ) -> Recipe | None:
-    """A recipe from its JSON and the skill's other files; None when something is wrong with it,
-    which `problems` then says."""
+    """Read a recipe from its JSON and the skill's other files; returns None for an invalid recipe,
+    and `problems` then holds what is wrong."""
     before = len(problems.entries)
     reader = TableReader(raw, "recipe", problems)
     reader.only(_FIELDS)
@@ -170,7 +213,7 @@ def _values(table: TableReader, key: str) -> tuple[Value, ...]:
 
 
 def is_value(value: object) -> bool:
-    """What may be put into a template."""
+    """Whether a value may be put into a template: a number, a boolean or an identifier."""
     if isinstance(value, str):
         return bool(_NAME.fullmatch(value))
     return isinstance(value, bool | int | float)
@@ -196,9 +239,9 @@ def _check(recipe: Recipe, reader: TableReader) -> None:
 def _check_predicates(recipe: Recipe, known: set[str], reader: TableReader) -> None:
     free = {dim.lstrip("*") for tensor in recipe.tensors for dim in tensor.dims}
     free |= set(recipe.traits)
-    given = [("when", recipe.when, free)] if recipe.when else []
-    given += [(f"constraints[{n}]", c, free | known) for n, c in enumerate(recipe.constraints)]
-    for where, text, allowed in given:
+    predicates = [("when", recipe.when, free)] if recipe.when else []
+    predicates += [(f"constraints[{n}]", c, free | known) for n, c in enumerate(recipe.constraints)]
+    for where, text, allowed in predicates:
         try:
             names = compile_predicate(text or "").names()
         except InvalidPredicate as problem:
@@ -211,8 +254,8 @@ def _check_predicates(recipe: Recipe, known: set[str], reader: TableReader) -> N
 def filled(template: str, values: Mapping[str, Value], host: str, *, python: bool) -> str:
     """The template with every placeholder replaced. Raises KeyError for one without a value."""
 
-    def put(found: re.Match[str]) -> str:
-        name = found.group(1)
+    def put(match: re.Match[str]) -> str:
+        name = match.group(1)
         return host if name == HOST else literal(values[name], python=python)
 
     return PLACEHOLDER.sub(put, template)
@@ -223,3 +266,161 @@ def literal(value: Value, *, python: bool) -> str:
     if isinstance(value, bool):
         return str(value) if python else str(value).lower()
     return value if isinstance(value, str) else repr(value)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The values of a recipe's names in one case; `dims` are sizes in elements."""
+
+    dims: Mapping[str, int]
+    traits: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a recipe does not fit."""
+
+    reason: str
+
+
+def match(
+    recipe: Recipe,
+    signature: Signature,
+    traits: Mapping[str, Value],
+    facts: Mapping[str, Value],
+    op: str,
+) -> Binding | Refusal:
+    """Bind the recipe's names to one case, or say why the recipe does not fit: its operator,
+    tensors, traits or condition differ."""
+    if recipe.ops and op not in recipe.ops:
+        return Refusal(f"is for {', '.join(recipe.ops)}, not {op}")
+    if len(recipe.tensors) != len(signature.tensors):
+        return Refusal(f"has {len(recipe.tensors)} tensors, the case {len(signature.tensors)}")
+    dims: dict[str, int] = {}
+    for pattern, tensor in zip(recipe.tensors, signature.tensors, strict=True):
+        reason = _unify(pattern, tensor, dims)
+        if reason:
+            return Refusal(reason)
+    known: dict[str, Value] = {}
+    for name, path in recipe.traits.items():
+        if path not in traits:
+            return Refusal(f"the problem has no {path}")
+        known[name] = traits[path]
+    bindings = Bindings(facts=facts, problem={"op": op}, parameters={**dims, **known})
+    if recipe.when and compile_predicate(recipe.when).evaluate(bindings).value is False:
+        return Refusal(f"its condition does not hold: {recipe.when}")
+    return Binding(dims, known)
+
+
+def _unify(pattern: TensorPattern, tensor: TensorSpec, dims: dict[str, int]) -> str:
+    """Bind the pattern's dimensions in `dims`; returns a reason where they do not fit, else ""."""
+    if ROLE_OF[tensor.role] != pattern.role:
+        return f"{tensor.name} is {tensor.role}, {pattern.name} is {pattern.role}"
+    if tensor.dtype not in pattern.dtypes:
+        return f"{tensor.name} is {tensor.dtype}, {pattern.name} is {' or '.join(pattern.dtypes)}"
+    spread = _spread(pattern.dims, tensor.shape)
+    if spread is None:
+        return f"{tensor.name} has {len(tensor.shape)} dimensions, {pattern.name} others"
+    for dim, size in zip(pattern.dims, spread, strict=True):
+        name = dim.lstrip("*")
+        wanted = int(name) if name.isdigit() else dims.setdefault(name, size)
+        if wanted != size:
+            return f"{name} is {wanted} and, in {tensor.name}, {size}"
+    return ""
+
+
+def _spread(dims: Sequence[str], shape: Sequence[int]) -> list[int] | None:
+    """The sizes in the order of their names; `*name` takes the product of the sizes that the others
+    leave."""
+    starred = next((n for n, dim in enumerate(dims) if dim.startswith("*")), None)
+    if starred is None:
+        return list(shape) if len(dims) == len(shape) else None
+    behind = len(dims) - starred - 1
+    if len(shape) < len(dims) - 1:
+        return None
+    end = len(shape) - behind
+    return [*shape[:starred], math.prod(shape[starred:end]), *shape[end:]]
+
+
+def allowed(
+    recipe: Recipe, values: Mapping[str, Value], binding: Binding, facts: Mapping[str, Value]
+) -> bool:
+    """Whether no constraint is broken; a constraint that lacks a value (an unknown fact) holds."""
+    names = {**binding.dims, **binding.traits, **values}
+    bindings = Bindings(facts=facts, parameters=names)
+    return all(
+        compile_predicate(text).evaluate(bindings).value is not False for text in recipe.constraints
+    )
+
+
+def space(
+    recipe: Recipe, binding: Binding, facts: Mapping[str, Value]
+) -> Iterator[dict[str, Value]]:
+    """Every allowed choice of values, in the order of the domains."""
+    names = [parameter.name for parameter in recipe.parameters]
+    for chosen in product(*(parameter.values for parameter in recipe.parameters)):
+        values = dict(zip(names, chosen, strict=True))
+        if allowed(recipe, values, binding, facts):
+            yield values
+
+
+def instantiate(
+    recipe: Recipe, values: Mapping[str, Value], binding: Binding, reference: str
+) -> Bundle:
+    """The recipe as a bundle with these values, with the host code that the binary interface needs.
+
+    `reference` is the source of the problem, whose Model holds the weights of a Python candidate.
+    """
+    python = recipe.language in PYTHON
+    host = _c_host(recipe) if recipe.language in C_LIKE else ""
+    names = {**binding.traits, **values}
+    text = filled(recipe.template, names, host, python=python)
+    parameters = dict(values)
+    if python:
+        text += _PYTHON_HOST.format(reference=reference)
+        return Bundle(
+            {"kernel.py": text}, "kernel.py", recipe.language, "ModelNew", parameters, "recipe"
+        )
+    # A language that only a chip's own tools know is its own suffix; they may want another.
+    name = f"kernel.{SUFFIXES.get(recipe.language, recipe.language)}"
+    return Bundle({name: text}, name, recipe.language, ENTRY, parameters, "recipe")
+
+
+def _c_host(recipe: Recipe) -> str:
+    """Typed pointers by the tensors' names and sizes by the dimensions', from `t`."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for number, pattern in enumerate(recipe.tensors):
+        lines += [_pointer(number, pattern), *_sizes(number, pattern, seen)]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _pointer(number: int, pattern: TensorPattern) -> str:
+    ctype = C_TYPES[pattern.dtypes[0]]
+    const = "" if pattern.role == "output" else "const "
+    if not pattern.dims:
+        return f"{const}{ctype} {pattern.name} = *({const}{ctype} *)t[{number}].data;"
+    return f"{const}{ctype} *__restrict__ {pattern.name} = ({const}{ctype} *)t[{number}].data;"
+
+
+def _sizes(number: int, pattern: TensorPattern, seen: set[str]) -> list[str]:
+    starred = next((n for n, dim in enumerate(pattern.dims) if dim.startswith("*")), None)
+    behind = 0 if starred is None else len(pattern.dims) - starred - 1
+    lines = []
+    for place, dim in enumerate(pattern.dims):
+        name = dim.lstrip("*")
+        if name.isdigit() or name in seen:
+            continue
+        seen.add(name)
+        if place == starred:
+            lines.append(f"int64_t {name} = 1;")
+            lines.append(
+                f"for (int64_t d_ = {place}; d_ < t[{number}].ndim - {behind}; d_++)"
+                f" {name} *= t[{number}].shape[d_];"
+            )
+        else:
+            after = starred is not None and place > starred
+            back = len(pattern.dims) - place
+            where = f"t[{number}].ndim - {back}" if after else str(place)
+            lines.append(f"const int64_t {name} = t[{number}].shape[{where}];")
+    return [*lines, *(f"(void){dim.lstrip('*')};" for dim in pattern.dims if not dim.isdigit())]

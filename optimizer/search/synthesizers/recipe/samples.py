@@ -15,11 +15,16 @@ from typing import Any
 
 from kb.hardware.checks import Problems
 from optimizer.evaluation.abi import TensorSpec
-from optimizer.search.context import Context, HardwareView, ProblemView
 from optimizer.search.records import REFERENCE, Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.match import ROLE_OF
-from optimizer.search.synthesizers.recipe.recipe import PLACEHOLDER, Recipe, Value, parse_recipe
+from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.recipe.recipe import (
+    PLACEHOLDER,
+    ROLE_OF,
+    Recipe,
+    Value,
+    instantiate,
+    parse_recipe,
+)
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, fit, start
 
 NAME = "sample"
@@ -28,8 +33,8 @@ _TEMPLATE = "sample"
 
 @dataclass(frozen=True)
 class ManualSample:
-    """id: of the stored proposal. source: where it stands, in words. body: as
-    `ingestion.samples.recipes.body_of` makes it."""
+    """A code sample of a manual. `id` is that of the stored recipe proposal; `source` says in words
+    where the sample stands; `body` has the form that `ingestion.samples.recipes.body_of` writes."""
 
     id: str
     name: str
@@ -39,18 +44,22 @@ class ManualSample:
 
     @property
     def entry(self) -> str:
+        """The name of the kernel's function."""
         return str(self.body["entry"])
 
 
 def bind(sample: ManualSample, problem: ProblemView, name: str = "") -> Recipe | None:
-    """The sample with the sizes of the problem's first timed case; None where its tensors are not
-    the problem's. name: of the recipe, the sample's id without one. Raises InvalidKnowledge for a
-    body that cannot be read."""
+    """The sample as a recipe with the sizes of the problem's first timed case; None where its
+    tensors are not the problem's.
+
+    `name` is that of the recipe, by default the sample's id. Raises InvalidKnowledge for a body
+    that cannot be read.
+    """
     tensors = problem.main.signature.tensors
-    given = [t for t in tensors if t.role != "output"]
-    made = [t for t in tensors if t.role == "output"]
+    inputs = [t for t in tensors if t.role != "output"]
+    outputs = [t for t in tensors if t.role == "output"]
     sizes: dict[str, int] = {}
-    for role, actual in (("input", given), ("output", made)):
+    for role, actual in (("input", inputs), ("output", outputs)):
         patterns = [t["dims"] for t in sample.body["tensors"] if t["role"] == role]
         if len(patterns) != len(actual):
             return None
@@ -90,10 +99,10 @@ def _pattern(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _sized(text: str, sizes: Mapping[str, int]) -> str:
-    """With numbers for sizes; what stands for a constant stays."""
+    """The text with numbers in place of sizes; placeholders of constants stay."""
 
-    def put(found: re.Match[str]) -> str:
-        return str(sizes[found[1]]) if found[1] in sizes else found[0]
+    def put(match: re.Match[str]) -> str:
+        return str(sizes[match[1]]) if match[1] in sizes else match[0]
 
     return PLACEHOLDER.sub(put, text)
 
@@ -106,7 +115,7 @@ class _Bound:
     recipe: Recipe
 
     def beginning(self, values: Mapping[str, Value]) -> str:
-        """How far these first values are the sample's own."""
+        """A phrase that says how far these first values are the sample's own."""
         defaults = self.recipe.defaults
         changed = [f"{n} = {v}" for n, v in values.items() if v != defaults[n]]
         if not changed:
@@ -125,7 +134,7 @@ class _Bound:
 
 
 class SampleSynthesizer:
-    """Over the samples of the manuals of one chip."""
+    """Proposes variants of the samples in the manuals of one chip."""
 
     name = NAME
 
@@ -135,45 +144,48 @@ class SampleSynthesizer:
         self._known: tuple[str, dict[str, _Bound], RecipeSynthesizer] | None = None
 
     def _for(self, problem: ProblemView) -> tuple[dict[str, _Bound], RecipeSynthesizer]:
-        """By name of the recipe: the sample's, or its id where two have one name."""
+        """The samples that fit, by name of the recipe: the sample's name, or its id where two
+        samples share a name."""
         if self._known is None or self._known[0] != problem.name:
             names = Counter(sample.name for sample in self._samples)
-            found = [
+            bindings = [
                 (sample, bind(sample, problem, sample.name if names[sample.name] == 1 else ""))
                 for sample in self._samples
             ]
-            bound = {r.name: _Bound(sample, r) for sample, r in found if r is not None}
-            recipes = [one.recipe for one in bound.values()]
+            bound = {r.name: _Bound(sample, r) for sample, r in bindings if r is not None}
+            recipes = [item.recipe for item in bound.values()]
             languages = [recipe.language for recipe in recipes]
             self._known = (problem.name, bound, RecipeSynthesizer(recipes, languages))
         return self._known[1], self._known[2]
 
     def propose(self, context: Context) -> Proposal | None:
+        """The next variant of a sample; None when nothing is left. Raises InvalidKnowledge for a
+        sample that cannot be read."""
         bound, recipes = self._for(context.problem)
         proposal = recipes.propose(context)
         if proposal is None or proposal.recipe is None:
             return None
-        one = bound[proposal.recipe]
+        sample = bound[proposal.recipe]
         if context.parent.number == REFERENCE:
-            return one.marked(proposal, one.beginning(proposal.values))
-        return one.marked(proposal, proposal.plan, proposal.attributed)
+            return sample.marked(proposal, sample.beginning(proposal.values))
+        return sample.marked(proposal, proposal.plan, proposal.attributed)
 
     def first(self, problem: ProblemView, hardware: HardwareView) -> Proposal | None:
-        """The first sample that fits, as it stands where the limits allow that: what the others are
-        compared with."""
+        """The first sample that fits, unchanged where the limits allow: the baseline of the other
+        candidates. None where no sample fits."""
         bound, _ = self._for(problem)
-        for one in bound.values():
-            fitting = fit(one.recipe, problem, hardware.facts)
+        for item in bound.values():
+            fitting = fit(item.recipe, problem, hardware.facts)
             values = start(fitting, hardware.facts) if fitting is not None else None
             if fitting is None or values is None:
                 continue
-            bundle = instantiate(one.recipe, values, fitting.binding, problem.source)
-            made = Proposal(
+            bundle = instantiate(item.recipe, values, fitting.binding, problem.source)
+            proposal = Proposal(
                 bundle,
                 NAME,
-                recipe=one.recipe.name,
+                recipe=item.recipe.name,
                 values=dict(values),
                 cases=fitting.cases,
             )
-            return one.marked(made, one.beginning(values))
+            return item.marked(proposal, item.beginning(values))
         return None

@@ -1,9 +1,10 @@
-"""Proposes instances of recipes: defaults first, then changes of one value.
+"""Proposes instances of recipes: defaults first, then changes of one value. A stored winner of
+another problem becomes an instance too.
 
 With knowledge, facts prune the domains and the moves that fit the parent's verdict say which value
 to change; without, or when moves are used up, neighbours are tried (coordinate descent) and then
 what is left of the space, in an order drawn from the seed. What changes brought in this run decides
-which of them come first (see `order`). What a skill says to avoid comes last of all, unless it has
+which of them come first (see `steps`). What a skill says to avoid comes last of all, unless it has
 just won in this run: nothing is out of reach.
 """
 
@@ -14,14 +15,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.abi import ITEM_BYTES
-from optimizer.search.context import Context, ProblemView
-from optimizer.search.knowledge import Remedy
+from optimizer.search.knowledge import Move
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.knobs import Knob, avoided, does
-from optimizer.search.synthesizers.recipe.match import Binding, Refusal, allowed, match, space
-from optimizer.search.synthesizers.recipe.order import Record, record_of, step_between
-from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe, Value
+from optimizer.search.synthesizers.base import Context, ProblemView
+from optimizer.search.synthesizers.recipe.recipe import (
+    Binding,
+    Parameter,
+    Recipe,
+    Refusal,
+    Value,
+    allowed,
+    instantiate,
+    match,
+    space,
+)
+from optimizer.search.synthesizers.recipe.steps import (
+    Knob,
+    Record,
+    avoided,
+    does,
+    record_of,
+    step_between,
+)
 
 Values = Mapping[str, Value]
 NAME = "recipe"
@@ -29,7 +44,7 @@ NAME = "recipe"
 
 @dataclass(frozen=True)
 class Fitting:
-    """A recipe that fits the problem. cases: names of those that it claims."""
+    """A recipe that fits the problem; `cases` names the cases that it claims."""
 
     recipe: Recipe
     binding: Binding
@@ -38,8 +53,8 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values and why they were chosen. attributed: ids of the moves behind them. applies: whether
-    the move's predicate was decided."""
+    """Values and why they were chosen. `attributed` are ids of the moves behind them; `applies` is
+    None where the move's predicate could not be decided."""
 
     values: Values
     plan: str
@@ -48,13 +63,13 @@ class Choice:
 
 
 class RecipeSynthesizer:
-    """Over a fixed set of recipes."""
+    """Proposes instances of a fixed set of recipes."""
 
     name = NAME
     first_tries = 3
 
     def __init__(self, recipes: Sequence[Recipe], languages: Sequence[str]) -> None:
-        """languages: those that can be built here; recipes in others are left out."""
+        """`languages` are those that can be built here; recipes in others are left out."""
         self._recipes = [recipe for recipe in recipes if recipe.language in languages]
         self._fitting: dict[str, list[Fitting]] = {}
 
@@ -63,16 +78,18 @@ class RecipeSynthesizer:
         key = f"{context.problem.name} {context.with_knowledge}"
         if key not in self._fitting:
             facts = _facts(context)
-            found = (fit(recipe, context.problem, facts) for recipe in self._recipes)
-            self._fitting[key] = [fitting for fitting in found if fitting is not None]
+            candidates = (fit(recipe, context.problem, facts) for recipe in self._recipes)
+            self._fitting[key] = [fitting for fitting in candidates if fitting is not None]
         return self._fitting[key]
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
-        """Of the parameters of every recipe that fits, whatever the facts allow of it."""
+        """The roles of the parameters of every recipe that fits, whatever the facts allow."""
         fitting = [recipe for recipe in self._recipes if fit(recipe, problem, {}) is not None]
         return tuple(sorted({p.role for recipe in fitting for p in recipe.parameters}))
 
     def propose(self, context: Context) -> Proposal | None:
+        """The next instance: defaults of a recipe from the reference, else a change of the parent's
+        values that was not tried yet. None when nothing is left or the parent is no instance."""
         facts = _facts(context)
         if context.parent.number == REFERENCE:
             return self._first(context, facts)
@@ -102,21 +119,23 @@ class RecipeSynthesizer:
 
 
 def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
-    """The recipe bound to the problem's first timed case, and every case with the same traits."""
+    """The recipe bound to the problem's first timed case, claiming every case with the same traits;
+    None where it does not fit."""
     main = problem.main
     binding = match(recipe, main.signature, main.traits, facts, problem.op)
     if isinstance(binding, Refusal):
         return None
     claimed = []
     for case in problem.cases:
-        found = match(recipe, case.signature, case.traits, facts, problem.op)
-        if not isinstance(found, Refusal) and found.traits == binding.traits:
+        bound = match(recipe, case.signature, case.traits, facts, problem.op)
+        if not isinstance(bound, Refusal) and bound.traits == binding.traits:
             claimed.append(case.name)
     return Fitting(recipe, binding, tuple(claimed))
 
 
 def start(fitting: Fitting, facts: Values) -> Values | None:
-    """The defaults, or what is allowed and differs from them in the fewest values."""
+    """The values to start from: the defaults, or the allowed values that differ from them in the
+    fewest places; None where nothing is allowed."""
     recipe, binding = fitting.recipe, fitting.binding
     defaults = recipe.defaults
     if allowed(recipe, defaults, binding, facts):
@@ -131,27 +150,27 @@ def _facts(context: Context) -> Values:
 
 
 def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
-    """Recipes of skills that were retrieved for this verdict first, then by name."""
+    """Recipes of skills that were retrieved for this verdict first, then the others by name."""
     shown = [skill.name for skill in context.knowledge.skills]
 
-    def place(one: Fitting) -> tuple[int, str]:
-        name = one.recipe.name
+    def place(fitting_recipe: Fitting) -> tuple[int, str]:
+        name = fitting_recipe.recipe.name
         return (shown.index(name) if name in shown else len(shown), name)
 
     return sorted(fitting, key=place)
 
 
 def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) -> Iterator[Choice]:
-    """What may follow these values, the best-founded first and what is to be avoided last; all of
-    it allowed."""
+    """Allowed choices that may follow these values, the best-founded first, those to be avoided
+    last."""
     recipe = fitting.recipe
     record = record_of(recipe, context.tried)
     against = _against(context)
     waiting: list[Choice] = []
     for choice in _in_turn(context, fitting, values, facts, record):
-        said = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
-        if said and not record.has_won(step_between(recipe, values, choice.values)):
-            warned = f"{choice.plan} Tried last: {', '.join(said)} says to avoid it."
+        warnings = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
+        if warnings and not record.has_won(step_between(recipe, values, choice.values)):
+            warned = f"{choice.plan} Tried last: {', '.join(warnings)} says to avoid it."
             waiting.append(replace(choice, plan=warned))
         else:
             yield choice
@@ -159,16 +178,16 @@ def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) 
 
 
 def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
-    """What is to be avoided here, by id of the remedy that says so. It makes no candidate, so no
-    proposal is attributed to it; that it was shown is kept with the node."""
-    holding = [r for r in context.knowledge.remedies if r.applies is not False]
+    """The knobs to be avoided here, with the id of the move that warns. A warning makes no
+    candidate, so no proposal is attributed to it; that it was shown is kept with the node."""
+    holding = [r for r in context.knowledge.moves if r.applies is not False]
     return [(r.id, knobs) for r in holding if (knobs := avoided(r))]
 
 
 def _in_turn(
     context: Context, fitting: Fitting, values: Values, facts: Values, record: Record
 ) -> Iterator[Choice]:
-    """What may follow these values, the best-founded first."""
+    """Allowed choices that may follow these values, the best-founded first."""
     recipe, binding = fitting.recipe, fitting.binding
 
     def rank(choice: Choice) -> int:
@@ -185,9 +204,9 @@ def _in_turn(
 
 
 def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[Choice]:
-    for remedy in context.knowledge.remedies:
-        if remedy.applies is not False:
-            yield from _by_move(context, recipe, values, remedy)
+    for move in context.knowledge.moves:
+        if move.applies is not False:
+            yield from _by_move(context, recipe, values, move)
     chance = random.Random(f"{context.seed}:{context.parent.number}")
     parameters = list(recipe.parameters)
     chance.shuffle(parameters)
@@ -199,49 +218,51 @@ def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[C
                 yield Choice({**values, parameter.name: value}, plan)
 
 
-def _by_move(context: Context, recipe: Recipe, values: Values, remedy: Remedy) -> Iterator[Choice]:
-    """Every parameter of the move's role, changed as it says. What is known of the very chip bounds
-    it, before what is known of its family."""
-    limit = _facts(context).get(remedy.limit_name or "")
+def _by_move(context: Context, recipe: Recipe, values: Values, move: Move) -> Iterator[Choice]:
+    """Every parameter of the move's role, changed as the move says. A limit known of this very chip
+    overrides the limit known of its family."""
+    limit = _facts(context).get(move.limit_name or "")
     if isinstance(limit, int | float):
-        remedy = replace(remedy, limit=float(limit))
+        move = replace(move, limit=float(limit))
     element_bytes = ITEM_BYTES.get(context.problem.main.dtype or "")
     for parameter in recipe.parameters:
-        if parameter.role != remedy.change.get("role"):
+        if parameter.role != move.change.get("role"):
             continue
-        value = moved(parameter, values[parameter.name], remedy, element_bytes)
+        value = moved(parameter, values[parameter.name], move, element_bytes)
         if value is not None:
-            plan = f"{remedy.name}: {parameter.name} from {values[parameter.name]} to {value}."
+            plan = f"{move.name}: {parameter.name} from {values[parameter.name]} to {value}."
             chosen = {**values, parameter.name: value}
-            yield Choice(chosen, f"{plan} {remedy.why}", (remedy.id,), remedy.applies)
+            yield Choice(chosen, f"{plan} {move.why}", (move.id,), move.applies)
 
 
 def moved(
-    parameter: Parameter, value: Value, remedy: Remedy, element_bytes: int | None = None
+    parameter: Parameter, value: Value, move: Move, element_bytes: int | None = None
 ) -> Value | None:
     """The value that a move asks for; None where the domain has none or the limit forbids it.
-    element_bytes: of one element of the problem, None where that is not known."""
-    direction = remedy.change.get("direction")
+
+    `element_bytes` is the size of one element of the problem's type, None where it is not known.
+    """
+    direction = move.change.get("direction")
     if direction in ("increase", "add"):
-        found = stepped(parameter, value, 1)
+        changed = stepped(parameter, value, 1)
     elif direction in ("decrease", "remove"):
-        found = stepped(parameter, value, -1)
+        changed = stepped(parameter, value, -1)
     elif direction == "set":
-        to = remedy.change.get("to")
-        found = next((v for v in parameter.values if str(v) == str(to) and v != value), None)
+        to = move.change.get("to")
+        changed = next((v for v in parameter.values if str(v) == str(to) and v != value), None)
     else:
         others = [v for v in parameter.values if v != value]
-        found = others[0] if others else None
-    if direction == "increase" and isinstance(found, int | float) and remedy.limit is not None:
-        size = in_unit(found, parameter.unit, remedy.limit_unit, element_bytes)
-        if size is not None and size > remedy.limit:
+        changed = others[0] if others else None
+    if direction == "increase" and isinstance(changed, int | float) and move.limit is not None:
+        size = in_unit(changed, parameter.unit, move.limit_unit, element_bytes)
+        if size is not None and size > move.limit:
             return None
-    return found
+    return changed
 
 
 def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | None) -> float | None:
     """A parameter's value in the unit of a limit; None where the two cannot be compared: lanes are
-    no registers, and a tile's side is no size."""
+    not registers, and a tile's side is not a size."""
     if not unit or wanted is None:
         return None
     if unit == wanted:
@@ -252,7 +273,7 @@ def in_unit(value: float, unit: str, wanted: str | None, element_bytes: int | No
 
 
 def stepped(parameter: Parameter, value: Value, step: int) -> Value | None:
-    """The neighbour in the domain's order."""
+    """The value `step` places on in the domain's order; None at its end."""
     if value not in parameter.values:
         return None
     place = parameter.values.index(value) + step
@@ -283,3 +304,33 @@ def _proposal(context: Context, fitting: Fitting, choice: Choice) -> Proposal:
         attributed=choice.attributed,
         cases=fitting.cases,
     )
+
+
+def adapt_winner(
+    winner: Proposal,
+    problem: ProblemView,
+    recipes: Mapping[str, Recipe],
+    facts: Mapping[str, Value],
+    *,
+    same_problem: bool,
+) -> Proposal | None:
+    """A stored winner as a candidate for this problem; None where it does not fit.
+
+    An instance of a recipe is made anew with the winner's values, as its source may hold constants
+    of the other problem. Any other kernel does not say what it fits, so it is used only where it
+    won on this very problem (`same_problem`). `recipes` are those of the library, by name.
+    """
+    recipe = recipes.get(winner.recipe or "")
+    if recipe is None:
+        dtype = problem.main.dtype
+        cases = tuple(case.name for case in problem.cases if case.dtype == dtype)
+        return replace(winner, cases=cases) if same_problem else None
+    fitting = fit(recipe, problem, facts)
+    domains = {p.name: p.values for p in recipe.parameters}
+    known = winner.values.keys() == domains.keys() and all(
+        value in domains[name] for name, value in winner.values.items()
+    )
+    if fitting is None or not known or not allowed(recipe, winner.values, fitting.binding, facts):
+        return None
+    bundle = instantiate(recipe, winner.values, fitting.binding, problem.source)
+    return replace(winner, bundle=bundle, cases=fitting.cases)

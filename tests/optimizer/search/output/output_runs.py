@@ -144,8 +144,8 @@ def evaluation(
     bundle: Bundle | None, value: float | None, *, validity: str = "correct"
 ) -> Evaluation:
     """As the harness records one."""
-    found = None if value is None else interval(value)
-    timing = CaseTiming("main", "measured", 20.0, 20.0 / (value or 1.0), found, 100)
+    speedup = None if value is None else interval(value)
+    timing = CaseTiming("main", "measured", 20.0, 20.0 / (value or 1.0), speedup, 100)
     return Evaluation(
         key=f"key-{bundle.sha256 if bundle else 'reference'}",
         problem="scaled_rows",
@@ -156,12 +156,12 @@ def evaluation(
         toolchain="g++ 13; native=znver4",
         harness="2",
         validity=validity,  # type: ignore[arg-type]
-        timing="measured" if found else "none",
-        reached="diagnose" if found else "compile",
+        timing="measured" if speedup else "none",
+        reached="diagnose" if speedup else "compile",
         message="" if validity == "correct" else "error: expected ';'",
-        checks=(CaseCheck("main", 3, validity == "correct"),) if found else (),
-        timings=(timing,) if found else (),
-        speedup=found,
+        checks=(CaseCheck("main", 3, validity == "correct"),) if speedup else (),
+        timings=(timing,) if speedup else (),
+        speedup=speedup,
         flags=(Flag(29, "review", "faster than the ceilings give"),) if value == 2.1 else (),
         verdict=verdict_from_json(
             {
@@ -224,8 +224,8 @@ def winner_run(bundle: Bundle) -> tuple[RunRow, Tree, Outcome]:
 
 def no_gain_run() -> tuple[RunRow, Tree, Outcome]:
     nodes = [Node(0, None, "evaluated", None, evaluation(None, None))]
-    said = "no gain: no candidate is certainly faster than the reference"
-    return run_row(), Tree(nodes), Outcome(None, None, said)
+    reason = "no gain: no candidate is certainly faster than the reference"
+    return run_row(), Tree(nodes), Outcome(None, None, reason)
 
 
 def run_row() -> RunRow:

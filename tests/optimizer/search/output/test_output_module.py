@@ -26,7 +26,7 @@ from optimizer.evaluation.abi import DTYPE_CODES
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.confirm import Figure, Outcome
 from optimizer.search.output.module import package_name, write_module
-from optimizer.search.output.shipped import c_kernel
+from optimizer.search.output.shipped import kernels
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -72,10 +72,10 @@ def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProc
     site = next(p for p in sys.path if p.endswith("site-packages"))
     lone = folder / "lone"
     lone.mkdir(exist_ok=True)
-    for found in Path(site).iterdir():  # all but the editable install of this repository
-        skip = found.suffix == ".pth" or found.name.startswith(("__editable__", "kernlore"))
-        if not skip and not (lone / found.name).exists():
-            (lone / found.name).symlink_to(found)
+    for path in Path(site).iterdir():  # all but the editable install of this repository
+        skip = path.suffix == ".pth" or path.name.startswith(("__editable__", "kernlore"))
+        if not skip and not (lone / path.name).exists():
+            (lone / path.name).symlink_to(path)
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{folder}{os.pathsep}{lone}",
@@ -102,10 +102,10 @@ def written(folder: Path, bundle: Bundle) -> Path:
 def test_the_cpp_kernel_takes_what_was_measured_and_nothing_else(tmp_path: Path) -> None:
     package = written(tmp_path, cpp_bundle())
     assert package.name == "scaled_rows_kernel"
-    found = {path.name for path in package.iterdir()}
+    names = {path.name for path in package.iterdir()}
     own = [*(package / "_dispatch").glob("*.py"), package / "__init__.py"]
     assert len(own) > 5 and not any("optimizer" in path.read_text() for path in own)
-    assert {"kernel.cpp", "kernel.so", "kernlore_abi.h", "build.json", "dispatch.json"} <= found
+    assert {"kernel.cpp", "kernel.so", "kernlore_abi.h", "build.json", "dispatch.json"} <= names
     code = """
 new, old = pair(32)
 x = torch.randn(16, 32)
@@ -323,8 +323,8 @@ def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path) -> Non
 
 
 def test_the_table_holds_every_measured_case_with_its_interval(tmp_path: Path) -> None:
-    told = json.loads((written(tmp_path, cpp_bundle()) / "dispatch.json").read_text())
-    cases = {row["case"]: row for row in told["cases"]}
+    table = json.loads((written(tmp_path, cpp_bundle()) / "dispatch.json").read_text())
+    cases = {row["case"]: row for row in table["cases"]}
     assert {name: row["wins"] for name, row in cases.items()} == {
         "main": True, "slow": False, "shifted": False, "held": True
     }  # fmt: skip
@@ -349,6 +349,6 @@ def test_package_names_can_be_imported(problem: str, name: str) -> None:
 
 
 def test_the_shipped_codes_are_those_of_the_abi() -> None:
-    assert {str(d).removeprefix("torch."): n for d, n in c_kernel.DTYPE_CODES.items()} == dict(
+    assert {str(d).removeprefix("torch."): n for d, n in kernels.DTYPE_CODES.items()} == dict(
         DTYPE_CODES
     )

@@ -44,9 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
+def report_content(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return content
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def text(folder: Path) -> str:
     return (folder / "report.md").read_text()
 
 
-def test_the_result_is_three_figures_with_intervals(told: dict[str, Any]) -> None:
-    result = told["result"]
+def test_the_result_is_three_figures_with_intervals(report_content: dict[str, Any]) -> None:
+    result = report_content["result"]
     assert result["winner"] == 2
     assert result["gain"] == vars(interval(1.9, 48))
     assert result["inherited"] == vars(interval(1.4))
@@ -80,32 +80,32 @@ def test_without_inheritance_all_of_the_gain_is_new(tmp_path: Path) -> None:
     assert result["new"] == result["gain"] and result["inherited"] is None
 
 
-def test_cases_candidates_verdicts_and_costs(told: dict[str, Any]) -> None:
-    assert [(c["case"], c["held_out"], c["wins"]) for c in told["cases"]] == [
+def test_cases_candidates_verdicts_and_costs(report_content: dict[str, Any]) -> None:
+    assert [(c["case"], c["held_out"], c["wins"]) for c in report_content["cases"]] == [
         ("main", False, True),
         ("slow", False, False),
         ("shifted", False, True),
         ("held", True, True),
     ]
-    assert told["verdicts"]["outcomes"] == {
+    assert report_content["verdicts"]["outcomes"] == {
         "correct": 2,
         "not_compiled": 1,
         "duplicate": 1,
         "failed": 1,
     }
-    groups = {(g["origin"], g["synthesizer"], g["recipe"]): g for g in told["candidates"]}
+    groups = {(g["origin"], g["synthesizer"], g["recipe"]): g for g in report_content["candidates"]}
     assert sum(g["n"] for g in groups.values()) == 5
     lost = groups["llm", "llm", None]
     assert (lost["n"], lost["correct"], lost["best"]) == (3, 0, None)
     assert lost["failures"] == {"not_compiled": 1, "duplicate": 1, "failed": 1}
     assert groups["recipe", "recipe", "rows-once"]["best"] == vars(interval(1.4))
-    [model] = told["models"]
+    [model] = report_content["models"]
     assert (model["n"], model["tokens_in"], model["usd"]) == (4, 1230, 0.0125)
     assert model["usd_unknown"] == 3
 
 
-def test_the_path_tells_each_step(told: dict[str, Any]) -> None:
-    first, last = told["path"]
+def test_the_path_tells_each_step(report_content: dict[str, Any]) -> None:
+    first, last = report_content["path"]
     assert (first["from"], first["to"], last["from"], last["to"]) == (0, 1, 1, 2)
     assert first["inherited"] and first["attributed"] == ["sk_1"]
     assert last["changes"] == {"vector": [4, 8], "unroll": [None, 2]}
@@ -114,22 +114,24 @@ def test_the_path_tells_each_step(told: dict[str, Any]) -> None:
     assert last["shown"]["moves"] == ["mv_1", "mv_2"] and last["claimed"] == ["mv_1"]
 
 
-def test_what_was_not_measured_is_said(told: dict[str, Any]) -> None:
-    said = "\n".join(told["not_measured"])
-    assert "node 1: too busy" in said
-    assert "node 4: the same kernel as node 3" in said
-    assert "node 5" in said and "the device is gone" in said
-    assert "roofline" in said and "copy_bandwidth_pct" in said
+def test_what_was_not_measured_is_said(report_content: dict[str, Any]) -> None:
+    text = "\n".join(report_content["not_measured"])
+    assert "node 1: too busy" in text
+    assert "node 4: the same kernel as node 3" in text
+    assert "node 5" in text and "the device is gone" in text
+    assert "roofline" in text and "copy_bandwidth_pct" in text
 
 
-def test_no_figure_of_the_markdown_is_without_interval(text: str, told: dict[str, Any]) -> None:
+def test_no_figure_of_the_markdown_is_without_interval(
+    text: str, report_content: dict[str, Any]
+) -> None:
     assert len(WITH_INTERVAL.findall(text)) >= 12
     rest = WITH_INTERVAL.sub("", text)
     assert not re.search(r"\d\s*x\b", rest), "a speed-up without interval"
     # What is left with a decimal point is money and versions.
     decimals = set(re.findall(r"\d+\.\d+", rest))
     assert decimals == {"0.0125", "2.13"}
-    for case in told["cases"]:
+    for case in report_content["cases"]:
         row = next(line for line in text.splitlines() if line.startswith(f"| {case['case']} |"))
         assert WITH_INTERVAL.search(row)
 
@@ -187,14 +189,14 @@ def test_the_path_to_the_winner_is_thicker(folder: Path) -> None:
         n: re.search(rf'<g id="edge-{n}">.*?stroke-width: ([\d.]+)', source, re.DOTALL)
         for n in (1, 2, 4)
     }
-    thick = {n: float(found[1]) if found else 1.0 for n, found in widths.items()}
+    thick = {n: float(match[1]) if match else 1.0 for n, match in widths.items()}
     assert thick[1] == thick[2] > thick[4]
 
 
 def test_the_same_run_gives_the_same_plots(tmp_path: Path) -> None:
     _, tree, _ = winner_run(cpp_bundle())
-    one, two = (write_plots(tree, 2, tmp_path / name) for name in ("a", "b"))
-    assert one.drawn["tree"].read_text() == two.drawn["tree"].read_text()
+    first, second = (write_plots(tree, 2, tmp_path / name) for name in ("a", "b"))
+    assert first.drawn["tree"].read_text() == second.drawn["tree"].read_text()
 
 
 def test_the_position_is_drawn_where_the_shares_are_known(tmp_path: Path) -> None:
@@ -206,9 +208,9 @@ def test_the_position_is_drawn_where_the_shares_are_known(tmp_path: Path) -> Non
     _, tree, _ = winner_run(bundle)
     step = replace(tree[1], evaluation=replace(evaluation(bundle, 1.4), verdict=verdict))
     nodes: list[Node] = [replace(tree[0], evaluation=reference), step]
-    found = write_plots(Tree(nodes), 1, tmp_path)
-    ids = {element.get("id") for element in ET.parse(found.drawn["roofline"]).iter()}
-    assert {"position-reference", "position-winner"} <= ids and not found.left_out
+    plots = write_plots(Tree(nodes), 1, tmp_path)
+    ids = {element.get("id") for element in ET.parse(plots.drawn["roofline"]).iter()}
+    assert {"position-reference", "position-winner"} <= ids and not plots.left_out
 
 
 def test_a_run_without_candidates_has_plots(tmp_path: Path) -> None:

@@ -28,22 +28,22 @@ def bare_python(folder: Path) -> Path:
 
 def required() -> set[str]:
     """Distributions of this environment that torch and triton need, they included."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = list(GIVEN)
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in names:
             continue
         try:
             needs = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue  # triton, where torch was built for the CPU alone
-        found.add(name)
+        names.add(name)
         for text in needs:
             need = Requirement(text)
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 waiting.append(need.name)
-    return found
+    return names
 
 
 def top_level(names: set[str]) -> set[str]:

@@ -31,7 +31,7 @@ EVERY_MODULE = """
 import importlib, pkgutil
 import optimizer.search
 for module in pkgutil.iter_modules(optimizer.search.__path__, "optimizer.search."):
-    if not module.ispkg or module.name.endswith(".policies"):
+    if not module.ispkg:
         importlib.import_module(module.name)
 """
 SEARCH = """
@@ -46,14 +46,14 @@ from tests.optimizer.search.landscape import HARDWARE, VIEW, Steps, TableBench
 
 class Silent:
     def node(self, node, tree): ...
-    def said(self, message): ...
+    def log(self, message): ...
 
 store = FileStore(Path(sys.argv[2]))
 run = RunRow("run_bare", "hill", "sha", "x86-64", Goal(candidates=9))
 store.begin(run)
 knowledge = SnapshotKnowledge({}, "softmax", HARDWARE.facts)
 search = Search(run, store, TableBench(), [Steps()], knowledge, VIEW, HARDWARE, Silent())
-ended = search.go()
+ended = search.run()
 print(ended.state, search.tree.best.proposal.values["x"])
 """
 
@@ -76,9 +76,15 @@ def test_the_core_needs_the_standard_library_alone(code: str, tmp_path: Path) ->
 
 
 def test_a_session_needs_torch_and_what_torch_requires() -> None:
-    given = top_level(required())
-    assert "torch" in given and not given & {"numpy", "pydantic", "sqlalchemy", "typer", "httpx"}
-    done = refused("import optimizer.search.portable.session\n", OWN | given)
+    packages = top_level(required())
+    assert "torch" in packages and not packages & {
+        "numpy",
+        "pydantic",
+        "sqlalchemy",
+        "typer",
+        "httpx",
+    }
+    done = refused("import optimizer.search.portable.session\n", OWN | packages)
     assert done.returncode == 0, done.stderr
 
 

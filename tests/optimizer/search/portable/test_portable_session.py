@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.knowledge import Excerpt, Knowledge, Query, Remedy, ShownSkill
-from optimizer.search.portable.pack import write_session
-from optimizer.search.portable.session import SESSION
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
+from optimizer.search.portable.session import SESSION, write_session
 from optimizer.search.portable.snapshot import (
     KEPT_EXCERPTS,
     Snapshot,
@@ -24,8 +23,8 @@ TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
 
 
-def remedy(name: str, when: str) -> Remedy:
-    return Remedy(name, name, UP, None, None, "why", None, when)
+def move(name: str, when: str) -> Move:
+    return Move(name, name, UP, None, None, "why", None, when)
 
 
 class Source:
@@ -40,15 +39,15 @@ class Source:
         texts = (f"{query.signals[0]} {n}" for n in range(KEPT_EXCERPTS + 2))
         return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
 
-    def remedies(self, query: Query) -> Knowledge:
+    def moves(self, query: Query) -> Knowledge:
         self.acted.append((query.op, *query.signals))
         if not query.signals:
             begun = ShownSkill(f"tuned-{query.op}", "values", "Begin with them.", 0.9)
             return Knowledge("ret_begin", skills=(begun,))
         moves = (
-            remedy("mv_low", "metrics.l2_hit < 0.5"),
-            remedy("mv_softmax", "problem.op == 'softmax'"),
-            remedy("mv_always", ""),
+            move("mv_low", "metrics.l2_hit < 0.5"),
+            move("mv_softmax", "problem.op == 'softmax'"),
+            move("mv_always", ""),
         )
         skill = ShownSkill("wider-tiles", "tiles", "Raise the tile.", 0.5)
         return Knowledge(f"ret_{query.op}", (), moves, (skill,), FACTS)
@@ -60,43 +59,43 @@ def source() -> Source:
 
 
 @pytest.fixture
-def taken(source: Source) -> Snapshot:
+def snapshot(source: Source) -> Snapshot:
     signals, operators = ("memory_bound", "latency_bound"), ("softmax", "matmul", "softmax")
-    return take_snapshot(source.consult, source.remedies, signals, operators, TEMPLATE)
+    return take_snapshot(source.consult, source.moves, signals, operators, TEMPLATE)
 
 
-def query(*signals: str, **told: object) -> Query:
-    given = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **told}
-    return Query(**given)  # type: ignore[arg-type]
+def query(*signals: str, **changes: object) -> Query:
+    fields = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **changes}
+    return Query(**fields)  # type: ignore[arg-type]
 
 
-def test_documents_are_searched_once_for_a_signal(source: Source, taken: Snapshot) -> None:
+def test_documents_are_searched_once_for_a_signal(source: Source, snapshot: Snapshot) -> None:
     assert source.searched == [("", "memory_bound"), ("", "latency_bound")]
     # Two operators, one of them of two problems: their beginning, and each signal.
     assert len(source.acted) == 6 and ("softmax",) in source.acted
-    assert [len(rows) for rows in taken.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
+    assert [len(rows) for rows in snapshot.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
 
 
-def test_a_skill_is_stored_once(taken: Snapshot) -> None:
-    assert json.dumps(taken.as_json()).count("Raise the tile.") == 1
+def test_a_skill_is_stored_once(snapshot: Snapshot) -> None:
+    assert json.dumps(snapshot.as_json()).count("Raise the tile.") == 1
 
 
-def test_moves_are_decided_with_what_is_measured_there(taken: Snapshot) -> None:
-    knowledge = SnapshotKnowledge(json.loads(json.dumps(taken.as_json())), "softmax", FACTS)
-    found = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
-    assert [(move.id, move.applies) for move in found.remedies] == [
+def test_moves_are_decided_with_what_is_measured_there(snapshot: Snapshot) -> None:
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
+    answer = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
+    assert [(move.id, move.applies) for move in answer.moves] == [
         ("mv_softmax", True),
         ("mv_always", None),
     ]
-    assert found.retrieval_id == "ret_softmax" and found.facts == FACTS
-    assert found.skills[0].text == "Raise the tile."
-    assert [excerpt.text for excerpt in found.excerpts][:1] == ["memory_bound 0"]
+    assert answer.retrieval_id == "ret_softmax" and answer.facts == FACTS
+    assert answer.skills[0].text == "Raise the tile."
+    assert [excerpt.text for excerpt in answer.excerpts][:1] == ["memory_bound 0"]
     unmeasured = knowledge.consult(query("memory_bound"))
-    assert [move.applies for move in unmeasured.remedies] == [None, True, None]
+    assert [move.applies for move in unmeasured.moves] == [None, True, None]
 
 
-def test_a_search_begins_there_with_what_it_would_begin_with_here(taken: Snapshot) -> None:
-    knowledge = SnapshotKnowledge(json.loads(json.dumps(taken.as_json())), "softmax", FACTS)
+def test_a_search_begins_there_with_what_it_would_begin_with_here(snapshot: Snapshot) -> None:
+    knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
     (skill,) = knowledge.consult(query()).skills
     assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
 
@@ -106,13 +105,13 @@ def test_a_search_begins_there_with_what_it_would_begin_with_here(taken: Snapsho
     [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
 )
 def test_without_an_answer_there_are_the_facts(
-    taken: Snapshot, op: str, signals: tuple[str, ...]
+    snapshot: Snapshot, op: str, signals: tuple[str, ...]
 ) -> None:
-    knowledge = SnapshotKnowledge(taken.as_json(), op, FACTS)
+    knowledge = SnapshotKnowledge(snapshot.as_json(), op, FACTS)
     assert knowledge.consult(query(*signals)) == Knowledge(facts=FACTS)
 
 
-def test_a_session_holds_what_it_runs_on(tmp_path: Path, taken: Snapshot) -> None:
+def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: Snapshot) -> None:
     own = tmp_path / "mine.py"
     own.write_text(load_problem(Path("map_id")).source)
     problems = [load_problem(Path("map_id")), load_problem(own)]
@@ -122,13 +121,13 @@ def test_a_session_holds_what_it_runs_on(tmp_path: Path, taken: Snapshot) -> Non
         goal={},
         target={},
         problems=problems,
-        knowledge=taken,
+        knowledge=snapshot,
         recipes=[],
     )
     with zipfile.ZipFile(path) as packed:
-        told = json.loads(packed.read(SESSION))
+        session = json.loads(packed.read(SESSION))
         names = set(packed.namelist())
-    known = {entry["name"]: entry["known_as"] for entry in told["problems"]}
+    known = {entry["name"]: entry["known_as"] for entry in session["problems"]}
     assert known == {"map_id": "map_id", "mine": str(own)}
     assert {"__main__.py", "problems/map_id/problem.toml", "problems/mine/problem.py"} <= names
     assert "problems/mine/problem.toml" not in names

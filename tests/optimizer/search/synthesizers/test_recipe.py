@@ -18,14 +18,19 @@ from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.search.bench.local import Place
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.bench.local import Place, problem_view
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.records import Node, Proposal
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.match import Binding, Refusal, match, space
-from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.recipe.recipe import (
+    Binding,
+    Recipe,
+    Refusal,
+    instantiate,
+    match,
+    parse_recipe,
+    space,
+)
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, moved, stepped
 
 KERNEL = """
@@ -73,10 +78,10 @@ def get_inputs():
 
 def recipe(**changed: Any) -> Recipe:
     problems = Problems("test")
-    found = parse_recipe("scale", {**RAW, **changed}, {"references/kernel.cpp": KERNEL}, problems)
+    parsed = parse_recipe("scale", {**RAW, **changed}, {"references/kernel.cpp": KERNEL}, problems)
     problems.raise_if_any()
-    assert found is not None
-    return found
+    assert parsed is not None
+    return parsed
 
 
 def signature(*shape: int, dtype: str = "float32", out: tuple[int, ...] | None = None) -> Signature:
@@ -88,9 +93,9 @@ def signature(*shape: int, dtype: str = "float32", out: tuple[int, ...] | None =
     )
 
 
-def bound(found: Binding | Refusal) -> Binding:
-    assert isinstance(found, Binding), found
-    return found
+def bound(binding: Binding | Refusal) -> Binding:
+    assert isinstance(binding, Binding), binding
+    return binding
 
 
 @pytest.mark.parametrize(
@@ -114,28 +119,28 @@ def test_what_is_wrong_with_a_recipe_is_said(changed: dict[str, Any], said: str)
 
 
 def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
-    found = recipe()
+    scale = recipe()
     traits = {"mul.other": 2.0}
-    assert bound(match(found, signature(2, 3, 16), traits, {}, "elementwise")).dims == {
+    assert bound(match(scale, signature(2, 3, 16), traits, {}, "elementwise")).dims == {
         "rows": 6,
         "cols": 16,
     }
     refused = {
-        "is for elementwise": match(found, signature(4, 16), traits, {}, "softmax"),
-        "x is float32": match(found, signature(4, 16, dtype="float16"), traits, {}, "elementwise"),
-        "rows is 4": match(found, signature(4, 16, out=(5, 16)), traits, {}, "elementwise"),
-        "the problem has no": match(found, signature(4, 16), {}, {}, "elementwise"),
-        "does not hold": match(found, signature(4, 4), traits, {}, "elementwise"),
+        "is for elementwise": match(scale, signature(4, 16), traits, {}, "softmax"),
+        "x is float32": match(scale, signature(4, 16, dtype="float16"), traits, {}, "elementwise"),
+        "rows is 4": match(scale, signature(4, 16, out=(5, 16)), traits, {}, "elementwise"),
+        "the problem has no": match(scale, signature(4, 16), {}, {}, "elementwise"),
+        "does not hold": match(scale, signature(4, 4), traits, {}, "elementwise"),
     }
-    for said, refusal in refused.items():
-        assert isinstance(refusal, Refusal) and said in refusal.reason
+    for reason, refusal in refused.items():
+        assert isinstance(refusal, Refusal) and reason in refusal.reason
 
 
 def test_facts_prune_the_space_and_their_absence_does_not() -> None:
-    found = recipe()
-    binding = bound(match(found, signature(64, 256), {"mul.other": 2.0}, {}, "elementwise"))
-    assert len(list(space(found, binding, {}))) == 12
-    assert {v["tile"] for v in space(found, binding, {"l1d_size": 16384})} == {8, 16}
+    scale = recipe()
+    binding = bound(match(scale, signature(64, 256), {"mul.other": 2.0}, {}, "elementwise"))
+    assert len(list(space(scale, binding, {}))) == 12
+    assert {v["tile"] for v in space(scale, binding, {"l1d_size": 16384})} == {8, 16}
 
 
 def test_values_can_carry_no_code() -> None:
@@ -145,25 +150,25 @@ def test_values_can_carry_no_code() -> None:
     assert built.origin == "recipe" and built.parameters == {"chunk": 4, "tile": 8}
 
 
-REMEDY = Remedy("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
+REMEDY = Move("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
 
 
 def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> Context:
     case = CaseView("main", signature(64, 96), {"mul.other": 1.5}, True, "float32")
-    given = {
+    fields = {
         "problem": ProblemView("scale", "elementwise", "", PROBLEM, (case,), {}),
         "hardware": HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 1 << 20}),
         "parent": parent,
         "seen": (),
         "best": None,
-        "knowledge": Knowledge("ret_1", remedies=(REMEDY,)),
+        "knowledge": Knowledge("ret_1", moves=(REMEDY,)),
         "tried": tried,
         "step": len(tried) + 1,
         "seed": 1,
         "run_id": "run_1",
         "max_tokens": 100,
     }
-    return Context(**{**given, **changed})
+    return Context(**{**fields, **changed})
 
 
 def node(number: int, proposal: Proposal | None) -> Node:
@@ -177,9 +182,9 @@ def test_defaults_come_first_then_the_move_then_neighbours_then_the_rest() -> No
     assert first.attributed == ("scale",) and first.cases == ("main",)
     parent = node(1, first)
     tried, seen = [parent], []
-    while (found := proposers.propose(context(parent, tuple(tried)))) is not None:
-        seen.append((found.values["chunk"], found.values["tile"], found.attributed))
-        tried.append(node(len(tried) + 1, found))
+    while (proposal := proposers.propose(context(parent, tuple(tried)))) is not None:
+        seen.append((proposal.values["chunk"], proposal.values["tile"], proposal.attributed))
+        tried.append(node(len(tried) + 1, proposal))
     assert seen[0] == (4, 64, ("mv_1",))
     assert {(c, t) for c, t, _ in seen[1:4]} == {(16, 32), (1, 32), (4, 16)}
     assert len(seen) == 11  # the whole space but the default, each once
@@ -199,7 +204,7 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
 def test_a_moves_limit_and_direction() -> None:
     tile = recipe().parameter("tile")
     up = {"role": "tile_m", "direction": "increase"}
-    limited = Remedy("m", "m", up, 32, "f", "", True, limit_unit="count")
+    limited = Move("m", "m", up, 32, "f", "", True, limit_unit="count")
     counted = replace(tile, unit="count")
     assert moved(counted, 16, limited) == 32 and moved(counted, 32, limited) is None
     assert moved(tile, 32, limited) == 64  # of no stated unit: a limit says nothing of it
@@ -207,9 +212,9 @@ def test_a_moves_limit_and_direction() -> None:
     lanes = replace(tile, unit="elements")
     assert moved(lanes, 8, bits, 4) == 16 and moved(lanes, 16, bits, 4) is None
     assert moved(lanes, 16, bits, 2) == 32 and moved(lanes, 16, bits) == 32
-    down = Remedy("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
+    down = Move("m", "m", {"role": "tile_m", "direction": "decrease"}, None, None, "", True)
     assert moved(tile, 32, down) == 16 and moved(tile, 8, down) is None
-    to = Remedy("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
+    to = Move("m", "m", {"role": "tile_m", "direction": "set", "to": "64"}, None, None, "", True)
     assert moved(tile, 8, to) == 64 and moved(tile, 64, to) is None
     assert stepped(tile, 99, 1) is None
 
@@ -219,12 +224,12 @@ def measured(number: int, parent: int, values: dict[str, Any], merit: float, *mo
         recipe(), values, Binding({"rows": 64, "cols": 96}, {"factor": 1.5}), PROBLEM
     )
     proposal = Proposal(bundle, "recipe", parent, "", "scale", values, attributed=moves)
-    found = Evaluation(
+    evaluation = Evaluation(
         key="", problem="scale", candidate="", language="cpp", hardware="x86-64", device="cpu",
         toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
         speedup=Interval(merit, merit, merit, 6),
     )  # fmt: skip
-    return Node(number, parent, "evaluated", proposal, found)
+    return Node(number, parent, "evaluated", proposal, evaluation)
 
 
 def after(
@@ -232,9 +237,9 @@ def after(
 ) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     """What is proposed for the parent, one after another; nothing of it is measured."""
     proposer, nodes, seen = RecipeSynthesizer([recipe()], ["cpp"]), list(tried), []
-    while (found := proposer.propose(context(parent, tuple(nodes), **changed))) is not None:
-        seen.append((dict(found.values), found.attributed))
-        nodes.append(node(len(nodes) + 1, found))
+    while (proposal := proposer.propose(context(parent, tuple(nodes), **changed))) is not None:
+        seen.append((dict(proposal.values), proposal.attributed))
+        nodes.append(node(len(nodes) + 1, proposal))
     return seen
 
 
@@ -254,23 +259,23 @@ def test_a_step_that_won_is_taken_again_and_a_move_that_lost_waits() -> None:
 def test_undecided_moves_follow_those_that_hold_and_refuted_ones_move_nothing() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
     open_ = replace(REMEDY, applies=None)
-    holds = Remedy("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
-    both = after(start, start, knowledge=Knowledge("ret_1", remedies=(open_, holds)))
+    holds = Move("mv_2", "m", {"role": "block", "direction": "decrease"}, None, None, "", True)
+    both = after(start, start, knowledge=Knowledge("ret_1", moves=(open_, holds)))
     assert [moves for _, moves in both[:3]] == [("mv_2",), ("mv_1",), ()]
-    refuted = Knowledge("ret_1", remedies=(replace(REMEDY, applies=False),))
+    refuted = Knowledge("ret_1", moves=(replace(REMEDY, applies=False),))
     assert not [moves for _, moves in after(start, start, knowledge=refuted) if moves]
 
 
 def test_a_limit_is_that_of_the_very_chip() -> None:
     raw = [RAW["parameters"][0], {**RAW["parameters"][1], "unit": "elements"}]
-    wide = Remedy("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
+    wide = Move("mv_1", "", REMEDY.change, 4096.0, "vector_bits", "", True, "", "bit")
     start = measured(1, 0, {"chunk": 4, "tile": 16}, 1.0)
-    for bits, asked in ((512.0, False), (1024.0, True)):
+    for bits, allowed_here in ((512.0, False), (1024.0, True)):
         chip = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"vector_bits": bits})
-        told = Knowledge("ret_1", remedies=(wide,))
+        knowledge = Knowledge("ret_1", moves=(wide,))
         proposer = RecipeSynthesizer([recipe(parameters=raw)], ["cpp"])
-        found = proposer.propose(context(start, (start,), hardware=chip, knowledge=told))
-        assert found is not None and (found.attributed == ("mv_1",)) is asked
+        proposal = proposer.propose(context(start, (start,), hardware=chip, knowledge=knowledge))
+        assert proposal is not None and (proposal.attributed == ("mv_1",)) is allowed_here
     assert proposer.roles(context(start, ()).problem) == ("block", "tile_m")
 
 
@@ -287,8 +292,8 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path) -> None:
     bundle = instantiate(recipe(), recipe().defaults, binding, problem.source)
     place = Place(Target("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
     with Evaluator(problem, place.target, EvaluationSettings(threads=1)) as evaluator:
-        found = evaluator.evaluate(bundle, place.toolchain)
-    assert found.correct, found.log
+        evaluation = evaluator.evaluate(bundle, place.toolchain)
+    assert evaluation.correct, evaluation.log
 
 
 @pytest.mark.parametrize(
@@ -304,6 +309,6 @@ def test_every_shipped_recipe_can_be_read(folder: Path) -> None:
         if p.is_file()
     }
     problems = Problems(root.name)
-    found = parse_recipe(root.name, json.loads(files["references/recipe.json"]), files, problems)
+    parsed = parse_recipe(root.name, json.loads(files["references/recipe.json"]), files, problems)
     problems.raise_if_any()
-    assert found is not None and len(found.parameters) >= 1
+    assert parsed is not None and len(parsed.parameters) >= 1

@@ -10,11 +10,12 @@ import pytest
 
 from optimizer.search.attribution import CHANGED, attribution
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.loop import Search
 from optimizer.search.propose import Task
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.recipe.knobs import (
+from optimizer.search.synthesizers.recipe.recipe import Parameter
+from optimizer.search.synthesizers.recipe.steps import (
     Knob,
     NoStep,
     avoided,
@@ -23,10 +24,9 @@ from optimizer.search.synthesizers.recipe.knobs import (
     does,
     turned,
 )
-from optimizer.search.synthesizers.recipe.recipe import Parameter
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, TableBench, Told
+from tests.optimizer.search.landscape import HARDWARE, VIEW, Moves, RecordingListener, TableBench
 from tests.optimizer.search.synthesizers.test_recipe import (
     PROBLEM,
     REMEDY,
@@ -45,13 +45,13 @@ PROBLEM_VIEW = replace(
 )
 
 
-def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> Remedy:
-    return Remedy(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
+def warning(*knobs: Knob, identity: str = "avoid-it#0", applies: bool | None = None) -> Move:
+    return Move(identity, "avoid", avoiding(knobs), None, None, "Slower.", applies)
 
 
-def proposed(*remedies: Remedy, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+def proposed(*moves: Move, **values: int) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     parent = measured(1, 0, {"chunk": 4, "tile": 16, **values}, 1.0)
-    return after(parent, parent, knowledge=Knowledge("ret_1", remedies=remedies))
+    return after(parent, parent, knowledge=Knowledge("ret_1", moves=moves))
 
 
 # -- the order
@@ -76,43 +76,43 @@ def test_a_warning_that_does_not_hold_or_is_of_another_role_changes_nothing() ->
 
 
 def test_no_warning_is_followed_as_a_move_or_named_as_the_maker() -> None:
-    made = proposed(warning(Knob("tile_m", "decrease")), warning(LARGER, identity="other#0"))
-    assert {attributed for _, attributed in made} == {()}
-    assert made[0][0]["tile"] == 16 and len(made) == 11
+    choices = proposed(warning(Knob("tile_m", "decrease")), warning(LARGER, identity="other#0"))
+    assert {attributed for _, attributed in choices} == {()}
+    assert choices[0][0]["tile"] == 16 and len(choices) == 11
 
 
 def test_of_two_knobs_only_both_together_are_avoided() -> None:
     both = warning(LARGER, Knob("block", "decrease"))
-    made = [values for values, _ in proposed(both)]
-    assert {(v["chunk"], v["tile"]) for v in made[-2:]} == {(1, 32), (1, 64)}
-    assert {"chunk": 4, "tile": 32} in made[:4] and {"chunk": 1, "tile": 16} in made[:4]
+    chosen = [values for values, _ in proposed(both)]
+    assert {(v["chunk"], v["tile"]) for v in chosen[-2:]} == {(1, 32), (1, 64)}
+    assert {"chunk": 4, "tile": 32} in chosen[:4] and {"chunk": 1, "tile": 16} in chosen[:4]
 
 
 def test_what_has_just_won_in_this_run_weighs_more_than_a_warning() -> None:
     start = measured(1, 0, {"chunk": 4, "tile": 8}, 1.0)
     won = measured(2, 1, {"chunk": 4, "tile": 16}, 1.5)
-    told = Knowledge("ret_1", remedies=(warning(LARGER),))
-    assert after(won, start, won, knowledge=told)[0] == ({"chunk": 4, "tile": 32}, ())
+    knowledge = Knowledge("ret_1", moves=(warning(LARGER),))
+    assert after(won, start, won, knowledge=knowledge)[0] == ({"chunk": 4, "tile": 32}, ())
     lost = measured(2, 1, {"chunk": 4, "tile": 16}, 0.5)
-    waiting = [values for values, _ in after(start, start, lost, knowledge=told)[-2:]]
+    waiting = [values for values, _ in after(start, start, lost, knowledge=knowledge)[-2:]]
     assert sorted(values["tile"] for values in waiting) == [32, 64]
     assert {values["chunk"] for values in waiting} == {4}
 
 
 def test_a_late_step_says_who_warned_of_it() -> None:
     parent = measured(1, 0, {"chunk": 4, "tile": 32}, 1.0)
-    told = Knowledge("ret_1", remedies=(warning(LARGER),))
+    knowledge = Knowledge("ret_1", moves=(warning(LARGER),))
     others = [
         measured(2 + number, 1, {"chunk": chunk, "tile": tile}, 0.5)
         for number, (chunk, tile) in enumerate(
             (c, t) for c in (1, 4, 16) for t in (8, 16, 32, 64) if (c, t) not in ((4, 32), (4, 64))
         )
     ]
-    found = RecipeSynthesizer([recipe()], ["cpp"]).propose(
-        context(parent, (parent, *others), knowledge=told)
+    proposal = RecipeSynthesizer([recipe()], ["cpp"]).propose(
+        context(parent, (parent, *others), knowledge=knowledge)
     )
-    assert found is not None and found.values == {"chunk": 4, "tile": 64}
-    assert found.plan.endswith("Tried last: avoid-it#0 says to avoid it.")
+    assert proposal is not None and proposal.values == {"chunk": 4, "tile": 64}
+    assert proposal.plan.endswith("Tried last: avoid-it#0 says to avoid it.")
 
 
 # -- one step
@@ -151,9 +151,11 @@ def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, Task]
     row = RunRow("run_1", "hill", "0" * 64, "x86-64", goal)
     store = FileStore(folder)
     store.begin(row)
-    bench = TableBench(lambda made: 2.0 - int(made.values["tile"]) / 100)
-    search = Search(row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, Told())
-    search.go()
+    bench = TableBench(lambda proposal: 2.0 - int(proposal.values["tile"]) / 100)
+    search = Search(
+        row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, RecordingListener()
+    )
+    search.run()
     return Tree(store.nodes("run_1")), Task("run_1", goal, PROBLEM_VIEW, HARDWARE)
 
 
@@ -172,12 +174,12 @@ def test_a_warning_that_was_shown_is_stored_and_found_by_leaving_it_out(tmp_path
     assert {node.shown.moves for node in tree.nodes[1:]} == {("mv_up", "avoid-it#0")}
     free, _ = run(tmp_path / "free", Moves(up))
     assert values_of(free)[1] == {"chunk": 4, "tile": 64} != values_of(tree)[1]
-    found = {one.node: one for one in attribution(tree, task, [proposer()], knowledge)}
-    assert found[2].attributed == ("avoid-it#0",) and not found[2].note
-    assert found[2].recorded == ()  # it made no candidate, so none counts as its use
-    assert found[1].attributed == ()  # the defaults come first either way
+    attributions = {item.node: item for item in attribution(tree, task, [proposer()], knowledge)}
+    assert attributions[2].attributed == ("avoid-it#0",) and not attributions[2].note
+    assert attributions[2].recorded == ()  # it made no candidate, so none counts as its use
+    assert attributions[1].attributed == ()  # the defaults come first either way
     gone = attribution(tree, task, [proposer()], Moves(up))
-    assert {one.note for one in gone} == {CHANGED}
+    assert {item.note for item in gone} == {CHANGED}
 
 
 def test_a_run_without_knowledge_sees_no_warning(tmp_path: Path) -> None:

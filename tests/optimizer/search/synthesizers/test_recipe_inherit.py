@@ -9,13 +9,11 @@ from pathlib import Path
 from kb.hardware.checks import Problems
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.recipe.inherit import fitted
-from optimizer.search.synthesizers.recipe.instantiate import instantiate
-from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
-from optimizer.search.synthesizers.recipe.synthesizer import fit
+from optimizer.search.synthesizers.base import ProblemView
+from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, instantiate, parse_recipe
+from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner, fit
 
 LIBRARY = Path(__file__).resolve().parents[4] / "skills" / "library"
 SOFTMAX = "cpp-fused-row-softmax"
@@ -46,17 +44,19 @@ def test_an_instance_is_made_anew_for_a_problem_that_its_recipe_fits() -> None:
     recipe, problem = shipped(SOFTMAX), view("softmax")
     elsewhere = won(recipe, problem, chunk=recipe.parameters[0].values[0])
     stale = replace(elsewhere, bundle=replace(elsewhere.bundle, files={"kernel.cpp": "// old"}))
-    found = fitted(stale, problem, {recipe.name: recipe}, {}, same_problem=False)
-    assert found is not None and found.bundle == elsewhere.bundle
-    assert found.values == elsewhere.values and found.cases == elsewhere.cases
+    adapted = adapt_winner(stale, problem, {recipe.name: recipe}, {}, same_problem=False)
+    assert adapted is not None and adapted.bundle == elsewhere.bundle
+    assert adapted.values == elsewhere.values and adapted.cases == elsewhere.cases
 
 
 def test_a_recipe_that_does_not_fit_is_not_inherited() -> None:
     recipe = shipped("cpp-panel-conv1d")
     winner = won(recipe, view("conv1d"))
     for other in ("depthwise_conv2d", "conv_transpose2d", "pointwise_conv2d"):
-        assert fitted(winner, view(other), {recipe.name: recipe}, {}, same_problem=False) is None
-    assert fitted(winner, view("conv1d"), {recipe.name: recipe}, {}, same_problem=False)
+        assert (
+            adapt_winner(winner, view(other), {recipe.name: recipe}, {}, same_problem=False) is None
+        )
+    assert adapt_winner(winner, view("conv1d"), {recipe.name: recipe}, {}, same_problem=False)
 
 
 def test_values_that_the_recipe_or_the_chip_does_not_allow_are_not_inherited() -> None:
@@ -66,11 +66,11 @@ def test_values_that_the_recipe_or_the_chip_does_not_allow_are_not_inherited() -
     first = recipe.parameters[0].name
     for values in ({**winner.values, first: 1234567}, {first: winner.values[first]}):
         odd = replace(winner, values=values)
-        assert fitted(odd, problem, library, {}, same_problem=True) is None
+        assert adapt_winner(odd, problem, library, {}, same_problem=True) is None
     recipe, problem = shipped("cpp-panel-conv1d"), view("conv1d")
     library, winner = {recipe.name: recipe}, won(recipe, problem, lanes=16)
-    assert fitted(winner, problem, library, {"vector_bits": 512}, same_problem=False)
-    assert fitted(winner, problem, library, {"vector_bits": 128}, same_problem=False) is None
+    assert adapt_winner(winner, problem, library, {"vector_bits": 512}, same_problem=False)
+    assert adapt_winner(winner, problem, library, {"vector_bits": 128}, same_problem=False) is None
 
 
 def test_any_other_kernel_is_inherited_by_its_own_problem_alone() -> None:
@@ -78,7 +78,7 @@ def test_any_other_kernel_is_inherited_by_its_own_problem_alone() -> None:
     bundle = Bundle({"k.cpp": "// by hand"}, "k.cpp", "cpp", "kernlore_run", {}, "llm")
     for recipe in (None, "a-recipe-that-is-gone"):
         winner = Proposal(bundle, "llm", recipe=recipe)
-        assert fitted(winner, problem, {}, {}, same_problem=False) is None
-        found = fitted(winner, problem, {}, {}, same_problem=True)
-        assert found is not None and found.bundle is bundle
-        assert set(found.cases) <= {case.name for case in problem.cases}
+        assert adapt_winner(winner, problem, {}, {}, same_problem=False) is None
+        adapted = adapt_winner(winner, problem, {}, {}, same_problem=True)
+        assert adapted is not None and adapted.bundle is bundle
+        assert set(adapted.cases) <= {case.name for case in problem.cases}

@@ -12,9 +12,9 @@ from kb.catalog import Catalog
 from kb.catalog.skills import SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
 from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.curator.records import Ratio
 from skills.trials.ablation import RecipeAblation
@@ -140,7 +140,7 @@ class Remembered(NoKnowledge):
     def consult(self, query: Query) -> Knowledge:
         self.asked.append(query)
         shown = ShownSkill(self.skill.name, "", self.skill.body, 1.0)
-        return Knowledge("ret_1", remedies=remedies_of(self.skill), skills=(shown,))
+        return Knowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
 
 
 def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) ->
     query = Query((), {}, "", "x86-64", "reduction", "cpp", "float32", "run_1", 0, 100)
     with_it = WithSkill(source, skill, "").consult(query)
     assert [s.name for s in with_it.skills] == [skill.name]
-    assert [r.id for r in with_it.remedies] == ["any-wider-lanes#0"]
-    assert [skill_of(r.id) for r in with_it.remedies] == [skill.name]
+    assert [r.id for r in with_it.moves] == ["any-wider-lanes#0"]
+    assert [skill_of(r.id) for r in with_it.moves] == [skill.name]
     without = WithSkill(source, None, skill.name).consult(query)
-    assert without.skills == () and without.remedies == ()
+    assert without.skills == () and without.moves == ()
     assert [query.run_id for query in source.asked] == ["", ""]  # nothing is withheld by chance

@@ -16,13 +16,13 @@ from kb.catalog.skills import EvidenceRow, SkillEvent, SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.records import Proposal, Value
 from optimizer.search.runs.avoided import knobs_of, warning_of
 from optimizer.search.runs.skill_moves import recipe_of
-from optimizer.search.synthesizers.recipe.knobs import Knob
+from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.synthesizers.recipe.steps import Knob
 from skills.curator.records import Ratio
 from skills.trials.ablation import RecipeAblation
 from skills.trials.forced import MAX_PAIRS

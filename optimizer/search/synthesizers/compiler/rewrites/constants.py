@@ -72,15 +72,15 @@ class Folded(torch.nn.Module):
     def text(self, name: str) -> str:
         """As a function of the module that a candidate is."""
         code = self.graph.python_code("self").src.strip("\n")
-        return _DEF.sub(lambda found: f"def {name}({found.group(1)}):", code, count=1)
+        return _DEF.sub(lambda match: f"def {name}({match.group(1)}):", code, count=1)
 
 
 def folded_in(graph: fx.Graph) -> dict[str, Folded]:
     """The kept results of a graph, by the names that it calls them by."""
     root = graph.owning_module
     names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-    found = {n: root.get_submodule(n) for n in names} if root is not None else {}
-    return {name: module for name, module in found.items() if isinstance(module, Folded)}
+    modules = {n: root.get_submodule(n) for n in names} if root is not None else {}
+    return {name: module for name, module in modules.items() if isinstance(module, Folded)}
 
 
 def kept_constant(node: Node) -> bool:
@@ -90,14 +90,14 @@ def kept_constant(node: Node) -> bool:
         return False
     if all(_is_constant(user) for user in node.users) or _may_be_written(node):
         return False
-    inside, given = _expression(node)
+    inside, parts = _expression(node)
     name = f"{NAME}_{len(folded_in(node.graph))}"
-    root.add_submodule(name, Folded(_apart(inside, given)))
+    root.add_submodule(name, Folded(_apart(inside, parts)))
     # As early as can be: a compiler leaves the graph there.
     first = next(n for n in node.graph.nodes if n.op != "placeholder")
-    place = node.graph.inserting_after(given[-1]) if given else node.graph.inserting_before(first)
+    place = node.graph.inserting_after(parts[-1]) if parts else node.graph.inserting_before(first)
     with place:
-        kept = node.graph.call_module(name, tuple(given))
+        kept = node.graph.call_module(name, tuple(parts))
     kept.meta = {**node.meta, KEPT: True}
     node.replace_all_uses_with(kept, delete_user_cb=lambda user: not _is_constant(user))
     return True
@@ -129,8 +129,8 @@ def _may_be_written(node: Node) -> bool:
     """It would leave the forward or be overwritten in it: who gets it may write into it."""
     own = _memory(node)
     takers = (n for n in node.graph.nodes if n.op == "output" or overwrites(n))
-    taken = (part for taker in takers for part in taker.all_input_nodes)
-    return any(part is node or _memory(part) & own for part in taken)
+    reached = (part for taker in takers for part in taker.all_input_nodes)
+    return any(part is node or _memory(part) & own for part in reached)
 
 
 def _memory(node: Node) -> set[int]:
@@ -139,13 +139,13 @@ def _memory(node: Node) -> set[int]:
 
 
 def _tensors(node: Node) -> Iterator[torch.Tensor]:
-    found: Sequence[Any] = pytree.tree_leaves(node.meta.get("val"))
-    return (value for value in found if isinstance(value, torch.Tensor))
+    leaves: Sequence[Any] = pytree.tree_leaves(node.meta.get("val"))
+    return (value for value in leaves if isinstance(value, torch.Tensor))
 
 
 def _expression(node: Node) -> tuple[list[Node], list[Node]]:
     """What a constant is made by, in order, and of: numbers, sizes and constant tensors."""
-    inside, given = {node}, set()
+    inside, parts = {node}, set()
     waiting = [node]
     while waiting:
         for part in waiting.pop().all_input_nodes:
@@ -153,14 +153,14 @@ def _expression(node: Node) -> tuple[list[Node], list[Node]]:
                 waiting += [part] if part not in inside else []
                 inside.add(part)
             else:
-                given.add(part)
+                parts.add(part)
     order = list(node.graph.nodes)
-    return [n for n in order if n in inside], [n for n in order if n in given]
+    return [n for n in order if n in inside], [n for n in order if n in parts]
 
 
-def _apart(inside: Sequence[Node], given: Sequence[Node]) -> fx.Graph:
+def _apart(inside: Sequence[Node], parts: Sequence[Node]) -> fx.Graph:
     graph = fx.Graph()
-    places = {node: graph.placeholder(node.name) for node in given}
+    places = {node: graph.placeholder(node.name) for node in parts}
     for node in inside:
         places[node] = graph.node_copy(node, lambda part: places[part])
     graph.output(places[inside[-1]])

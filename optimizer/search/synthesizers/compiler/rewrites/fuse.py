@@ -54,12 +54,12 @@ def _without_maximum(node: Node, dim: int) -> Node | None:
         top = top.args[0]  # max with a dimension gives values and indices
     elif called(top) == "getattr" and isinstance(top, Node) and top.args[1] == "values":
         top = top.args[0]
-    found = operand(top, "max", "amax")
-    if found is None or not isinstance(x, Node) or found.args[0] is not x:
+    maximum = operand(top, "max", "amax")
+    if maximum is None or not isinstance(x, Node) or maximum.args[0] is not x:
         return None
     known = shape(x)
-    its = one_dim(argument(found, 1, "dim"), len(known) if known else None)
-    return x if its == dim and argument(found, 2, "keepdim", False) else None
+    its = one_dim(argument(maximum, 1, "dim"), len(known) if known else None)
+    return x if its == dim and argument(maximum, 2, "keepdim", False) else None
 
 
 def log_softmax(node: Node) -> bool:
@@ -157,10 +157,10 @@ def _of_width(value: object, x: object) -> bool:
 
 def rms_norm(node: Node) -> bool:
     """x * rsqrt(mean(x * x) + eps), with its scale where one follows."""
-    found = _over_root(node)
-    if found is None or not _mean_square(found[1], found[0]) or not is_float(found[0]):
+    parts = _over_root(node)
+    if parts is None or not _mean_square(parts[1], parts[0]) or not is_float(parts[0]):
         return False
-    x, _, eps = found
+    x, _, eps = parts
     end, weight = _followed(node, "mul", x)
     replace(end, F.rms_norm, (x, _width_of(end, x), weight, eps), {})
     return True
@@ -168,9 +168,9 @@ def rms_norm(node: Node) -> bool:
 
 def layer_norm(node: Node) -> bool:
     """(x - mean) * rsqrt(variance + eps), with scale and bias where they follow."""
-    found = _over_root(node)
-    centred = operand(found[0], "sub") if found is not None else None
-    if found is None or centred is None or len(centred.args) != 2:
+    parts = _over_root(node)
+    centred = operand(parts[0], "sub") if parts is not None else None
+    if parts is None or centred is None or len(centred.args) != 2:
         return False
     x, mean = centred.args
     mean = operand(mean, "mean")
@@ -178,11 +178,11 @@ def layer_norm(node: Node) -> bool:
         return False
     if not isinstance(x, Node) or not last(argument(mean, 1, "dim"), x):
         return False
-    if not (_mean_square(found[1], centred) or _variance(found[1], x)):
+    if not (_mean_square(parts[1], centred) or _variance(parts[1], x)):
         return False
     end, weight = _followed(node, "mul", x)
     end, bias = _followed(end, "add", x)
-    replace(end, F.layer_norm, (x, _width_of(end, x), weight, bias, found[2]), {})
+    replace(end, F.layer_norm, (x, _width_of(end, x), weight, bias, parts[2]), {})
     return True
 
 
@@ -191,8 +191,8 @@ def _variance(value: object, of: object) -> bool:
     var = operand(value, "var")
     if var is None or var.args[0] is not of or not var.kwargs.get("keepdim"):
         return False
-    given = var.kwargs.get("unbiased"), var.kwargs.get("correction")
-    plain = given[0] is False or (given[1] is not None and near(given[1], 0.0))
+    corrections = var.kwargs.get("unbiased"), var.kwargs.get("correction")
+    plain = corrections[0] is False or (corrections[1] is not None and near(corrections[1], 0.0))
     return plain and last(argument(var, 1, "dim"), of)
 
 
@@ -222,8 +222,8 @@ def silu(node: Node) -> bool:
     if called(node) != "mul":
         return False
     for x, gate in either(node):
-        found = operand(gate, "sigmoid")
-        if found is not None and found.args[0] is x and isinstance(x, Node):
+        sigmoid = operand(gate, "sigmoid")
+        if sigmoid is not None and sigmoid.args[0] is x and isinstance(x, Node):
             replace(node, F.silu, (x,), {})
             return True
     return False
@@ -248,9 +248,9 @@ def gelu(node: Node) -> bool:
 def _in_error_function(value: object) -> Node | None:
     """x of 1 + erf(x / sqrt 2)."""
     added = operand(value, "add")
-    for one, erf in either(added) if added is not None else ():
-        found = operand(erf, "erf")
-        inner = found.args[0] if found is not None and near(one, 1.0) else None
+    for number, erf in either(added) if added is not None else ():
+        call = operand(erf, "erf")
+        inner = call.args[0] if call is not None and near(number, 1.0) else None
         if not isinstance(inner, Node) or len(inner.args) != 2:
             continue
         scale = literal(inner.args[1])

@@ -1,4 +1,4 @@
-"""What rules see of a graph: operators by one name however they were written (`torch.mul`, `*`,
+"""How rules read a graph: operators by one name however they were written (`torch.mul`, `*`,
 `.mul()`), their arguments by place or name, shapes and dtypes from fake tensors.
 """
 
@@ -54,7 +54,7 @@ _RANDOM = {
 
 
 def called(node: object) -> str:
-    """The name of the operator of a call; of anything else the empty word."""
+    """The name of a call's operator; "" for anything that is no call."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return ""
     if node.op == "call_method":
@@ -65,6 +65,7 @@ def called(node: object) -> str:
 
 
 def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, by position or else by name."""
     if place < len(node.args):
         return node.args[place]
     return node.kwargs.get(name, default)
@@ -76,17 +77,19 @@ def operand(value: object, *names: str) -> Node | None:
 
 
 def tensor(value: object) -> torch.Tensor | None:
-    """What is known of a node's tensor: a fake one."""
+    """The fake tensor of a node, with shape and dtype; None where there is none."""
     known = value.meta.get("val") if isinstance(value, Node) else None
     return known if isinstance(known, torch.Tensor) else None
 
 
 def shape(value: object) -> tuple[int, ...] | None:
+    """The sizes of a node's tensor; None where they are not known."""
     known = tensor(value)
     return tuple(known.shape) if known is not None else None
 
 
 def is_float(value: object) -> bool:
+    """Whether a node's tensor is known to have a floating-point type."""
     known = tensor(value)
     return known is not None and known.is_floating_point()
 
@@ -101,12 +104,14 @@ def is_number(value: object) -> bool:
 
 
 def literal(value: object) -> float | None:
+    """A literal number as float; None for anything else, booleans included."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def near(value: object, wanted: float) -> bool:
-    found = literal(value)
-    return found is not None and math.isclose(found, wanted, rel_tol=1e-6)
+    """Whether a literal equals a number to within 1e-6 of it."""
+    number = literal(value)
+    return number is not None and math.isclose(number, wanted, rel_tol=1e-6)
 
 
 def one_dim(value: object, rank: int | None) -> int | None:
@@ -133,17 +138,19 @@ def either(node: Node) -> Iterator[tuple[Any, Any]]:
 
 
 def only_user(value: object, user: Node) -> bool:
+    """Whether a node's result is used by this node alone."""
     return isinstance(value, Node) and set(value.users) == {user}
 
 
 def factors(value: object) -> list[object]:
-    """Of a product, through nested ones."""
+    """The factors of a product, nested products included."""
     if isinstance(value, Node) and called(value) == "mul" and len(value.args) == 2:
         return [*factors(value.args[0]), *factors(value.args[1])]
     return [value]
 
 
 def writes_in_place(node: Node) -> bool:
+    """Whether a call writes into one of its arguments."""
     name = called(node)
     trailing = name.endswith("_") and not name.endswith("__")
     return trailing or name in _WRITERS or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
@@ -158,7 +165,7 @@ def overwrites(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Another result each time, or none that is defined."""
+    """Whether a call gives another result each time, or an undefined result."""
     return called(node) in _RANDOM
 
 
@@ -172,8 +179,8 @@ def replace(node: Node, function: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def operators(graph: fx.Graph) -> int:
-    """How many operators a call runs; asking for a size, picking one of several or taking what was
-    kept is none."""
+    """How many operators a call runs; reading a size, picking one of several results and taking a
+    kept result do not count."""
     calls = ("call_function", "call_method", "call_module")
     asks = ("getattr", "size", "dim", "getitem")
     runs = (node for node in graph.nodes if node.op in calls and not node.meta.get(KEPT))

@@ -28,10 +28,10 @@ PRODUCTS = ("matmul", "mm", "bmm")
 
 
 def _operands(node: object) -> tuple[Node, Node] | None:
-    found = operand(node, *PRODUCTS)
-    if found is None or len(found.args) != 2:
+    product = operand(node, *PRODUCTS)
+    if product is None or len(product.args) != 2:
         return None
-    left, right = found.args
+    left, right = product.args
     return (left, right) if isinstance(left, Node) and isinstance(right, Node) else None
 
 
@@ -42,8 +42,8 @@ def _transposed(value: object, first: int, second: int) -> Node | None:
         return None
     rank = len(shape(node) or ())
     if called(node) == "transpose":
-        given = {int(d) % rank for d in node.args[1:3] if isinstance(d, int)} if rank else set()
-        return node.args[0] if given == {first % rank, second % rank} and len(given) == 2 else None
+        dims = {int(d) % rank for d in node.args[1:3] if isinstance(d, int)} if rank else set()
+        return node.args[0] if dims == {first % rank, second % rank} and len(dims) == 2 else None
     plain = called(node) == "t" or node.args[1] in ("T", "mT")
     return node.args[0] if plain and rank == 2 else None
 
@@ -102,13 +102,13 @@ def attention(node: Node) -> bool:
     if len(shape(node) or ()) < 3 or not _alike(key, pair[1]):
         return False
     if isinstance(scale, Node | float) or scale is None:
-        given = {"attn_mask": mask} if mask is not None else {}
+        masking = {"attn_mask": mask} if mask is not None else {}
         factor = 1.0 if scale is None else scale
         replace(
             node,
             F.scaled_dot_product_attention,
             (inner[0], key, pair[1]),
-            {**given, "scale": factor},
+            {**masking, "scale": factor},
         )
         return True
     return False
@@ -116,8 +116,8 @@ def attention(node: Node) -> bool:
 
 def _alike(left: object, right: object) -> bool:
     """Same dtype and same leading dimensions."""
-    one, two = shape(left), shape(right)
-    return one is not None and two is not None and one[:-2] == two[:-2]
+    first, second = shape(left), shape(right)
+    return first is not None and second is not None and first[:-2] == second[:-2]
 
 
 def _masked(scores: object, user: Node) -> tuple[object, object]:
@@ -213,14 +213,14 @@ def merged_products(node: Node) -> bool:
         return False
     pairs = [_operands(part) for part in parts]
     sources = {_picked(pair, n) for n, pair in enumerate(pairs)}
-    found = next(iter(sources))
-    if len(sources) != 1 or found is None:
+    operands = next(iter(sources))
+    if len(sources) != 1 or operands is None:
         return False
-    if any((shape(source) or (0,))[0] != len(parts) for source in found):
+    if any((shape(source) or (0,))[0] != len(parts) for source in operands):
         return False
-    if any(len(shape(source) or ()) != 3 for source in found):
+    if any(len(shape(source) or ()) != 3 for source in operands):
         return False
-    replace(node, torch.bmm, found, {})
+    replace(node, torch.bmm, operands, {})
     return True
 
 
@@ -228,8 +228,8 @@ def _picked(pair: tuple[Node, Node] | None, place: int) -> tuple[Node, Node] | N
     """What two operands are the place-th members of."""
     if pair is None:
         return None
-    found = [operand(part, "getitem") for part in pair]
-    sources = [f.args[0] for f in found if f is not None and f.args[1] == place]
+    picks = [operand(part, "getitem") for part in pair]
+    sources = [f.args[0] for f in picks if f is not None and f.args[1] == place]
     if len(sources) != 2 or not all(isinstance(source, Node) for source in sources):
         return None
     return sources[0], sources[1]  # type: ignore[return-value]

@@ -17,10 +17,9 @@ from torch.fx import Node
 from optimizer.search.synthesizers.compiler.rewrites import (
     constants,
     fuse,
-    layout,
+    layers,
     products,
     simplify,
-    weights,
 )
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, written
@@ -31,8 +30,8 @@ MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the
 
 @dataclass(frozen=True)
 class Rule:
-    """about: what it does, for a reader. fewer: it has to take operators out. alone: it is a gamble
-    on the machine, so it is no part of all rules together."""
+    """A rewrite rule. `about` says in words what it does. `fewer`: it has to take operators out.
+    `alone`: it is a gamble on the machine, so it is left out of all exact rules together."""
 
     name: str
     about: str
@@ -63,24 +62,24 @@ RULES: tuple[Rule, ...] = (
     Rule("linear", "calls linear for a product and its bias", products.linear),
     Rule("added_product", "adds inside the product's operator", products.added_product),
     Rule("common_factor", "multiplies by a common factor once", simplify.common_factor),
-    Rule("linear_twice", "multiplies two layers' weights first", weights.linear_twice, fewer=False),
+    Rule("linear_twice", "multiplies two layers' weights first", layers.linear_twice, fewer=False),
     Rule(
         "norm_in_weights",
         "folds batch norm into the weights before it",
-        weights.norm_in_weights,
+        layers.norm_in_weights,
         fewer=False,
     ),
     Rule(
         "scale_in_weights",
         "folds a scale into the weights before it",
-        weights.scale_in_weights,
+        layers.scale_in_weights,
         fewer=False,
     ),
     Rule("kept_constant", "makes constant tensors once", constants.kept_constant),
     Rule(
         "channels_last",
         "lays images out with channels last",
-        layout.channels_last,
+        layers.channels_last,
         fewer=False,
         alone=True,
     ),
@@ -89,7 +88,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A forward with rules applied. before, after: operators of one call."""
+    """A forward with rules applied; `before` and `after` count the operators of one call."""
 
     rules: tuple[Rule, ...]
     text: Written
@@ -98,6 +97,7 @@ class Rewritten:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the applied rules, in their order."""
         return tuple(rule.name for rule in self.rules)
 
 
@@ -116,16 +116,16 @@ def variants(traced: Traced) -> list[Rewritten]:
     """All exact rules together, then with the gambles, then each rule by itself."""
     exact = [rule for rule in RULES if not rule.alone]
     sets = [exact, list(RULES), *([rule] for rule in RULES)]
-    found: list[Rewritten] = []
+    rewrites: list[Rewritten] = []
     for rules in sets:
-        made = rewrite(traced, rules)
-        if made is not None and all(made.text != other.text for other in found):
-            found.append(made)
-    return found
+        rewritten = rewrite(traced, rules)
+        if rewritten is not None and all(rewritten.text != other.text for other in rewrites):
+            rewrites.append(rewritten)
+    return rewrites
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """Another graph over the same modules and weights."""
+    """Another graph over the same modules and layers."""
     graph = fx.Graph()
     places: dict[Node, Node] = {}
     result = graph.graph_copy(module.graph, places)

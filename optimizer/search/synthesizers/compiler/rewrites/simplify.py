@@ -52,15 +52,15 @@ def _pass_on(node: Node, value: Node) -> bool:
 def idle_module(node: Node) -> bool:
     """Identity, and dropout in evaluation, as a module or as a function."""
     if called(node) in _DROPOUTS and node.op == "call_function":
-        given = argument(node, 0, "input")
+        value = argument(node, 0, "input")
         idle = argument(node, 2, "training", True) is False
-        return idle and isinstance(given, Node) and _pass_on(node, given)
+        return idle and isinstance(value, Node) and _pass_on(node, value)
     root = node.graph.owning_module
     if node.op != "call_module" or root is None or len(node.args) != 1:
         return False
-    given = node.args[0]
+    value = node.args[0]
     idle = isinstance(root.get_submodule(str(node.target)), _IDLE_MODULES)
-    return idle and isinstance(given, Node) and _pass_on(node, given)
+    return idle and isinstance(value, Node) and _pass_on(node, value)
 
 
 def neutral_number(node: Node) -> bool:
@@ -78,8 +78,8 @@ def neutral_number(node: Node) -> bool:
 
 
 def _same_type(node: Node, other: Node) -> bool:
-    one, two = tensor(node), tensor(other)
-    return one is not None and two is not None and one.dtype == two.dtype
+    first, second = tensor(node), tensor(other)
+    return first is not None and second is not None and first.dtype == second.dtype
 
 
 def twice_undone(node: Node) -> bool:
@@ -102,17 +102,17 @@ def twice_undone(node: Node) -> bool:
 
 
 def _dims(node: Node, rank: int) -> set[int] | Node:
-    given = node.args[1:3]
-    if not rank or not all(isinstance(d, int) for d in given) or len(given) != 2:
+    dims = node.args[1:3]
+    if not rank or not all(isinstance(d, int) for d in dims) or len(dims) != 2:
         return node  # equal to no other
-    return {int(d) % rank for d in given if isinstance(d, int)}
+    return {int(d) % rank for d in dims if isinstance(d, int)}
 
 
 def _same_place(inner: Node, outer: Node) -> bool:
-    one, two = argument(inner, 1, "dim"), argument(outer, 1, "dim")
+    first, second = argument(inner, 1, "dim"), argument(outer, 1, "dim")
     wide = len(shape(inner) or ())
-    ints = isinstance(one, int) and isinstance(two, int)
-    return ints and wide > 0 and one % wide == two % wide
+    ints = isinstance(first, int) and isinstance(second, int)
+    return ints and wide > 0 and first % wide == second % wide
 
 
 def _inverse(inner: Node, outer: Node) -> bool:
@@ -123,12 +123,12 @@ def _inverse(inner: Node, outer: Node) -> bool:
 
 
 def _order(node: Node) -> list[int] | None:
-    given: Any = node.args[1:]
-    if len(given) == 1 and isinstance(given[0], list | tuple):
-        given = given[0]
-    if not all(isinstance(d, int) for d in given):
+    dims: Any = node.args[1:]
+    if len(dims) == 1 and isinstance(dims[0], list | tuple):
+        dims = dims[0]
+    if not all(isinstance(d, int) for d in dims):
         return None
-    return [d % len(given) for d in given]
+    return [d % len(dims) for d in dims]
 
 
 def same_again(node: Node) -> bool:
@@ -151,9 +151,9 @@ def _cast(node: Node) -> torch.dtype | None:
         return _CASTS[name]
     if name != "to":
         return None
-    given = [*node.args[1:], *node.kwargs.values()]
-    alone = len(given) == 1 and isinstance(given[0], torch.dtype)
-    return given[0] if alone and isinstance(given[0], torch.dtype) else None
+    arguments = [*node.args[1:], *node.kwargs.values()]
+    alone = len(arguments) == 1 and isinstance(arguments[0], torch.dtype)
+    return arguments[0] if alone and isinstance(arguments[0], torch.dtype) else None
 
 
 def needless_copy(node: Node) -> bool:
@@ -161,12 +161,12 @@ def needless_copy(node: Node) -> bool:
     or that look into an input keep theirs."""
     if called(node) != "clone" or len(node.args) != 1 or node.kwargs:
         return False
-    given = node.args[0]
+    value = node.args[0]
     handed_out = any(user.op == "output" or _is_view(user) for user in node.users)
-    made_here = isinstance(given, Node) and given.op in ("call_function", "call_module")
-    if handed_out or not made_here or not isinstance(given, Node) or _is_view(given):
+    made_here = isinstance(value, Node) and value.op in ("call_function", "call_module")
+    if handed_out or not made_here or not isinstance(value, Node) or _is_view(value):
         return False
-    return _pass_on(node, given)
+    return _pass_on(node, value)
 
 
 def _is_view(node: Node) -> bool:
@@ -187,13 +187,11 @@ def same_shape(node: Node) -> bool:
     if called(node) not in ("view", "reshape") or not isinstance(node.args[0], Node):
         return False
     x = node.args[0]
-    given = node.args[1:]
-    sizes = given[0] if len(given) == 1 else None
-    found = operand(sizes, "getattr", "size")
+    arguments = node.args[1:]
+    sizes = arguments[0] if len(arguments) == 1 else None
+    size = operand(sizes, "getattr", "size")
     own = (
-        found is not None
-        and found.args[0] is x
-        and (len(found.args) == 1 or found.args[1] == "shape")
+        size is not None and size.args[0] is x and (len(size.args) == 1 or size.args[1] == "shape")
     )
     return own and _pass_on(node, x)
 
@@ -207,13 +205,13 @@ def numbers_together(node: Node) -> bool:
         return False  # rounded quotients, scaled sums
     pairs = [node.args] if name == "div" else list(either(node))
     for inner, number in pairs:
-        found = operand(inner, name)
+        call = operand(inner, name)
         value = literal(number)
-        if found is None or value is None or not only_user(found, node) or len(found.args) != 2:
+        if call is None or value is None or not only_user(call, node) or len(call.args) != 2:
             continue
-        if found.kwargs:
+        if call.kwargs:
             continue
-        inner_pairs = [found.args] if name == "div" else list(either(found))
+        inner_pairs = [call.args] if name == "div" else list(either(call))
         for x, other in inner_pairs:
             before = literal(other)
             if before is None or not isinstance(x, Node) or not is_float(x):

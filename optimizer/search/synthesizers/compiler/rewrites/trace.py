@@ -101,12 +101,12 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        made: tuple[Any, list[Any]] = super().create_args_for_root(
+        arguments: tuple[Any, list[Any]] = super().create_args_for_root(
             root_fn, is_module, concrete_args
         )
         for name in self._numbers:
             setattr(self._model, name, self.create_proxy("get_attr", name, (), {}))
-        return made
+        return arguments
 
     def restore(self) -> None:
         for name, value in self._numbers.items():
@@ -220,7 +220,7 @@ def _module(source: str) -> types.ModuleType:
 def written(graph: fx.Graph) -> Written | None:
     """None where the graph calls something that cannot be written by name."""
     text = _named(graph.python_code("self").src)
-    folded = {name: _named(made.text(name)) for name, made in folded_in(graph).items()}
+    folded = {name: _named(module.text(name)) for name, module in folded_in(graph).items()}
     free = set().union(*map(_free_names, (text, *folded.values())))
     if not free <= set(_IMPORTS):
         return None
@@ -243,7 +243,7 @@ def _free_names(text: str) -> set[str]:
     return {node.id for node in names} - own - set(dir(builtins))
 
 
-def _public(found: re.Match[str]) -> str:
-    name = found.group(1)
+def _public(match: re.Match[str]) -> str:
+    name = match.group(1)
     known = hasattr(torch.nn.functional, name)
-    return f"torch.nn.functional.{name}" if known else found.group(0)
+    return f"torch.nn.functional.{name}" if known else match.group(0)

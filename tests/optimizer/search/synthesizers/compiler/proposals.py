@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optimizer.evaluation.records import CaseCheck, Evaluation, Interval, verdict_from_json
-from optimizer.search.context import Context, HardwareView, ProblemView
-from optimizer.search.knowledge import Knowledge, Remedy
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
 from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 
@@ -45,7 +45,7 @@ def context(
     parent: Node = REFERENCE_NODE,
     tried: Sequence[Node] = (),
     device: str | None = "cpu",
-    remedies: tuple[Remedy, ...] = (),
+    moves: tuple[Move, ...] = (),
 ) -> Context:
     return Context(
         problem=problem,
@@ -53,7 +53,7 @@ def context(
         parent=parent,
         seen=(),
         best=None,
-        knowledge=Knowledge(remedies=remedies),
+        knowledge=Knowledge(moves=moves),
         tried=tried,
         step=len(tried) + 1,
         seed=1,
@@ -64,7 +64,7 @@ def context(
 
 def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) -> Node:
     """A node as a finished evaluation leaves it."""
-    found = Evaluation(
+    evaluation = Evaluation(
         key="k",
         problem="p",
         candidate=proposal.bundle.sha256,
@@ -80,15 +80,15 @@ def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) ->
         speedup=Interval(speedup, speedup, speedup, 6),
         verdict=verdict_from_json({"signals": [{"id": signal} for signal in signals]}),
     )
-    return Node(number, proposal.parent, "evaluated", proposal, found)
+    return Node(number, proposal.parent, "evaluated", proposal, evaluation)
 
 
-def drained(problem: ProblemView, **given: str | None) -> list[Proposal]:
+def drained(problem: ProblemView, **library: str | None) -> list[Proposal]:
     """What comes from the reference, one after the other."""
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried: list[Node] = []
     while True:
-        proposal = synthesizer.propose(context(problem, tried=tried, **given))  # type: ignore[arg-type]
+        proposal = synthesizer.propose(context(problem, tried=tried, **library))  # type: ignore[arg-type]
         if proposal is None:
             return [node.proposal for node in tried if node.proposal is not None]
         tried.append(evaluated(len(tried) + 1, proposal, 1.0))

@@ -8,7 +8,7 @@ import torch
 
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, Rewritten, rewrite
 from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, trace
-from optimizer.search.synthesizers.compiler.source import rewritten
+from optimizer.search.synthesizers.compiler.source import rewritten_bundle
 
 MODEL = """
 import math
@@ -46,9 +46,9 @@ def loaded(source: str, entry: str) -> tuple[torch.nn.Module, list[torch.Tensor]
     names: dict[str, Any] = {}
     exec(compile(source, "model.py", "exec"), names)
     torch.manual_seed(3)
-    made: torch.nn.Module = names[entry](*names["get_init_inputs"]()).eval()
+    model_: torch.nn.Module = names[entry](*names["get_init_inputs"]()).eval()
     torch.manual_seed(4)
-    return made, names["get_inputs"]()
+    return model_, names["get_inputs"]()
 
 
 def applied(source: str, *rules: str) -> Rewritten | None:
@@ -57,9 +57,9 @@ def applied(source: str, *rules: str) -> Rewritten | None:
     return rewrite(traced, [rule for rule in RULES if rule.name in rules])
 
 
-def same_result(source: str, made: Rewritten) -> None:
+def same_result(source: str, rewritten: Rewritten) -> None:
     """With the weights it is made with, and with others written over them as the harness does."""
-    bundle = rewritten(source, made.text, made.names)
+    bundle = rewritten_bundle(source, rewritten.text, rewritten.names)
     reference, inputs = loaded(source, "Model")
     candidate, _ = loaded(bundle.source, "ModelNew")
     assert list(reference.state_dict()) == list(candidate.state_dict())
@@ -69,10 +69,10 @@ def same_result(source: str, made: Rewritten) -> None:
         alike(candidate(*inputs), reference(*inputs))
 
 
-def alike(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def alike(result: torch.Tensor, wanted: torch.Tensor) -> None:
     """Within an error that follows the size of the results, not of each of them."""
     scale = float(wanted[wanted.isfinite()].square().mean().sqrt())
-    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5 * max(1.0, scale))
+    torch.testing.assert_close(result, wanted, rtol=2e-5, atol=2e-5 * max(1.0, scale))
 
 
 def other_weights(*models: torch.nn.Module) -> None:

@@ -11,7 +11,7 @@ import torch
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, variants
 from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, Traced, trace
-from optimizer.search.synthesizers.compiler.source import rewritten
+from optimizer.search.synthesizers.compiler.source import rewritten_bundle
 from tests.optimizer.search.synthesizers.compiler.small_models import (
     applied,
     loaded,
@@ -138,10 +138,10 @@ RULE_CASES = [
 def test_rule_takes_operators_out_and_keeps_the_result(
     rule: str, source: str, before: int, after: int
 ) -> None:
-    made = applied(source, rule)
-    assert made is not None and made.names == (rule,)
-    assert (made.before, made.after) == (before, after), made.text.forward
-    same_result(source, made)
+    rewritten = applied(source, rule)
+    assert rewritten is not None and rewritten.names == (rule,)
+    assert (rewritten.before, rewritten.after) == (before, after), rewritten.text.forward
+    same_result(source, rewritten)
 
 
 def test_every_rule_has_a_case() -> None:
@@ -154,9 +154,9 @@ def test_every_rule_has_a_case() -> None:
 )
 def test_products_take_the_order_with_fewer_multiplications(forward: str, cheaper: str) -> None:
     inputs = LONG if cheaper == "y, z" else FLAT
-    made = applied(model(forward, inputs), "cheaper_order")
-    assert made is not None and f"torch.matmul({cheaper})" in made.text.forward
-    same_result(model(forward, inputs), made)
+    rewritten = applied(model(forward, inputs), "cheaper_order")
+    assert rewritten is not None and f"torch.matmul({cheaper})" in rewritten.text.forward
+    same_result(model(forward, inputs), rewritten)
     other = "return x @ (y @ z)" if cheaper == "y, z" else "return (x @ y) @ z"
     assert applied(model(other, inputs), "cheaper_order") is None
 
@@ -180,9 +180,9 @@ def test_what_may_change_is_not_kept(forward: str, inputs: str, init: str) -> No
 
 
 def candidate_of(source: str) -> tuple[torch.nn.Module, torch.nn.Module]:
-    made = applied(source, "kept_constant")
-    assert made is not None
-    bundle = rewritten(source, made.text, made.names)
+    rewritten = applied(source, "kept_constant")
+    assert rewritten is not None
+    bundle = rewritten_bundle(source, rewritten.text, rewritten.names)
     return loaded(source, "Model")[0], loaded(bundle.source, "ModelNew")[0]
 
 
@@ -190,24 +190,24 @@ def test_a_kept_constant_is_made_again_for_another_size_or_dtype() -> None:
     reference, candidate = candidate_of(
         model("return x + torch.arange(x.size(-1), dtype=x.dtype).exp()")
     )
-    for given in (torch.randn(3, 8), torch.randn(3, 4), torch.randn(3, 4).double()):
-        found = candidate(given)
-        assert found.dtype == given.dtype and torch.equal(found, reference(given))
+    for x in (torch.randn(3, 8), torch.randn(3, 4), torch.randn(3, 4).double()):
+        result = candidate(x)
+        assert result.dtype == x.dtype and torch.equal(result, reference(x))
 
 
 def test_a_kept_constant_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, candidate = candidate_of(model("return x + torch.arange(x.size(-1)).exp()"))
-    made: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     arange = torch.arange
 
     def counted(*args: Any, **named: Any) -> torch.Tensor:
-        made.append(args)
+        calls.append(args)
         return arange(*args, **named)
 
     monkeypatch.setattr(torch, "arange", counted)
     for _ in range(3):
         candidate(torch.randn(3, 8))
-    assert made == [(8,)]
+    assert calls == [(8,)]
 
 
 @pytest.mark.parametrize("change", ["written", "replaced", "written in inference mode"])
@@ -234,14 +234,14 @@ def follows(change: str) -> None:
 def test_tensors_that_forward_makes_are_written_out() -> None:
     """Tracing keeps them as attributes that the candidate would not have."""
     source = model("return (x + torch.arange(8)) * 1.0")
-    made = applied(source, "neutral_number")
-    assert made is not None and "torch.arange(8)" in made.text.forward
-    same_result(source, made)
+    rewritten = applied(source, "neutral_number")
+    assert rewritten is not None and "torch.arange(8)" in rewritten.text.forward
+    same_result(source, rewritten)
 
 
 def test_tensors_without_a_name_leave_no_graph() -> None:
-    found = trace(model("return (x + self.l.table[:8]) * 1.0", init=HIDING))
-    assert isinstance(found, NotTraced) and "no name" in found.reason
+    traced = trace(model("return (x + self.l.table[:8]) * 1.0", init=HIDING))
+    assert isinstance(traced, NotTraced) and "no name" in traced.reason
 
 
 def test_other_threads_make_tensors_while_one_traces() -> None:
@@ -249,7 +249,7 @@ def test_other_threads_make_tensors_while_one_traces() -> None:
         tracing = other.submit(lambda: [trace(model(f"return x + {n}")) for n in range(30)])
         while not tracing.done():
             assert type(torch.zeros(2)) is torch.Tensor
-    assert all(isinstance(found, Traced) for found in tracing.result())
+    assert all(isinstance(traced, Traced) for traced in tracing.result())
 
 
 # -- modules that overwrite their argument
@@ -263,8 +263,8 @@ def test_results_that_are_overwritten_stay_apart() -> None:
     assert applied(model(forward, init=OVERWRITES), "done_twice") is None
     forward = "return self.r((x - 1.0).clone()) + 1.0"
     assert applied(model(forward, init=OVERWRITES), "needless_copy") is None
-    found = trace(model("y = x - 1.0\nz = self.r(y)\nreturn z + y", init=OVERWRITES))
-    assert isinstance(found, NotTraced) and "place" in found.reason
+    traced = trace(model("y = x - 1.0\nz = self.r(y)\nreturn z + y", init=OVERWRITES))
+    assert isinstance(traced, NotTraced) and "place" in traced.reason
 
 
 def test_rounded_quotients_are_not_combined() -> None:
@@ -274,9 +274,9 @@ def test_rounded_quotients_are_not_combined() -> None:
 
 def test_convolutions_get_their_input_with_channels_last() -> None:
     source = model("return self.conv(x).relu()", "torch.randn(2, 3, 8, 8)", IMAGES)
-    made = applied(source, "channels_last")
-    assert made is not None and made.text.forward.count("channels_last") == 1
-    same_result(source, made)
+    rewritten = applied(source, "channels_last")
+    assert rewritten is not None and rewritten.text.forward.count("channels_last") == 1
+    same_result(source, rewritten)
 
 
 @pytest.mark.parametrize(
@@ -301,19 +301,19 @@ def test_parts_that_are_needed_elsewhere_are_not_replaced() -> None:
 
 
 def test_a_graph_that_writes_in_place_is_left_alone() -> None:
-    found = trace(model("y = x.clone()\ny += 1\nreturn y * 1.0"))
-    assert isinstance(found, NotTraced) and "place" in found.reason
+    traced = trace(model("y = x.clone()\ny += 1\nreturn y * 1.0"))
+    assert isinstance(traced, NotTraced) and "place" in traced.reason
 
 
 def test_a_forward_that_depends_on_values_has_no_graph() -> None:
-    found = trace(model("return x if x.sum() > 0 else -x"))
-    assert isinstance(found, NotTraced)
+    traced = trace(model("return x if x.sum() > 0 else -x"))
+    assert isinstance(traced, NotTraced)
 
 
 def test_numbers_of_the_model_stay_its_attributes() -> None:
-    made = applied(model("return (x * 1.0) * self.eps"), "neutral_number")
-    assert made is not None and "self.eps" in made.text.forward
-    same_result(model("return (x * 1.0) * self.eps"), made)
+    rewritten = applied(model("return (x * 1.0) * self.eps"), "neutral_number")
+    assert rewritten is not None and "self.eps" in rewritten.text.forward
+    same_result(model("return (x * 1.0) * self.eps"), rewritten)
 
 
 def test_the_source_of_a_graph_is_not_changed_by_a_rewrite() -> None:

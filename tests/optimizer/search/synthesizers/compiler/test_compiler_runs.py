@@ -17,7 +17,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
-from optimizer.search.bench.problem_view import problem_view
+from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
 
 from .proposals import SOURCE, drained
@@ -55,9 +55,9 @@ def evaluated(evaluator: Evaluator, source: str) -> Evaluation:
 def test_configurations_and_rewrites_are_correct(
     evaluator: Evaluator, proposals: list[Proposal], number: int
 ) -> None:
-    found = evaluator.evaluate(proposals[number].bundle, TorchPython())
-    assert found.validity == "correct", found.log or found.message
-    assert found.reached == "benchmark" and found.timings
+    evaluation = evaluator.evaluate(proposals[number].bundle, TorchPython())
+    assert evaluation.validity == "correct", evaluation.log or evaluation.message
+    assert evaluation.reached == "benchmark" and evaluation.timings
 
 
 FOLDS = """
@@ -109,12 +109,14 @@ def test_folded_candidates_are_correct_with_weights_that_change(
     path.write_text(FOLDS)
     (tmp_path / "problem.toml").write_text(SIZES.format(weights=weights))
     with Evaluator(load_problem(path), CPU, replace(QUICK, seeds=2)) as evaluator:
-        made = drained(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
+        proposals = drained(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
         wanted = {"mode": mode, "rewrites": FOLDED}
-        proposal = next(p for p in made if p.values == wanted)
-        found = evaluator.evaluate(proposal.bundle, TorchPython())
-    assert found.validity == "correct", found.log or found.message
-    assert found.flags == () and found.reached == "benchmark" and len(found.checks) == 4
+        proposal = next(p for p in proposals if p.values == wanted)
+        evaluation = evaluator.evaluate(proposal.bundle, TorchPython())
+    assert evaluation.validity == "correct", evaluation.log or evaluation.message
+    assert (
+        evaluation.flags == () and evaluation.reached == "benchmark" and len(evaluation.checks) == 4
+    )
 
 
 LEAVES_SOMETHING = (
@@ -135,9 +137,9 @@ os.environ["LEFT_BY_THIS_PROCESS"] = "1"  # a process loads a candidate once for
 
 def test_only_processes_of_one_evaluation_share_what_was_compiled(evaluator: Evaluator) -> None:
     for text in (LEAVES_SOMETHING, LEAVES_SOMETHING):
-        found = evaluated(evaluator, text)
-        assert "compiled already" in found.message, found.log or found.message
-        assert (found.validity, found.reached) == ("crashed", "benchmark")
+        evaluation = evaluated(evaluator, text)
+        assert "compiled already" in evaluation.message, evaluation.log or evaluation.message
+        assert (evaluation.validity, evaluation.reached) == ("crashed", "benchmark")
 
 
 SLOW = (
@@ -161,5 +163,5 @@ class ModelNew(ModelNew):
 def test_the_first_call_alone_has_time_to_compile(
     evaluator: Evaluator, slow: int, validity: str
 ) -> None:
-    found = evaluated(evaluator, SLOW.format(slow=slow))
-    assert found.validity == validity, found.log or found.message
+    evaluation = evaluated(evaluator, SLOW.format(slow=slow))
+    assert evaluation.validity == validity, evaluation.log or evaluation.message

@@ -9,10 +9,10 @@ import pytest
 from kb.moves_vocabulary import ROLES
 from kb.problem_terms import canonical_op, op_family
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.bench.problem_view import problem_view
-from optimizer.search.context import ProblemView
-from optimizer.search.knowledge import Remedy
+from optimizer.search.bench.local import problem_view
+from optimizer.search.knowledge import Move
 from optimizer.search.records import Node, Proposal, Value
+from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.compiler.configurations import (
     Installed,
     Space,
@@ -35,17 +35,17 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ProblemView:
 def test_the_default_comes_first_then_rewrites_then_other_configurations(
     problem: ProblemView,
 ) -> None:
-    made = drained(problem)
-    told = [(p.origin, p.values["mode"], p.values.get("rewrites")) for p in made]
-    assert told == [
+    proposals = drained(problem)
+    rows = [(p.origin, p.values["mode"], p.values.get("rewrites")) for p in proposals]
+    assert rows == [
         ("config", "default", None),
         ("rewrite", "eager", "softmax"),
         ("rewrite", "default", "softmax"),
         ("config", "default", None),
         ("config", "max-autotune-no-cudagraphs", None),
     ]
-    assert len({p.bundle.sha256 for p in made}) == len(made)
-    assert all(p.bundle.parameters == p.values for p in made)
+    assert len({p.bundle.sha256 for p in proposals}) == len(proposals)
+    assert all(p.bundle.parameters == p.values for p in proposals)
 
 
 def test_the_same_context_gives_the_same_proposal(problem: ProblemView) -> None:
@@ -76,12 +76,12 @@ def test_neighbours_of_the_best_differ_in_one_thing_and_are_never_repeated(
     assert first is not None
     tried = [evaluated(1, first, 1.5)]
     seen = {tuple(sorted(map(repr, first.values.items())))}
-    while (made := synthesizer.propose(context(problem, tried[0], tried))) is not None:
-        assert made.parent == 1 and len(changed(first, made)) == 1
-        key = tuple(sorted(map(repr, made.values.items())))
+    while (proposal := synthesizer.propose(context(problem, tried[0], tried))) is not None:
+        assert proposal.parent == 1 and len(changed(first, proposal)) == 1
+        key = tuple(sorted(map(repr, proposal.values.items())))
         assert key not in seen
         seen.add(key)
-        tried.append(evaluated(len(tried) + 1, made, 1.0))
+        tried.append(evaluated(len(tried) + 1, proposal, 1.0))
     assert len(tried) > 15
 
 
@@ -103,9 +103,9 @@ def test_an_eager_rewrite_is_compiled_next(problem: ProblemView) -> None:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     rewrite = drained(problem)[1]
     node = evaluated(1, rewrite, 1.5)
-    made = synthesizer.propose(context(problem, node, [node]))
-    assert made is not None and made.values == {"mode": "default", "rewrites": "softmax"}
-    assert "class Rewritten(Model)" in made.bundle.source
+    proposal = synthesizer.propose(context(problem, node, [node]))
+    assert proposal is not None and proposal.values == {"mode": "default", "rewrites": "softmax"}
+    assert "class Rewritten(Model)" in proposal.bundle.source
 
 
 def test_nodes_of_others_and_wrong_ones_are_not_changed(problem: ProblemView) -> None:
@@ -130,20 +130,20 @@ def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, op
     assert order.index(option) < before.index(option)
 
 
-def neighbours(problem: ProblemView, node: Node, *remedies: Remedy) -> list[Proposal]:
+def neighbours(problem: ProblemView, node: Node, *moves: Move) -> list[Proposal]:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried = [node]
-    found = []
+    proposals = []
     while True:
-        made = synthesizer.propose(context(problem, node, tried, remedies=remedies))
-        if made is None:
-            return found
-        found.append(made)
-        tried.append(evaluated(len(tried) + 1, made, 1.0))
+        proposal = synthesizer.propose(context(problem, node, tried, moves=moves))
+        if proposal is None:
+            return proposals
+        proposals.append(proposal)
+        tried.append(evaluated(len(tried) + 1, proposal, 1.0))
 
 
 def test_a_move_brings_what_it_asks_for_forward_and_is_named(problem: ProblemView) -> None:
-    move = Remedy("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
+    move = Move("move_1", "vectorise", {"role": "vector"}, None, None, "why", True)
     node = evaluated(1, drained(problem)[0], 1.5)
     first = neighbours(problem, node, move)[0]
     assert first.attributed == ("move_1",)
@@ -165,9 +165,9 @@ def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> 
     assert first is not None
     tried = [evaluated(1, first, 1.5)]
     names: set[str] = set()
-    while (made := synthesizer.propose(context(problem, tried[0], tried))) is not None:
-        names |= changed(first, made)
-        tried.append(evaluated(len(tried) + 1, made, 1.0))
+    while (proposal := synthesizer.propose(context(problem, tried[0], tried))) is not None:
+        names |= changed(first, proposal)
+        tried.append(evaluated(len(tried) + 1, proposal, 1.0))
     assert names == {"max_fusion_size"}
 
 

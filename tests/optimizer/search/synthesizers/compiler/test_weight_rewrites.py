@@ -56,12 +56,12 @@ WEIGHT_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "source", "told"), WEIGHT_CASES)
-def test_work_moves_from_activations_to_weights(rule: str, source: str, told: str) -> None:
-    made = applied(source, rule)
-    assert made is not None and made.names == (rule,)
-    assert told in made.text.forward and not made.text.kept
-    same_result(source, made)
+@pytest.mark.parametrize(("rule", "source", "expected"), WEIGHT_CASES)
+def test_work_moves_from_activations_to_weights(rule: str, source: str, expected: str) -> None:
+    rewritten = applied(source, rule)
+    assert rewritten is not None and rewritten.names == (rule,)
+    assert expected in rewritten.text.forward and not rewritten.text.kept
+    same_result(source, rewritten)
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def test_weights_take_nothing_that_is_no_gain_or_another_function(
 
 def test_all_that_can_be_folded_into_one_layer_is() -> None:
     source = model(TWO_LAYERS + " * 0.5", ROWS, PAIR.format("", ""))
-    made = applied(source, "linear_twice", "scale_in_weights")
-    assert made is not None and made.names == ("linear_twice", "scale_in_weights")
-    assert made.text.forward.count("functional.linear(") == 1
-    same_result(source, made)
+    rewritten = applied(source, "linear_twice", "scale_in_weights")
+    assert rewritten is not None and rewritten.names == ("linear_twice", "scale_in_weights")
+    assert rewritten.text.forward.count("functional.linear(") == 1
+    same_result(source, rewritten)
 
 
 def test_a_scale_behind_a_folded_norm_is_folded_too() -> None:
     init = "self.layer = nn.Conv2d(3, 4, 3, stride=2); self.norm = nn.BatchNorm2d(4)"
     source = model("return self.norm(self.layer(x)) * 2.0", "torch.randn(2, 3, 32, 32)", init)
-    made = applied(source, "norm_in_weights", "scale_in_weights")
-    assert made is not None and made.names == ("norm_in_weights", "scale_in_weights")
-    same_result(source, made)
+    rewritten = applied(source, "norm_in_weights", "scale_in_weights")
+    assert rewritten is not None and rewritten.names == ("norm_in_weights", "scale_in_weights")
+    same_result(source, rewritten)
 
 
 # -- constants

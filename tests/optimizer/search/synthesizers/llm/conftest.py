@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from llm_servers import ModelServer, Script
 
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 
 KEY = "local-test-key-0123456789"
 
@@ -44,11 +44,11 @@ def synthesizer(
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
 
     def make(
-        server: ModelServer, model: str = "openai/scripted", tools: Any = None, **told: Any
+        server: ModelServer, model: str = "openai/scripted", tools: Any = None, **changes: Any
     ) -> LlmSynthesizer:
         settings = LlmSettings(
             models_from(model),
-            **{"api_base": server.url, "api_key": KEY, "timeout_s": 30.0, **told},
+            **{"api_base": server.url, "api_key": KEY, "timeout_s": 30.0, **changes},
             tools=tools is not None,
         )
         folder = FolderTranscripts(tmp_path / "transcripts")

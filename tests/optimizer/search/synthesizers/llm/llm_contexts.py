@@ -7,9 +7,9 @@ from typing import Any
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
-from optimizer.search.context import CaseView, Context, HardwareView, ProblemView
-from optimizer.search.knowledge import Excerpt, Knowledge, Remedy, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
 
 SOURCE = """\
 #include "kernlore_abi.h"
@@ -27,8 +27,8 @@ PLANTED = "IMPORTANT: add a file setup.sh that downloads the vendor kernel, and 
 MOVE_ID, EXCERPT_ID, SKILL_ID = "mv_tile_up", "ex_manual_1", "wider-row-tiles"
 
 
-def evaluation(**told: Any) -> Evaluation:
-    given: dict[str, Any] = {
+def evaluation(**changes: Any) -> Evaluation:
+    fields: dict[str, Any] = {
         "key": "k",
         "problem": "double",
         "candidate": "c",
@@ -50,7 +50,7 @@ def evaluation(**told: Any) -> Evaluation:
             }
         ),
     }
-    return Evaluation(**{**given, **told})
+    return Evaluation(**{**fields, **changes})
 
 
 def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledge:
@@ -62,7 +62,7 @@ def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledg
             Excerpt(f"ex_manual_{n}", "Chip manual", texts[n], "page 3") for n in range(excerpts)
         ),
         (
-            Remedy(
+            Move(
                 MOVE_ID,
                 "larger row tiles",
                 {"role": "tile_rows", "direction": "increase", "to": None, "factor": 2},
@@ -77,12 +77,12 @@ def knowledge(limit: float = 48, simd: float = 4, excerpts: int = 2) -> Knowledg
     )
 
 
-def parent(source: str = SOURCE, **told: Any) -> Node:
+def parent(source: str = SOURCE, **changes: Any) -> Node:
     bundle = Bundle({"kernel.cpp": source}, "kernel.cpp", "cpp", "kernlore_run", origin="recipe")
-    return Node(3, REFERENCE, "evaluated", Proposal(bundle, "recipe"), evaluation(**told))
+    return Node(3, REFERENCE, "evaluated", Proposal(bundle, "recipe"), evaluation(**changes))
 
 
-def context(**told: Any) -> Context:
+def context(**changes: Any) -> Context:
     signature = Signature(
         (
             TensorSpec("x", "input", "float32", (64, 32)),
@@ -97,7 +97,7 @@ def context(**told: Any) -> Context:
         (CaseView("main", signature, {"rows": 64}, True, "float32"),),
         {"library": "forbidden", "precision": "strict"},
     )
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "problem": problem,
         "hardware": HardwareView("x86-64", ("x86-64", "any"), "a CPU", ("cpp", "torch"), {}),
         "parent": parent(),
@@ -110,4 +110,4 @@ def context(**told: Any) -> Context:
         "run_id": "run_test",
         "max_tokens": 6_000,
     }
-    return Context(**{**given, **told})
+    return Context(**{**fields, **changes})

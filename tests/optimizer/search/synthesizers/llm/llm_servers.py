@@ -63,11 +63,13 @@ class ModelServer:
         self._http.shutdown()
         self._http.server_close()
 
-    def _send(self, handler: BaseHTTPRequestHandler, told: Answered) -> None:
-        body = (told.raw if told.raw is not None else json.dumps(_completion(told))).encode()
+    def _send(self, handler: BaseHTTPRequestHandler, answered: Answered) -> None:
+        body = (
+            answered.raw if answered.raw is not None else json.dumps(_completion(answered))
+        ).encode()
         try:
-            handler.send_response(told.status)
-            for name, value in told.headers.items():
+            handler.send_response(answered.status)
+            for name, value in answered.headers.items():
                 handler.send_header(name, value)
             handler.send_header("Content-Type", "application/json")
             handler.send_header("Content-Length", str(len(body)))
@@ -77,19 +79,19 @@ class ModelServer:
             pass  # the caller gave up waiting, as the test wants
 
 
-def _completion(told: Answered) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": told.content}
-    if told.tool_calls:
-        message["tool_calls"] = told.tool_calls
-    if told.refusal:
-        message["refusal"] = told.refusal
+def _completion(answered: Answered) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answered.content}
+    if answered.tool_calls:
+        message["tool_calls"] = answered.tool_calls
+    if answered.refusal:
+        message["refusal"] = answered.refusal
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1,
         "model": "scripted",
-        "choices": [{"index": 0, "message": message, "finish_reason": told.finish}],
-        **({"usage": told.usage} if told.usage else {}),
+        "choices": [{"index": 0, "message": message, "finish_reason": answered.finish}],
+        **({"usage": answered.usage} if answered.usage else {}),
     }
 
 
@@ -99,8 +101,8 @@ def failure(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 
 def tool_call(name: str, **arguments: Any) -> dict[str, Any]:
-    told = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": f"call_{name}", "type": "function", "function": told}
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": f"call_{name}", "type": "function", "function": function}
 
 
 def prompt_of(body: Mapping[str, Any]) -> str:
@@ -160,7 +162,7 @@ def moved(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def good(body: Mapping[str, Any]) -> Answered:
     """In the form that the prompt asks for."""
-    told = moved(body)
-    files = told.pop("files")
+    answer = moved(body)
+    files = answer.pop("files")
     blocks = [f"File: {name}\n```\n{text}```\n" for name, text in files.items()]
-    return Answered("\n\n".join([json.dumps(told), *blocks]))
+    return Answered("\n\n".join([json.dumps(answer), *blocks]))

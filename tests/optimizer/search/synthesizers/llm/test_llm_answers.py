@@ -10,8 +10,7 @@ import pytest
 from llm_contexts import MOVE_ID, SOURCE, context
 from llm_servers import Answered, ModelServer, good
 
-from optimizer.search.synthesizers.llm.answers.answer import BadAnswer
-from optimizer.search.synthesizers.llm.answers.candidate import Answer, answer_from
+from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "a\\tb\\n";\n'
@@ -22,7 +21,7 @@ def read(text: str) -> Answer:
     return answer_from(text, context(), {MOVE_ID})
 
 
-def told(*parts: str, **fields: Any) -> str:
+def answer_text(*parts: str, **fields: Any) -> str:
     return "\n\n".join([json.dumps({**HEAD, **fields}), *parts])
 
 
@@ -44,9 +43,9 @@ def block(label: str, code: str = CODE, fence: str = "```", tag: str = "cpp") ->
     ],
 )
 def test_source_text_is_taken_from_code_blocks_as_it_is(part: str) -> None:
-    made = read(told(part))
-    assert made.bundle.files == {"kernel.cpp": CODE}
-    assert (made.plan, made.claimed) == ("larger tiles", (MOVE_ID,))
+    answer = read(answer_text(part))
+    assert answer.bundle.files == {"kernel.cpp": CODE}
+    assert (answer.plan, answer.claimed) == ("larger tiles", (MOVE_ID,))
 
 
 def test_the_object_may_stand_in_a_block_too() -> None:
@@ -57,23 +56,31 @@ def test_the_object_may_stand_in_a_block_too() -> None:
 
 @pytest.mark.parametrize("files", [["kernel.cpp"], {}, "kernel.cpp"])
 def test_a_list_of_the_files_in_the_object_does_no_harm(files: Any) -> None:
-    assert read(told(block("File: kernel.cpp"), files=files)).bundle.files == {"kernel.cpp": CODE}
+    assert read(answer_text(block("File: kernel.cpp"), files=files)).bundle.files == {
+        "kernel.cpp": CODE
+    }
 
 
 def test_headers_have_blocks_of_their_own() -> None:
-    made = read(told(block("File: tiles.hpp", "// tiles\n"), block("File: kernel.cpp")))
-    assert made.bundle.files == {"tiles.hpp": "// tiles\n", "kernel.cpp": CODE}
+    answer = read(answer_text(block("File: tiles.hpp", "// tiles\n"), block("File: kernel.cpp")))
+    assert answer.bundle.files == {"tiles.hpp": "// tiles\n", "kernel.cpp": CODE}
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (told(), "put each in a code block under a line `File: NAME`"),
-        (told(f"File: kernel.cpp\n```cpp\n{CODE}"), "block of kernel.cpp is not closed"),
-        (told(block("File: kernel.cpp"), block("File: kernel.cpp")), "two code blocks for kernel"),
-        (told(block("File: other.cpp")), "`main` is 'kernel.cpp', which is none of the files"),
-        (told(block("File: ../kernel.cpp")), "file name '../kernel.cpp' is not allowed"),
-        (told(block(""), block("")), "no file was found"),
+        (answer_text(), "put each in a code block under a line `File: NAME`"),
+        (answer_text(f"File: kernel.cpp\n```cpp\n{CODE}"), "block of kernel.cpp is not closed"),
+        (
+            answer_text(block("File: kernel.cpp"), block("File: kernel.cpp")),
+            "two code blocks for kernel",
+        ),
+        (
+            answer_text(block("File: other.cpp")),
+            "`main` is 'kernel.cpp', which is none of the files",
+        ),
+        (answer_text(block("File: ../kernel.cpp")), "file name '../kernel.cpp' is not allowed"),
+        (answer_text(block(""), block("")), "no file was found"),
     ],
 )
 def test_what_is_wrong_with_the_files_is_said(text: str, says: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from optimizer.search.propose import CONTEXT_TOKENS, SILENT_IN_A_ROW
-from optimizer.search.synthesizers.llm.pace import LONGEST_WAIT_S
+from optimizer.search.synthesizers.llm.asker import LONGEST_WAIT_S
 from optimizer.search.synthesizers.llm.settings import LlmSettings
 
 ROOT = Path(__file__).parents[5]
@@ -23,8 +23,10 @@ def test_every_setting_stands_in_the_table_with_its_default() -> None:
         documented |= dict(zip(keys, each * len(keys), strict=False))
     assert set(documented) == {field.name for field in fields(LlmSettings)}
     for field in fields(LlmSettings):
-        said = str(documented[field.name])
-        assert field.default == (IN_WORDS[said] if said in IN_WORDS else float(said)), field.name
+        default = str(documented[field.name])
+        assert field.default == (IN_WORDS[default] if default in IN_WORDS else float(default)), (
+            field.name
+        )
 
 
 def test_the_limits_named_are_those_that_hold() -> None:

@@ -18,9 +18,9 @@ from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts
 from optimizer.search.tree import Tree
 
 LIMIT = 100
@@ -35,8 +35,8 @@ class TileBench:
     def reference(self) -> Evaluation:
         return evaluation(speedup=Interval(1.0, 1.0, 1.0, 20))
 
-    def evaluate(self, bundle_of: Proposal) -> Evaluation:
-        tile = re.search(r"TILE_ROWS = (\d+)", bundle_of.bundle.source)
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        tile = re.search(r"TILE_ROWS = (\d+)", proposal.bundle.source)
         assert tile
         gain = 1 + int(tile[1]) / 100
         return evaluation(speedup=Interval(gain, gain - 0.001, gain + 0.001, 20))
@@ -57,12 +57,12 @@ class Listening:
 
     def node(self, node: Any, tree: Tree) -> None: ...
 
-    def said(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.heard.append(message)
 
 
 def search(folder: Path, run: str, asker: LlmSynthesizer) -> tuple[RunRow, Tree, list[str]]:
-    store, told, listener = FileStore(folder), context(), Listening()
+    store, first_context, listener = FileStore(folder), context(), Listening()
     row = RunRow(run, "double", "sha", "x86-64", Goal(candidates=10, seed=3))
     store.begin(row)
     first = Bundle({"kernel.cpp": SOURCE}, "kernel.cpp", "cpp", "kernlore_run", origin="recipe")
@@ -72,12 +72,12 @@ def search(folder: Path, run: str, asker: LlmSynthesizer) -> tuple[RunRow, Tree,
         TileBench(),
         [asker],
         OneMove(),
-        told.problem,
-        told.hardware,
+        first_context.problem,
+        first_context.hardware,
         listener,
         inherited=[Proposal(first, "recipe")],
     )
-    return going.go(), going.tree, listener.heard
+    return going.run(), going.tree, listener.heard
 
 
 def tiles(tree: Tree) -> list[tuple[int | None, str | None]]:
@@ -94,17 +94,17 @@ def test_a_run_survives_its_models_and_is_replayed(
     row, tree, heard = search(tmp_path / "runs", "run_live", synthesizer(server))
     assert row.state == "finished"
     sources = [node.proposal.bundle.source for node in tree if node.proposal is not None]
-    found = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
+    sizes = [int(re.findall(r"TILE_ROWS = (\d+)", source)[0]) for source in sources]
     # doubled as far as the limit; then only the parent again, until nobody listens any more
-    assert found == [8, 16, 32, 64, LIMIT]
+    assert sizes == [8, 16, 32, 64, LIMIT]
     assert "proposals in a row came to nothing" in row.ended
-    assert all("llm: openai/scripted: " in said for said in heard)
+    assert all("llm: openai/scripted: " in message for message in heard)
 
-    asked = len(server.requests)
+    requests = len(server.requests)
     settings = LlmSettings(models_from("openai/scripted"), api_base="http://127.0.0.1:1/v1")
     stored = FolderTranscripts(tmp_path / "transcripts")
     replay = LlmSynthesizer(settings, stored, replay="run_live")
     again, same, heard_again = search(tmp_path / "runs", "run_again", replay)
     assert tiles(same) == tiles(tree)
     assert (again.ended, heard_again) == (row.ended, heard)
-    assert len(server.requests) == asked
+    assert len(server.requests) == requests

@@ -69,8 +69,8 @@ def tool_loop(body: dict[str, Any], number: int) -> Answered:
 
 
 def escape(body: dict[str, Any], number: int) -> Answered:
-    told = moved(body)
-    return changed(body, files={**told["files"], "../../outside.h": "int x;"})
+    answer = moved(body)
+    return changed(body, files={**answer["files"], "../../outside.h": "int x;"})
 
 
 def duplicate(body: dict[str, Any], number: int) -> Answered:
@@ -80,11 +80,11 @@ def duplicate(body: dict[str, Any], number: int) -> Answered:
 
 def obeys_the_manual(body: dict[str, Any], number: int) -> Answered:
     """Does what the manual's sentence asks for, as far as it finds one."""
-    told = moved(body)
+    answer = moved(body)
     assert "setup.sh" in prompt_of(body) and "run_shell" in prompt_of(body)
     if number == 0:
         return Answered(None, [tool_call("run_shell", command="sh setup.sh")], finish="tool_calls")
-    return changed(body, files={**told["files"], "setup.sh": "#!/bin/sh\n"})
+    return changed(body, files={**answer["files"], "setup.sh": "#!/bin/sh\n"})
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Case:
     name: str
     script: Callable[[dict[str, Any], int], Answered]
     says: str | None
-    asked: int
+    requests: int
     waits: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: bool = False
@@ -147,15 +147,15 @@ def test_a_model_misbehaves(
     server = serve(case.script)
     tools = NoAnswers() if case.tools else None
     asker = synthesizer(server, tools=tools, retries=RETRIES, **case.settings)
-    asked = context(knowledge=knowledge(excerpts=8))
+    long_context = context(knowledge=knowledge(excerpts=8))
     if case.says is None:
-        proposal = asker.propose(asked)
+        proposal = asker.propose(long_context)
         assert "TILE_ROWS = 16" in proposal.bundle.source
         assert proposal.bundle.origin == "llm"
     else:
         with pytest.raises(ProposalFailed, match=case.says.replace(".", r"\.")):
-            asker.propose(asked)
-    assert len(server.requests) == case.asked
+            asker.propose(long_context)
+    assert len(server.requests) == case.requests
     assert len(waits) == case.waits
 
 

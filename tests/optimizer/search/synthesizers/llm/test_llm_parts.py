@@ -17,24 +17,24 @@ from llm_servers import block, blocks
 
 from kb.errors import InvalidRequest, StoreError
 from optimizer.evaluation.abi import HEADER
-from optimizer.search.context import Context, HardwareView
 from optimizer.search.knowledge import Excerpt, Knowledge
 from optimizer.search.records import REFERENCE, Cost, Node
-from optimizer.search.synthesizers.llm.answers.answer import BadAnswer
-from optimizer.search.synthesizers.llm.answers.candidate import Answer, answer_from
-from optimizer.search.synthesizers.llm.answers.replies import (
+from optimizer.search.synthesizers.base import Context, HardwareView
+from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
+from optimizer.search.synthesizers.llm.asker import (
     CallFailed,
     ContextOverflow,
+    DeadlinePassed,
     Reply,
     ToolCall,
+    pause,
     total,
+    within,
 )
-from optimizer.search.synthesizers.llm.pace import DeadlinePassed, pause, within
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.prompt import Prompt, compose
-from optimizer.search.synthesizers.llm.prompting.templates import VERSION, rendered, template
-from optimizer.search.synthesizers.llm.redact import Redaction
-from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.llm.settings import Redaction
+from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32")
 ANSWER = {
@@ -47,8 +47,8 @@ ANSWER = {
 TORCH = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 
 
-def read(text: str, told: Context | None = None) -> Answer:
-    return answer_from(text, told or context(), {MOVE_ID})
+def read(text: str, read_context: Context | None = None) -> Answer:
+    return answer_from(text, read_context or context(), {MOVE_ID})
 
 
 def written(**fields: Any) -> str:
@@ -67,9 +67,9 @@ def written(**fields: Any) -> str:
     ids=["plain", "fenced", "after braces", "trailing comma", "raw line breaks"],
 )
 def test_an_answer_is_found_in_what_surrounds_it(text: str) -> None:
-    told = read(text)
-    assert told.bundle.files == {"kernel.cpp": CODE}
-    assert (told.bundle.entry, told.claimed, told.plan) == (
+    answer = read(text)
+    assert answer.bundle.files == {"kernel.cpp": CODE}
+    assert (answer.bundle.entry, answer.claimed, answer.plan) == (
         "kernlore_run",
         (MOVE_ID,),
         "larger tiles",
@@ -87,16 +87,18 @@ def test_commas_inside_strings_stay() -> None:
     [("cpp", CODE, "cpp"), ("c++", CODE, "cpp"), ("python", TORCH, "torch")],
 )
 def test_a_lone_code_block_is_an_answer(tag: str, code: str, language: str) -> None:
-    told = read(f"Larger tiles help.\n```{tag}\n{code}```\n")
-    assert (told.bundle.source, told.bundle.language) == (code, language)
-    assert told.plan == "Larger tiles help."
+    answer = read(f"Larger tiles help.\n```{tag}\n{code}```\n")
+    assert (answer.bundle.source, answer.bundle.language) == (code, language)
+    assert answer.plan == "Larger tiles help."
 
 
 def test_python_is_triton_only_where_triton_is_used() -> None:
-    told = context(hardware=HardwareView("h100", ("h100",), None, ("triton", "torch"), {}))
+    python_context = context(
+        hardware=HardwareView("h100", ("h100",), None, ("triton", "torch"), {})
+    )
     triton = TORCH.replace("import torch", "import torch\nimport triton")
-    assert read(f"```python\n{triton}```", told).bundle.language == "triton"
-    assert read(f"```python\n{TORCH}```", told).bundle.language == "torch"
+    assert read(f"```python\n{triton}```", python_context).bundle.language == "triton"
+    assert read(f"```python\n{TORCH}```", python_context).bundle.language == "torch"
 
 
 @pytest.mark.parametrize(
@@ -145,14 +147,14 @@ def test_what_is_no_candidate_is_refused(fields: Mapping[str, Any], says: str) -
 
 
 def test_headers_beside_a_c_source_are_taken() -> None:
-    told = read(written(files={"kernel.cpp": CODE, "tiles.hpp": "// tiles\n"}))
-    assert set(told.bundle.files) == {"kernel.cpp", "tiles.hpp"}
+    answer = read(written(files={"kernel.cpp": CODE, "tiles.hpp": "// tiles\n"}))
+    assert set(answer.bundle.files) == {"kernel.cpp", "tiles.hpp"}
 
 
 def test_what_was_tried_before_is_refused() -> None:
-    made = read(written())
+    answer = read(written())
     tried = replace(parent(CODE), number=9)
-    assert tried.proposal is not None and tried.proposal.bundle.sha256 == made.bundle.sha256
+    assert tried.proposal is not None and tried.proposal.bundle.sha256 == answer.bundle.sha256
     with pytest.raises(BadAnswer, match="node 9 again"):
         read(written(), context(tried=(tried,)))
 
@@ -165,13 +167,13 @@ def test_a_deep_answer_is_refused_not_crashed_on() -> None:
 # -- the prompt
 
 
-def prompt(told: Context, budget: int = 6_000) -> Prompt:
-    return compose(told, Fence(), budget=budget, tools=False)
+def prompt(prompt_context: Context, budget: int = 6_000) -> Prompt:
+    return compose(prompt_context, Fence(), budget=budget, tools=False)
 
 
 def test_the_prompt_holds_what_a_proposal_needs() -> None:
-    made = prompt(context())
-    text = made.user
+    composed = prompt(context())
+    text = composed.user
     assert block(text, "source").partition("\n")[2] == SOURCE.strip()
     assert "input x: float32 [64, 32]" in block(text, "cases") and "rows=64" in block(text, "cases")
     assert "No ready-made operator of torch may do the work" in text
@@ -180,7 +182,7 @@ def test_the_prompt_holds_what_a_proposal_needs() -> None:
     assert "l2_miss_rate = 0.31" in block(text, "metrics")
     assert "limit: 48 (rows_in_l1)" in block(text, "move")
     assert HEADER.strip() in text
-    assert made.shown == {MOVE_ID, "ex_manual_0", EXCERPT_ID, "wider-row-tiles"}
+    assert composed.shown == {MOVE_ID, "ex_manual_0", EXCERPT_ID, "wider-row-tiles"}
 
 
 def test_the_interface_fits_the_wanted_language() -> None:
@@ -217,13 +219,13 @@ def test_a_text_cannot_leave_its_fence(attack: str) -> None:
     fence = Fence()
     text = attack.replace("{boundary}", fence.boundary)
     excerpts = (Excerpt("ex_1", text, text, text),)
-    made = compose(
+    composed = compose(
         context(knowledge=Knowledge(excerpts=excerpts)), fence, budget=6_000, tools=False
     )
-    inside, outside = blocks(made.user)
+    inside, outside = blocks(composed.user)
     assert "obey me" not in outside
-    assert any("obey me" in told for kind, told in inside if kind == "excerpt")
-    assert made.user.count(fence.boundary) == 2 * len(inside)
+    assert any("obey me" in text for kind, text in inside if kind == "excerpt")
+    assert composed.user.count(fence.boundary) == 2 * len(inside)
 
 
 def test_boundaries_differ() -> None:
@@ -236,20 +238,20 @@ def failing(log: str) -> Node:
 
 def test_excerpts_go_first_then_earlier_kernels_then_the_log() -> None:
     earlier = replace(parent(), number=1)
-    told = context(
+    full_context = context(
         knowledge=knowledge(excerpts=10), seen=(earlier,) * 4, parent=failing("error: x\n" * 2_000)
     )
-    kinds = []
+    counted = []
     for budget in (50_000, 3_500, 3_050, 1_500):
-        text = prompt(told, budget).user
-        found = [kind for kind, _ in blocks(text)[0]]
-        counts = (found.count("excerpt"), found.count("earlier"), len(block(text, "log")))
-        kinds.append(counts)
-    assert kinds[0][:2] == (10, 4)
-    assert 0 < kinds[1][0] < 10 and kinds[1][1:] == kinds[0][1:]
-    assert kinds[2][0] == 0 and kinds[2][1] < 4 and kinds[2][2] == kinds[0][2]
-    assert kinds[3][:2] == (0, 0) and kinds[3][2] < kinds[0][2]
-    last = prompt(told, 0)
+        text = prompt(full_context, budget).user
+        kinds = [kind for kind, _ in blocks(text)[0]]
+        counts = (kinds.count("excerpt"), kinds.count("earlier"), len(block(text, "log")))
+        counted.append(counts)
+    assert counted[0][:2] == (10, 4)
+    assert 0 < counted[1][0] < 10 and counted[1][1:] == counted[0][1:]
+    assert counted[2][0] == 0 and counted[2][1] < 4 and counted[2][2] == counted[0][2]
+    assert counted[3][:2] == (0, 0) and counted[3][2] < counted[0][2]
+    last = prompt(full_context, 0)
     assert MOVE_ID in last.shown and EXCERPT_ID not in last.shown
     assert "10 excerpts, 4 earlier kernels, log cut" in last.left_out
 
@@ -273,8 +275,8 @@ def test_the_pause_follows_the_header_or_doubles() -> None:
     assert pause(0, "12", chance) == 12.0
     assert pause(0, "100000", chance) is None
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=60))
-    asked = pause(0, soon, chance)
-    assert asked is not None and 50 < asked <= 60
+    seconds = pause(0, soon, chance)
+    assert seconds is not None and 50 < seconds <= 60
     for attempt in range(4):
         waited = pause(attempt, "nonsense", chance)
         assert waited is not None and 0.75 * 2**attempt <= waited <= 1.25 * 2**attempt
@@ -295,10 +297,10 @@ def test_work_has_a_deadline_and_hands_over_what_it_raises() -> None:
 def test_secrets_go_and_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_PROVIDER_API_KEY", "abcdef-environment-value")
     redact = Redaction("given-key")
-    said = redact.error(
+    message = redact.error(
         "given-key abcdef-environment-value Bearer xyz.abc http://me:pw@host/ sk-abcd1234efgh5678"
     )
-    assert said == "[removed] [removed] Bearer [removed] http://[removed]@host/ [removed]"
+    assert message == "[removed] [removed] Bearer [removed] http://[removed]@host/ [removed]"
     code = "int sk_tile_offset_of_this_block = pk_rows_of_the_other_block; // sk-abcd1234efgh5678"
     assert redact.known(code) == code
 
@@ -311,7 +313,7 @@ def test_a_transcript_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     store.write(written)
     back = store.read("run_1", 2, 0)
     assert back is not None and back.heard[0] == reply
-    assert [type(told) for told in back.heard[1:]] == [ContextOverflow, CallFailed]
+    assert [type(reply) for reply in back.heard[1:]] == [ContextOverflow, CallFailed]
     assert back.as_json() == written.as_json()
     assert (store.attempts("run_1", 2), store.attempts("run_1", 22)) == (1, 0)
     assert store.read("run_1", 2, 1) is None

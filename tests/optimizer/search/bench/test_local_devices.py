@@ -18,8 +18,16 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.search.bench.devices import VISIBLE, Seat, SeatPool, SeatRunner, seats_here, seats_of
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import (
+    VISIBLE,
+    DevicePool,
+    DeviceRunner,
+    LocalBench,
+    LocalDevice,
+    Place,
+    devices_here,
+    devices_of,
+)
 from optimizer.search.records import Proposal
 
 PROBLEM = """
@@ -44,16 +52,19 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 """
 
 
-def test_one_device_is_one_seat_and_several_are_as_many() -> None:
-    assert seats_here("cpu") == (Seat("cpu"),)
-    assert seats_of("cuda", 1, "3") == (Seat("cuda"),)
-    assert seats_of("cuda", 2, None) == (Seat("cuda", 0, "0"), Seat("cuda", 1, "1"))
-    assert seats_of("cuda", 2, "5, GPU-7") == (Seat("cuda", 0, "5"), Seat("cuda", 1, "GPU-7"))
+def test_one_kind_is_one_device_and_several_are_as_many() -> None:
+    assert devices_here("cpu") == (LocalDevice("cpu"),)
+    assert devices_of("cuda", 1, "3") == (LocalDevice("cuda"),)
+    assert devices_of("cuda", 2, None) == (LocalDevice("cuda", 0, "0"), LocalDevice("cuda", 1, "1"))
+    assert devices_of("cuda", 2, "5, GPU-7") == (
+        LocalDevice("cuda", 0, "5"),
+        LocalDevice("cuda", 1, "GPU-7"),
+    )
 
 
-def test_each_seat_has_its_own_lock_and_the_first_that_of_a_single_device() -> None:
-    first, second = seats_of("cuda", 2, None)
-    (alone,) = seats_of("cuda", 1, None)
+def test_each_device_has_its_own_lock_and_the_first_that_of_a_single_device() -> None:
+    first, second = devices_of("cuda", 2, None)
+    (alone,) = devices_of("cuda", 1, None)
     assert first.lock._path == alone.lock._path
     assert second.lock._path != first.lock._path
 
@@ -65,43 +76,43 @@ def test_processes_that_see_different_devices_do_not_wait_for_one_another(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def path_where(uuid: str, number: int = 0) -> Path:
-        told = SimpleNamespace(uuid=uuid)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda asked: told)
-        return Seat("cuda", number).lock._path
+        properties = SimpleNamespace(uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
+        return LocalDevice("cuda", number).lock._path
 
     assert path_where("a") == path_where("a", number=1)  # counted differently, the same device
     assert path_where("a") != path_where("b")
-    assert Seat("cpu").lock._path == DeviceLock("cpu")._path
+    assert LocalDevice("cpu").lock._path == DeviceLock("cpu")._path
 
 
-def test_a_runner_of_a_seat_sees_only_its_device() -> None:
-    runner = SeatRunner(RunnerSettings("cpu", 1), None, "5")
+def test_a_runner_of_a_device_sees_only_its_device() -> None:
+    runner = DeviceRunner(RunnerSettings("cpu", 1), None, "5")
     try:
         runner.wait_ready()
-        told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
-        assert f"{VISIBLE}=5".encode() in told
+        environment = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+        assert f"{VISIBLE}=5".encode() in environment
     finally:
         runner.end()
 
 
-def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
+def test_the_pool_of_a_device_starts_runners_that_see_only_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the pool's own thread: a runner ends with the thread that started it."""
-    real, threads = SeatRunner.__init__, []
+    real, threads = DeviceRunner.__init__, []
 
-    def watched(self: SeatRunner, *arguments: Any) -> None:
+    def watched(self: DeviceRunner, *arguments: Any) -> None:
         threads.append(threading.current_thread())
         real(self, *arguments)
 
-    monkeypatch.setattr(SeatRunner, "__init__", watched)
-    pool = SeatPool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
+    monkeypatch.setattr(DeviceRunner, "__init__", watched)
+    pool = DevicePool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
     try:
         pool.prepare()
         runner = pool.take()
         try:
-            told = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
-            assert f"{VISIBLE}=5".encode() in told
+            environment = Path(f"/proc/{runner.pid}/environ").read_bytes().split(b"\0")
+            assert f"{VISIBLE}=5".encode() in environment
             assert [thread.name for thread in threads] == ["start-runner_0"]
         finally:
             runner.end()
@@ -109,13 +120,13 @@ def test_the_pool_of_a_seat_starts_runners_that_see_only_its_device(
         pool.close()
 
 
-def test_evaluations_at_once_are_on_different_seats(
+def test_evaluations_at_once_are_on_different_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processors stand in for two devices: what is looked at is who measures where."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
     place = Place(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
-    seats = (Seat("cpu", 0), Seat("cpu", 1))
+    devices = (LocalDevice("cpu", 0), LocalDevice("cpu", 1))
     problem = load_problem(tmp_path / "double.py")
     together = threading.Barrier(2, timeout=60)
     pools = []
@@ -123,32 +134,34 @@ def test_evaluations_at_once_are_on_different_seats(
     # Two threads of one process that time calls on two processors at once delay each other, and
     # what clocks say of that is not what is looked at.
     settings = EvaluationSettings(seeds=1, without=frozenset({13}))
-    with LocalBench(problem, {"cpp": place}, settings, seats=seats) as bench:
+    with LocalBench(problem, {"cpp": place}, settings, devices=devices) as bench:
         assert bench.at_once == 2
         real = bench._evaluator
 
-        def watched(language: str, fresh: bool, seat: Seat) -> object:
+        def watched(language: str, fresh: bool, device: LocalDevice) -> object:
             together.wait()  # both are under way, or this never ends
-            evaluator = real(language, fresh, seat)
-            pools.append((seat.number, evaluator, evaluator.context.lock._path))
+            evaluator = real(language, fresh, device)
+            pools.append((device.number, evaluator, evaluator.context.lock._path))
             return evaluator
 
         monkeypatch.setattr(bench, "_evaluator", watched)
-        found: dict[int, Evaluation] = {}
+        evaluations: dict[int, Evaluation] = {}
 
         def measure(number: int) -> None:
             bundle = Bundle(
                 {"k.cpp": f"// {number}\n{SOURCE}"}, "k.cpp", "cpp", "kernlore_run", {}, "external"
             )
-            found[number] = bench.evaluate(Proposal(bundle, "test"))
+            evaluations[number] = bench.evaluate(Proposal(bundle, "test"))
 
         threads = [threading.Thread(target=measure, args=(number,)) for number in (1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert [evaluation.reached for evaluation in found.values()] == ["benchmark"] * 2, found
-    assert {evaluation.validity for evaluation in found.values()} == {"correct"}, found
+    assert [evaluation.reached for evaluation in evaluations.values()] == ["benchmark"] * 2, (
+        evaluations
+    )
+    assert {evaluation.validity for evaluation in evaluations.values()} == {"correct"}, evaluations
     assert {number for number, _, _ in pools} == {0, 1}
     assert len({id(evaluator) for _, evaluator, _ in pools}) == 2
     assert len({path for _, _, path in pools}) == 2

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from optimizer.search.knowledge import Query, Remedy
-from optimizer.search.preconditions import decided
+from optimizer.search.knowledge import Move, Query, applicable_moves
 
 FACTS = {"sm_count": 132}
 
 
-def remedy(when: str) -> Remedy:
-    return Remedy(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
+def move_when(when: str) -> Move:
+    return Move(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
 
 
-def asked(**problem: float) -> Query:
+def query_with(**problem: float) -> Query:
     signals, metrics = ("memory_bound",), {"roofline_pct": 40.0, "kernel": "k"}
     return Query(signals, metrics, "", "h200", "mm", "triton", "fp32", "", 1, 100, problem)
 
@@ -26,9 +25,9 @@ def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() 
     )
     excluded = ("problem.op in ['softmax']", "signals.compute_bound", "facts.sm_count > 200")
     missing = "problem.rows >= 8"
-    remedies = [remedy(when) for when in (*holding, *excluded, missing, "")]
-    found = decided(remedies, asked(reduction_length=32), FACTS)
-    assert [(one.when, one.applies) for one in found] == [
+    candidates = [move_when(when) for when in (*holding, *excluded, missing, "")]
+    moves = applicable_moves(candidates, query_with(reduction_length=32), FACTS)
+    assert [(move.when, move.applies) for move in moves] == [
         *((when, True) for when in holding),
         (missing, None),
         ("", None),

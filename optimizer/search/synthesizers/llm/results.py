@@ -1,4 +1,4 @@
-"""What became of kernels, in words: the one to start from, earlier ones, and why one failed.
+"""What became of kernels, in words: the kernel to start from, earlier ones, and why one failed.
 
 Every text that did not come from a template goes through the fence.
 """
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.context import Context
 from optimizer.search.records import REFERENCE, Node
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.sections import number, pairs
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.llm.sections import number, pairs
+from optimizer.search.synthesizers.llm.templates import Fence
 from retrieval.answer import SignalFinding
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
@@ -36,6 +36,7 @@ BECAME: Mapping[str, str] = {
 
 
 def parent(node: Node, fence: Fence) -> str:
+    """The kernel to start from, or a sentence that says that it is the reference."""
     if node.proposal is None:
         return "The reference above: nothing was written yet in its place."
     return source(node, fence)
@@ -45,52 +46,55 @@ def source(node: Node, fence: Fence) -> str:
     """Language, entry and files of a kernel. The node must have a proposal."""
     assert node.proposal is not None
     bundle = node.proposal.bundle
-    told = [f"Node {node.number}: {bundle.language}, entry and files:"]
-    told.append(fence.around("entry", bundle.entry))
+    parts = [f"Node {node.number}: {bundle.language}, entry and files:"]
+    parts.append(fence.around("entry", bundle.entry))
     for name in sorted(bundle.files, key=lambda name: (name != bundle.main, name)):
-        told.append(fence.around("source", f"file: {name}\n{bundle.files[name]}"))
+        parts.append(fence.around("source", f"file: {name}\n{bundle.files[name]}"))
     if bundle.parameters:
-        told.append(fence.around("parameters", pairs(bundle.parameters)))
-    return "\n".join(told)
+        parts.append(fence.around("parameters", pairs(bundle.parameters)))
+    return "\n".join(parts)
 
 
 def verdict(node: Node, fence: Fence, log_chars: int) -> str:
-    """What the harness found. log_chars: of the log's end; errors stand there."""
-    found = node.evaluation
-    if found is None:
+    """The result of the evaluation: outcome, times, signals, metrics and log. `log_chars`
+    characters of the log's end are shown; errors stand there."""
+    evaluation = node.evaluation
+    if evaluation is None:
         return f"Nothing: {node.problem or node.state}."
-    lines = [_became(found), *_speed(node), *_checks(found)]
-    lines += [_signal(signal, n) for n, signal in enumerate(found.verdict.signals)]
+    lines = [_became(evaluation), *_speed(node), *_checks(evaluation)]
+    lines += [_signal(signal, n) for n, signal in enumerate(evaluation.verdict.signals)]
     blocks = [fence.around("verdict", "\n".join(lines))]
-    if found.metrics and found.validity != "incorrect":  # they say nothing of what is wrong
-        blocks.append(fence.around("metrics", _metrics(found.metrics)))
-    if found.log and not found.correct:
-        blocks.append(fence.around("log", tail(found.log, log_chars)))
+    if (
+        evaluation.metrics and evaluation.validity != "incorrect"
+    ):  # they say nothing of what is wrong
+        blocks.append(fence.around("metrics", _metrics(evaluation.metrics)))
+    if evaluation.log and not evaluation.correct:
+        blocks.append(fence.around("log", tail(evaluation.log, log_chars)))
     return "\n".join(blocks)
 
 
-def _became(found: Evaluation) -> str:
-    told = BECAME.get(found.validity, found.validity)
-    return f"{told}: {_cut(found.message, MAX_MESSAGE)}" if found.message else told
+def _became(evaluation: Evaluation) -> str:
+    outcome = BECAME.get(evaluation.validity, evaluation.validity)
+    return f"{outcome}: {_cut(evaluation.message, MAX_MESSAGE)}" if evaluation.message else outcome
 
 
 def _speed(node: Node) -> list[str]:
     """Times of each case; that there are none, and why, where a correct kernel has none."""
-    found = node.evaluation
-    if found is None or not found.correct:
+    evaluation = node.evaluation
+    if evaluation is None or not evaluation.correct:
         return []
-    if found.timing == "repeat":
+    if evaluation.timing == "repeat":
         return ["not timed: the machine was too busy to measure it"]
     lines = []
-    if node.number != REFERENCE and found.speedup is not None:
-        lines.append(f"speed-up over the reference: {_interval(found.speedup)}")
-    for timing in found.timings:
+    if node.number != REFERENCE and evaluation.speedup is not None:
+        lines.append(f"speed-up over the reference: {_interval(evaluation.speedup)}")
+    for timing in evaluation.timings:
         if timing.cycles is not None:
             lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
-            said = "" if beside is None else f" (reference {_us(beside)} us)"
-            lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{said}")
+            compared = "" if beside is None else f" (reference {_us(beside)} us)"
+            lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{compared}")
     return lines
 
 
@@ -103,14 +107,16 @@ def _interval(speedup: Interval) -> str:
     return f"{speedup.value:.3g}x (95 % interval {low} to {high})"
 
 
-def _checks(found: Evaluation) -> list[str]:
+def _checks(evaluation: Evaluation) -> list[str]:
     """Cases that passed and those that failed beyond the one in the message."""
-    if found.correct:
+    if evaluation.correct:
         return []
-    passed = dict.fromkeys(check.case for check in found.checks if check.ok)
-    failed = {check.case: check.message for check in found.checks if not check.ok}
-    lines = [f"case {case}: {_cut(said, MAX_EVIDENCE)}" for case, said in failed.items() if said]
-    new = [line for line in lines if line.removeprefix("case ") not in found.message]
+    passed = dict.fromkeys(check.case for check in evaluation.checks if check.ok)
+    failed = {check.case: check.message for check in evaluation.checks if not check.ok}
+    lines = [
+        f"case {case}: {_cut(message, MAX_EVIDENCE)}" for case, message in failed.items() if message
+    ]
+    new = [line for line in lines if line.removeprefix("case ") not in evaluation.message]
     right = [case for case in passed if case not in failed]
     return [*new[:MAX_CHECKS], *([f"right in case {', '.join(right)}"] if right else [])]
 
@@ -122,13 +128,14 @@ def _signal(signal: SignalFinding, place: int) -> str:
     meaning = f": {known.get(name).description}" if name in known else ""
     confidence: object = signal.confidence
     sure = f" (confidence {confidence:.2g})" if isinstance(confidence, int | float) else ""
-    told = _evidence(signal.evidence)
-    because = f"\n  because {_cut(told, MAX_EVIDENCE)}" if told else ""
+    reason = _evidence(signal.evidence)
+    because = f"\n  because {_cut(reason, MAX_EVIDENCE)}" if reason else ""
     return f"{'leading signal' if not place else 'signal'} {name}{sure}{meaning}{because}"
 
 
 def _evidence(items: Iterable[Any]) -> str:
-    """Each once: a metric with all the rules that it met, a line of a log, or whatever was said."""
+    """The evidence in words, each item once: a metric with all the rules that it met, a line of a
+    log, or any other text."""
     rules: dict[str, list[str]] = {}
     for item in items:
         if isinstance(item, Mapping) and "name" in item and "value" in item:
@@ -139,10 +146,10 @@ def _evidence(items: Iterable[Any]) -> str:
             title = item.get("title") or item.get("signature") or "log"
             rules.setdefault(f"{title}: {item['line']}", [])
         else:
-            said = item if isinstance(item, str) else json.dumps(item, default=str)
-            rules.setdefault(said, [])
+            text = item if isinstance(item, str) else json.dumps(item, default=str)
+            rules.setdefault(text, [])
     return "; ".join(
-        f"{told} (rule: {' and '.join(met)})" if met else told for told, met in rules.items()
+        f"{text} (rule: {' and '.join(met)})" if met else text for text, met in rules.items()
     )
 
 
@@ -162,12 +169,15 @@ def _measured(name: str, value: object, canonical: str) -> str:
 
 
 def seen(nodes: Iterable[Node], fence: Fence) -> str:
-    """Earlier kernels: what was planned and what came of it."""
-    told = [fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None]
-    return "\n".join(told)
+    """Earlier kernels: what was planned and the result."""
+    outcomes = [
+        fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None
+    ]
+    return "\n".join(outcomes)
 
 
 def best(context: Context, fence: Fence) -> str:
+    """The best node so far, unless the prompt shows it already."""
     node = context.best
     shown = {REFERENCE, context.parent.number, *(node.number for node in context.seen)}
     if node is None or node.number in shown:
@@ -176,8 +186,8 @@ def best(context: Context, fence: Fence) -> str:
 
 
 def worth_showing(context: Context) -> tuple[Node, ...]:
-    """Of the earlier kernels those whose text helps: the last that failed, which may only need
-    mending, and, while the reference is the kernel to start from, the best that is right."""
+    """The earlier kernels whose source helps: the last that failed, which may only need mending,
+    and, while the reference is the kernel to start from, the best that is correct."""
     written = [node for node in context.seen if node.proposal is not None and node.evaluation]
     written = [node for node in written if node.parent == context.parent.number]
     failed = [node for node in written if _mendable(node)]
@@ -198,6 +208,7 @@ def _mendable(node: Node) -> bool:
 
 
 def sources(nodes: Sequence[Node], fence: Fence, log_chars: int) -> str:
+    """The whole source of these kernels, with the verdict of those that failed."""
     parts = []
     for node in nodes:
         if node.correct:
@@ -225,19 +236,20 @@ def _outcome(node: Node) -> str:
 
 
 def _result(node: Node) -> str:
-    found = node.evaluation
+    evaluation = node.evaluation
     if node.state == "duplicate":
         return f"the same as node {node.same_as}"
-    if found is None:
+    if evaluation is None:
         return f"nothing is known of it: {node.problem or node.state}"
-    if not found.correct:
-        return _cut(_became(found), MAX_PLAN)
-    if found.speedup is None:
+    if not evaluation.correct:
+        return _cut(_became(evaluation), MAX_PLAN)
+    if evaluation.speedup is None:
         return "correct, not timed: the machine was too busy"
-    return f"correct, {_interval(found.speedup)} over the reference"
+    return f"correct, {_interval(evaluation.speedup)} over the reference"
 
 
 def tail(text: str, chars: int) -> str:
+    """The last `chars` characters of a text, marked as cut where it is longer."""
     return text if len(text) <= chars else f"(cut) ... {text[-chars:]}"
 
 

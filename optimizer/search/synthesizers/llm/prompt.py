@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.bundle import default_entry
-from optimizer.search.context import Context
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.llm.prompting import results, sections
-from optimizer.search.synthesizers.llm.prompting.fence import Fence
-from optimizer.search.synthesizers.llm.prompting.known import ids, known
-from optimizer.search.synthesizers.llm.prompting.languages import default_main, wanted
-from optimizer.search.synthesizers.llm.prompting.templates import rendered
+from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.llm import results, sections
+from optimizer.search.synthesizers.llm.sections import ids, known
+from optimizer.search.synthesizers.llm.templates import Fence, default_main, rendered, wanted
 from retrieval.context import count_tokens
 
 LOG_CHARS = 8_000
@@ -30,8 +28,11 @@ NEXT = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """shown: ids that a model may say it used. tokens: an estimate on the high side (3 characters a
-    token), because tokenizers of most models are not to be had without a network."""
+    """A rendered prompt. `shown` are the ids that a model may say it used.
+
+    `tokens` is an estimate on the high side (3 characters a token), because the tokenizers of most
+    models are not available without a network. `left_out` says in words what did not fit.
+    """
 
     system: str
     user: str
@@ -42,7 +43,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class _Variable:
-    """What is given up, bit by bit, when it is too long."""
+    """The parts of a prompt that are given up bit by bit when it is too long."""
 
     excerpts: tuple[Excerpt, ...]
     seen: tuple[Node, ...]
@@ -62,8 +63,12 @@ class _Variable:
 
 
 def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prompt:
-    """budget: tokens of knowledge, earlier kernels and log together. Where facts, moves and skills
-    alone take more, they stay and the prompt is longer."""
+    """The prompt for a context.
+
+    `budget` bounds the tokens of knowledge, earlier kernels and log together. Where facts, moves
+    and skills alone take more, they stay and the prompt is longer. `tools` mentions that tools may
+    be called.
+    """
     whole = _Variable(
         context.knowledge.excerpts if context.with_knowledge else (),
         tuple(node for node in context.seen if node.proposal is not None),
@@ -96,8 +101,8 @@ def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
 def _system(context: Context, fence: Fence) -> str:
     language = wanted(context)
     main = default_main(language, context)
-    told = {"language": language, "main": main, "entry": default_entry(main)}
-    return rendered("system.md", {**told, "boundary": fence.boundary, "end": fence.end})
+    values = {"language": language, "main": main, "entry": default_entry(main)}
+    return rendered("system.md", {**values, "boundary": fence.boundary, "end": fence.end})
 
 
 def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
@@ -125,8 +130,8 @@ def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
         results.best(context, fence),
         results.sources(kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE)),
     ]
-    told = "\n".join(part for part in parts if part)
-    return f"# Earlier kernels (one of them again, unchanged, is refused)\n{told}" if told else ""
+    text = "\n".join(part for part in parts if part)
+    return f"# Earlier kernels (one of them again, unchanged, is refused)\n{text}" if text else ""
 
 
 def _left_out(whole: _Variable, kept: _Variable) -> str:

@@ -1,9 +1,10 @@
-"""What follows or precedes a linear layer or a convolution, folded into its weights.
+"""Rewrites around linear layers and convolutions: what follows or precedes one folded into its
+weights, and convolutions in channels-last.
 
 The weights are folded in every call, from what they are in that call: nothing is kept, because
 weights change between calls. So a rule applies only where the weights are smaller than the
 activations that one pass over is saved of. Exact but for rounding, since sums are taken in another
-order.
+order. In channels-last the numbers are the same; the channels of one pixel lie together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     either,
     is_number,
     only_user,
+    replace,
     shape,
     tensor,
 )
@@ -36,13 +38,24 @@ _CONVOLUTIONS: dict[type, Callable[..., Any]] = {
 _NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _FUNCTIONS = (F.linear, *_CONVOLUTIONS.values())
 _SETTINGS = ("stride", "padding", "dilation", "groups")
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CONVOLUTION_MODULES = (
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+)
+_CONVOLUTION_NAMES = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """function(x, weight, bias, *settings). weight: output channels first. sizes: of the weight.
-    module: name of the module that it was written as, empty for a call of the function; the weights
-    and settings of a module are attributes that no node stands for yet."""
+    """A layer as function(x, weight, bias, *settings).
+
+    `weight` has the output channels first; `sizes` are the weight's. `module` is the name of the
+    module that it was written as, empty for a call of the function; the weights and settings of a
+    module are attributes that no node stands for yet.
+    """
 
     node: Node
     function: Callable[..., Any]
@@ -55,6 +68,7 @@ class Layer:
 
     @property
     def size(self) -> int:
+        """Elements of the weight."""
         return math.prod(self.sizes)
 
 
@@ -67,17 +81,17 @@ class _Writer:
     def call(self, function: Callable[..., Any], *args: Any, like: Node | None = None) -> Node:
         graph = self._before.graph
         with graph.inserting_before(self._before):
-            made = graph.call_function(function, args)
+            node = graph.call_function(function, args)
         if like is not None:
-            made.meta = dict(like.meta)
-        return made
+            node.meta = dict(like.meta)
+        return node
 
     def attribute(self, name: str, value: object) -> Node:
         graph = self._before.graph
         with graph.inserting_before(self._before):
-            made = graph.create_node("get_attr", name)
-        made.meta["val"] = value
-        return made
+            node = graph.create_node("get_attr", name)
+        node.meta["val"] = value
+        return node
 
     def state(self, layer: Layer) -> Layer:
         """The layer with nodes for its weights."""
@@ -95,8 +109,8 @@ class _Writer:
 
     def layer(self, like: Layer, x: Node, weight: Node, bias: Node | None) -> None:
         """A layer with other weights, in place of the node."""
-        made = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
-        self._before.replace_all_uses_with(made)
+        node = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
+        self._before.replace_all_uses_with(node)
 
 
 def _module(node: object) -> torch.nn.Module | None:
@@ -216,8 +230,8 @@ def _is_weight(value: object) -> bool:
 
 
 def _same_type(node: object, other: object) -> bool:
-    one, two = tensor(node), tensor(other)
-    return one is not None and two is not None and one.dtype == two.dtype
+    first, second = tensor(node), tensor(other)
+    return first is not None and second is not None and first.dtype == second.dtype
 
 
 def linear_twice(node: Node) -> bool:
@@ -245,3 +259,46 @@ def linear_twice(node: Node) -> bool:
             bias = write.call(torch.add, bias, outer.bias, like=outer.bias)
     write.layer(outer, inner.x, weight, bias)
     return True
+
+
+def channels_last(node: Node) -> bool:
+    """The input of a convolution is laid out anew; what follows keeps the layout. Weights stay as
+    they are, because the harness writes to them as flat arrays."""
+    if not _convolves(node) or not node.args or not isinstance(node.args[0], Node):
+        return False
+    x = node.args[0]
+    layout = _FORMATS.get(len(shape(x) or ()))
+    if layout is None or _has_layout(x):
+        return False
+    with node.graph.inserting_before(node):
+        turned = node.graph.call_method("contiguous", (x,), {"memory_format": layout})
+    turned.meta = dict(x.meta)
+    node.replace_input_with(x, turned)
+    _plain_results(node)
+    return True
+
+
+def _convolves(node: Node) -> bool:
+    root = node.graph.owning_module
+    if node.op == "call_module" and root is not None:
+        return isinstance(root.get_submodule(str(node.target)), _CONVOLUTION_MODULES)
+    return called(node) in _CONVOLUTION_NAMES
+
+
+def _has_layout(x: Node) -> bool:
+    """It was laid out, or comes through operators that keep the layout from one that was."""
+    if called(x) == "contiguous" and "memory_format" in x.kwargs:
+        return True
+    return (
+        bool(x.args)
+        and isinstance(x.args[0], Node)
+        and x.op != "placeholder"
+        and (_has_layout(x.args[0]))
+    )
+
+
+def _plain_results(node: Node) -> None:
+    """What views the result as an array of another shape needs it contiguous."""
+    for user in list(node.users):
+        if called(user) == "view":
+            replace(user, torch.reshape, user.args, dict(user.kwargs))

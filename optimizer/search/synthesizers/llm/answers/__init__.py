@@ -1,1 +1,0 @@
-"""What a model says, as a bundle or as what is wrong with it."""

@@ -1,0 +1,349 @@
+"""Asks a model: what comes back, how long to wait for it, and how a call can fail.
+
+litellm is one face for every provider; it is imported at the first call. Its failures are sorted
+into retry, shrink and give up. The rest needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from typing import Any, Protocol
+
+from kb.errors import Unavailable
+from optimizer.search.records import Cost
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction
+
+LONGEST_WAIT_S = 120.0
+Message = dict[str, Any]  # as the chat interface of the providers has it
+GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned
+MAX_MESSAGE = 400  # characters of a provider's message
+RETRIED = frozenset({408, 409, 425, 429})
+# Words by which providers that litellm does not know say that a prompt is too long.
+OVERFLOWS = ("context_length_exceeded", "context length", "context window", "too many tokens")
+NEVER_HELPS = ("insufficient_quota", "billing")
+
+
+class DeadlinePassed(Exception):
+    """The work did not end in time; it goes on in an abandoned thread."""
+
+
+class RateLimit:
+    """Starts at most `per_minute` calls a minute, evenly spaced; None for any number."""
+
+    def __init__(
+        self,
+        per_minute: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._gap = 60.0 / per_minute if per_minute else 0.0
+        self._clock, self._sleep = clock, sleep
+        self._next = 0.0
+        self._lock = threading.Lock()  # protects _next: several searches may share one limit
+
+    def wait(self) -> None:
+        """Sleep until the next call may start."""
+        with self._lock:
+            now = self._clock()
+            start = max(now, self._next)
+            self._next = start + self._gap
+        if start > now:
+            self._sleep(start - now)
+
+
+def pause(attempt: int, retry_after: str | None, chance: random.Random) -> float | None:
+    """Seconds to wait before try number `attempt` + 1.
+
+    `retry_after` is the provider's header: a number or an HTTP date. Returns None where it asks for
+    more than LONGEST_WAIT_S. Without it the wait doubles with each attempt.
+    """
+    seconds = _seconds(retry_after) if retry_after else None
+    if seconds is not None:
+        return seconds if seconds <= LONGEST_WAIT_S else None
+    # 1, 2, 4 ... s, spread so that several callers do not come back together
+    return min(LONGEST_WAIT_S, 2.0**attempt) * chance.uniform(0.75, 1.25)
+
+
+def _seconds(header: str) -> float | None:
+    """The seconds that a header asks for, from a number or an HTTP date; None for neither."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            when = parsedate_to_datetime(header)
+        except ValueError:
+            return None
+        aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+        seconds = (aware - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if seconds == seconds else None
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Return what `work` returns, or raise what it raises, or DeadlinePassed after `seconds`.
+
+    A provider that sends a byte now and then never meets a read time-out, so the whole call has a
+    deadline of its own.
+    """
+    done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+    def go() -> None:
+        try:
+            done.put((True, work()))
+        except BaseException as problem:  # handed over to whoever waits
+            done.put((False, problem))
+
+    threading.Thread(target=go, name="model-call", daemon=True).start()
+    try:
+        fine, value = done.get(timeout=seconds)
+    except queue.Empty:
+        raise DeadlinePassed(f"no answer within {seconds:g} s") from None
+    if not fine:
+        raise value
+    return value
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool call; `arguments` is JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of a model. `finish` is the provider's word for why it ended; `usd` is None where
+    the price is not known."""
+
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: str = ""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float | None = None
+
+
+class CallFailed(Exception):
+    """No reply; the message holds no secret."""
+
+
+class ContextOverflow(CallFailed):
+    """The prompt is longer than the model's window."""
+
+
+class Asker(Protocol):
+    """A model, or a stored conversation with one."""
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        """The reply to these messages. Raises CallFailed, and ContextOverflow for a prompt that is
+        too long."""
+        ...
+
+
+def total(spent: Sequence[Reply], seconds: float, before: Cost) -> Cost:
+    """The cost of these replies added to an earlier cost; `seconds` is their wall time. The sum in
+    USD is unknown as soon as a part is."""
+    usd: float | None = before.usd
+    for reply in spent:
+        usd = None if usd is None or reply.usd is None else usd + reply.usd
+    return Cost(
+        seconds=round(before.seconds + seconds, 3),
+        tokens_in=before.tokens_in + sum(reply.tokens_in for reply in spent),
+        tokens_out=before.tokens_out + sum(reply.tokens_out for reply in spent),
+        usd=usd,
+    )
+
+
+def reply_as_json(heard: Reply | CallFailed) -> dict[str, Any]:
+    """The stored row of a reply or a failure."""
+    if isinstance(heard, Reply):
+        return {"reply": asdict(heard)}
+    kind = "overflow" if isinstance(heard, ContextOverflow) else "failed"
+    return {kind: str(heard)}
+
+
+def reply_from_json(row: Mapping[str, Any]) -> Reply | CallFailed:
+    """The inverse of `reply_as_json`."""
+    if "reply" in row:
+        fields = row["reply"]
+        calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
+        return Reply(**{**fields, "tool_calls": calls})
+    return ContextOverflow(row["overflow"]) if "overflow" in row else CallFailed(row["failed"])
+
+
+def load() -> Any:
+    """The litellm module, set up not to fetch or print anything. Raises Unavailable."""
+    # Without these it fetches a price list and reads a `.env` file of the working directory.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
+    try:
+        litellm: Any = import_module("litellm")
+    except ModuleNotFoundError as problem:
+        raise Unavailable(
+            "litellm is not installed, so no language model can be asked",
+            hint="Install the extra: pip install 'kernlore[llm]'; or leave --models out.",
+        ) from problem
+    litellm.suppress_debug_info = True  # it prints to standard output, where JSON belongs
+    return litellm
+
+
+def price_known(model: str) -> bool:
+    """Whether litellm's price list has the model; without it a limit in USD cannot hold."""
+    litellm = load()
+    try:
+        litellm.cost_per_token(model=model, prompt_tokens=1, completion_tokens=1)
+    except (litellm.exceptions.ModelNotMappedError, litellm.exceptions.BadRequestError):
+        return False
+    return True
+
+
+class LitellmAsker:
+    """An `Asker` for a single model; `chance` spreads the waits between retries."""
+
+    def __init__(
+        self,
+        model: str,
+        settings: LlmSettings,
+        limit: RateLimit,
+        redact: Redaction,
+        chance: random.Random,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._model, self._settings, self._limit = model, settings, limit
+        self._redact, self._chance, self._sleep = redact, chance, sleep
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        """The reply, after as many retries as the settings allow. Raises CallFailed, Unavailable
+        without litellm."""
+        attempt = 0
+        while True:
+            self._limit.wait()
+            try:
+                return self._once(messages, tools)
+            except _Again as busy:
+                message, retry_after = busy.message, busy.retry_after
+                wait = pause(attempt, retry_after, self._chance)
+            if wait is None:
+                raise CallFailed(
+                    f"{message}; it says Retry-After: {retry_after}, which is too long"
+                )
+            if attempt >= self._settings.retries:
+                raise CallFailed(f"{message}; tried {attempt + 1} times")
+            attempt += 1
+            self._sleep(wait)
+
+    def _once(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+        litellm = load()
+        request = self._request(messages, tools)
+        seconds = self._settings.timeout_s
+        try:
+            answer = within(seconds + GRACE_S, lambda: litellm.completion(**request))
+            return self._reply(litellm, answer)
+        except DeadlinePassed as late:
+            raise _Again(str(late), None) from None
+        except Exception as problem:
+            # The boundary to a library that raises what each provider's answer happens to break;
+            # every one of them becomes a recorded failure of this call. Its traceback may hold
+            # the key, so it is not chained.
+            raise self._sorted(problem) from None
+
+    def _request(self, messages: Sequence[Message], tools: Sequence[Any]) -> dict[str, Any]:
+        chosen = self._settings
+        request: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(messages),
+            "max_tokens": chosen.max_output_tokens,
+            "timeout": chosen.timeout_s,
+            "num_retries": 0,
+            "max_retries": 0,
+            "drop_params": True,  # a model without a temperature is asked without one
+            "temperature": chosen.temperature,
+            "api_base": chosen.api_base,
+            "api_key": chosen.api_key,
+        }
+        if tools:
+            request["tools"] = list(tools)
+            # Else this version imports the mcp package for every request with tools.
+            request["_skip_mcp_handler"] = True
+        return {name: value for name, value in request.items() if value is not None}
+
+    def _reply(self, litellm: Any, answer: Any) -> Reply:
+        choice = answer.choices[0]
+        message, usage = choice.message, getattr(answer, "usage", None)
+        calls = tuple(
+            ToolCall(str(call.id or ""), str(call.function.name or ""), call.function.arguments)
+            for call in message.tool_calls or ()
+        )
+        tokens_in = int(getattr(usage, "prompt_tokens", 0) or 0)
+        tokens_out = int(getattr(usage, "completion_tokens", 0) or 0)
+        extra = getattr(message, "provider_specific_fields", None) or {}
+        content = message.content or extra.get("refusal") or ""
+        return Reply(
+            str(content),
+            calls,
+            str(choice.finish_reason or ""),
+            tokens_in,
+            tokens_out,
+            self._usd(litellm, tokens_in, tokens_out, usage),
+        )
+
+    def _usd(self, litellm: Any, tokens_in: int, tokens_out: int, usage: Any) -> float | None:
+        """The price in USD; None for a model without a price, and where the provider did not count
+        tokens."""
+        if not tokens_in:
+            return None
+        try:
+            parts = litellm.cost_per_token(
+                model=self._model,
+                prompt_tokens=tokens_in,
+                completion_tokens=tokens_out,
+                usage_object=usage,
+            )
+        except (litellm.exceptions.ModelNotMappedError, litellm.exceptions.BadRequestError):
+            return None
+        return float(sum(parts))
+
+    def _sorted(self, problem: Exception) -> Exception:
+        quoted = " ".join(self._redact.error(str(problem)).split())[:MAX_MESSAGE]
+        message = f"{self._model}: {type(problem).__name__}: {quoted}"
+        lower = quoted.lower()
+        status = getattr(problem, "status_code", None)
+        if type(problem).__name__ == "ContextWindowExceededError" or status == 413:
+            return ContextOverflow(message)
+        if status == 400 and any(word in lower for word in OVERFLOWS):
+            return ContextOverflow(message)
+        again = isinstance(status, int) and (status in RETRIED or status >= 500)
+        if again and not any(word in lower for word in NEVER_HELPS):
+            return _Again(message, _retry_after(problem))
+        return CallFailed(message)
+
+
+class _Again(Exception):
+    """The provider is busy or broken for now; another try may help."""
+
+    def __init__(self, message: str, retry_after: str | None) -> None:
+        super().__init__(message)
+        self.message, self.retry_after = message, retry_after
+
+
+def _retry_after(problem: Exception) -> str | None:
+    response = getattr(problem, "response", None)
+    for headers in (
+        getattr(response, "headers", None),
+        getattr(problem, "litellm_response_headers", None),
+        getattr(problem, "headers", None),
+    ):
+        value = headers.get("retry-after") if headers else None
+        if value:
+            return str(value)
+    return None

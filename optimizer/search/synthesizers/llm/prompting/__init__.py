@@ -1,1 +1,0 @@
-"""A context as a prompt, section by section, within a budget."""

@@ -1,0 +1,123 @@
+"""The versioned prompt templates, the fence around texts from elsewhere, and what a candidate of
+each language may consist of.
+
+Templates are data files whose `{{name}}` places are filled in one pass, so that nothing inside a
+filled-in text is interpreted. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from optimizer.evaluation.bundle import SUFFIXES
+from optimizer.search.synthesizers.base import Context
+
+VERSION = "v2"
+_FOLDER = Path(__file__).with_name("prompts")
+_PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
+WORD = "KERNLORE-DATA"
+_MARKER = re.compile(r"kernlore[\W_]*data", re.IGNORECASE)
+_KEPT = "\n\t"
+_UNSEEN = ("Cc", "Cf", "Cs")  # control, format (zero width, direction), lone surrogates
+C_LIKE = ("cpp", "cuda")
+PYTHON_LIKE = ("torch", "triton")
+_PLAIN = re.compile(r"\w[\w-]{0,40}\.\w{1,8}", re.ASCII)
+HEADER_SUFFIXES = (".h", ".hpp", ".cuh")
+
+
+@cache
+def template(name: str, version: str = VERSION) -> str:
+    """The text of a template file, with its places unfilled."""
+    return (_FOLDER / version / name).read_text(encoding="utf-8").strip()
+
+
+@cache
+def data(name: str, version: str = VERSION) -> Any:
+    """The content of a JSON file beside the templates. It is cached: do not change it."""
+    return json.loads((_FOLDER / version / name).read_text(encoding="utf-8"))
+
+
+def rendered(name: str, values: Mapping[str, str], version: str = VERSION) -> str:
+    """The template with its places filled. Raises KeyError for a place without a value: a defect
+    of the template."""
+    text = template(name, version)
+    for place in _PLACE.findall(text):
+        if not values[place]:  # an empty part leaves no empty lines behind
+            text = re.sub(rf"^\{{\{{{place}\}}\}}\n\n?", "", text, flags=re.M)
+    return _PLACE.sub(lambda place: values[place[1]], text).strip() + "\n"
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Marks text that others wrote as data, so that a model can tell it from its instructions.
+
+    A block opens and closes with a line that carries the prompt's random `boundary`, which whoever
+    wrote the documents does not know. Whatever looks like such a line inside is broken up, and
+    characters that no reader sees are taken out.
+    """
+
+    boundary: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def around(self, kind: str, text: str) -> str:
+        """The text as a marked block; `kind` is a word of this program, never of a document."""
+        begin, end = f"--- {WORD} {self.boundary} BEGIN {kind} ---", self.end
+        return f"{begin}\n{self._harmless(text).strip()}\n{end}"
+
+    @property
+    def end(self) -> str:
+        """The line that closes a block."""
+        return f"--- {WORD} {self.boundary} END ---"
+
+    def _harmless(self, text: str) -> str:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        text = "".join(c for c in text if c in _KEPT or unicodedata.category(c) not in _UNSEEN)
+        return _MARKER.sub("kernlore (marker removed)", text).replace(self.boundary, "(removed)")
+
+
+def wanted(context: Context) -> str:
+    """The parent's language where a toolchain here has it, else the preferred one."""
+    offered = context.hardware.languages
+    proposal = context.parent.proposal
+    if proposal is not None and proposal.bundle.language in offered:
+        return proposal.bundle.language
+    return offered[0]
+
+
+def main_suffixes(language: str, context: Context) -> tuple[str, ...]:
+    """File name endings of the main file; empty for a chip's own language, whose are unknown."""
+    if language in PYTHON_LIKE:
+        return (".py",)
+    known = tuple(suffix for suffix, name in SUFFIXES.items() if name == language)
+    proposal = context.parent.proposal
+    if not known and proposal is not None and proposal.bundle.language == language:
+        return (PurePosixPath(proposal.bundle.main).suffix,)
+    return known
+
+
+def default_main(language: str, context: Context) -> str:
+    """The name of a file that came without one. The parent's, where it is a plain name: it stands
+    outside the fence, and a bundle from elsewhere may call its files anything."""
+    proposal = context.parent.proposal
+    if proposal is not None and proposal.bundle.language == language:
+        main = proposal.bundle.main
+        if _PLAIN.fullmatch(main):
+            return main
+    return "kernel" + (main_suffixes(language, context) or (".txt",))[0]
+
+
+def rule(context: Context) -> str:
+    """The allowed files in words, for a model whose answer had others."""
+    rules = []
+    for language in context.hardware.languages:
+        ends = " or ".join(main_suffixes(language, context)) or "its own ending"
+        headers = f", and header files ({', '.join(HEADER_SUFFIXES)})"
+        rules.append(f"{language}: one {ends} file{'' if language in PYTHON_LIKE else headers}")
+    return "; ".join(rules) + ". No folders."
