@@ -6,7 +6,7 @@ is a defect, is answered without its internals and is logged by the middleware.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
+from api.bodies import invalid_fields
 from kb.errors import (
     InternalError,
     InvalidRequest,
@@ -25,8 +26,6 @@ from kb.errors import (
     error_json,
     nearest,
 )
-
-_PROBLEMS = 20
 
 
 class ErrorBody(BaseModel):
@@ -58,23 +57,6 @@ def internal_error(request_id: str) -> InternalError:
 
 def respond(error: KernloreError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(error_json(error), status_code=error.status, headers=headers)
-
-
-def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Which fields of a request are wrong, and how, from what pydantic says of each."""
-    found: dict[str, str] = {}
-    for problem in problems:
-        path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
-        text = problem["msg"].removeprefix("Value error, ")
-        found.setdefault(path, text[:1].lower() + text[1:])
-    listed = [{"path": path, "message": text} for path, text in found.items()][:_PROBLEMS]
-    first = listed[0]
-    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return InvalidRequest(
-        f"{first['path']}: {first['message']}{others}",
-        hint=f"Correct {first['path']}; GET /docs shows what each request takes.",
-        details={"problems": listed},
-    )
 
 
 def install(app: FastAPI) -> None:

@@ -14,7 +14,7 @@ from optimizer.evaluation.timing.statistics import independent_ratio
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import ProblemView
 from optimizer.search.records import Node, Proposal, best_of
-from optimizer.search.runs.avoided import knobs_of
+from optimizer.search.runs.skill_moves import knobs_of
 from optimizer.search.synthesizers.recipe.instantiate import instantiate
 from optimizer.search.synthesizers.recipe.knobs import Knob, NoStep, turned
 from optimizer.search.synthesizers.recipe.match import allowed

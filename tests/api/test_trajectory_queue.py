@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from skills.trajectories.lease import renewed
 from structlog.testing import capture_logs
 
-from api.http.trajectory_bodies import TrajectoryBody
-from api.http.trajectory_parser import accept_body
+from api.bodies import TrajectoryBody
 from api.services import EVALUATE_COMMAND, Services
+from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
 from optimizer.evaluation.queue import EvaluationQueue
 from skills.trajectories.accept import again, trajectory_store
-from skills.trajectories.lease import renewed
 from skills.trajectories.queue import TrajectoryQueue
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body

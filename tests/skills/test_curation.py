@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.search.optimize import _target
+from api.cli.commands.optimize import _target
 from api.services import Services, open_services
 from ingestion.builtin import load_hardware
 from kb.catalog import skills as store

@@ -1,4 +1,4 @@
-"""Sessions out, results in."""
+"""Runs in and out: sessions packed, their results imported, a stored run exported as files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.search.confirm import outcome_from_json
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
+from optimizer.search.output.module import write_module
+from optimizer.search.output.report import write_report
 from optimizer.search.portable.pack import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import Node
@@ -30,6 +33,7 @@ from optimizer.search.runs.optimize import LANGUAGES
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.tree import Tree
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -193,3 +197,21 @@ def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle:
     signatures = {case.name: open_case(problem, case).signature for case in cases}
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
+
+
+def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
+    """Everything about one run in one folder. Raises Conflict where the folder has files."""
+    if folder.exists() and any(folder.iterdir()):
+        raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
+    store = run_store(base)
+    run = store.run(run_id)
+    problem = load_problem(Path(run.problem))
+    nodes = store.nodes(run_id)
+    tree, outcome = Tree(nodes), outcome_from_json(run.result)
+    rows = FileStore(folder / "rows")
+    rows.begin(run)
+    for node in nodes:
+        rows.add(run.id, node)
+    module = write_module(tree, outcome, problem, folder)
+    report = write_report(run, tree, outcome, problem, folder)
+    return {"module": str(module), "report": str(report), "rows": str(folder / "rows" / run.id)}

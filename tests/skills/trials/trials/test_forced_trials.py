@@ -19,8 +19,7 @@ from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.context import HardwareView
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.records import Proposal, Value
-from optimizer.search.runs.avoided import knobs_of, warning_of
-from optimizer.search.runs.skill_moves import recipe_of
+from optimizer.search.runs.skill_moves import knobs_of, recipe_of, warning_of
 from optimizer.search.synthesizers.recipe.knobs import Knob
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.curator.records import Ratio

@@ -1,5 +1,4 @@
-"""`kernlore optimize PROBLEM`: a faster kernel for this machine, or the plain word that there is
-none."""
+"""`kernlore optimize PROBLEM`: search for a faster kernel; says so where there is none."""
 
 from __future__ import annotations
 
@@ -8,63 +7,83 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.backends import read_settings, send_logs_to_stderr
-from api.cli.options import AsJson, DataDir, switched_on
+from api.cli.backends import opened
+from api.cli.options import AsJson, DataDir, Models, switched_on
 from api.cli.output import note, show
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from optimizer.search.runs.optimize import Finished
-    from skills.upkeep import prepare_library
 
 Target = Annotated[
     str | None,
     typer.Option(
-        help="Stop at this speed-up (1.5x), this time a call (120us) or this share of what the"
-        " device's measured ceilings allow (0.85roofline)."
+        help="Stop at this speed-up (1.5x), time of a call (120us), or share of what the device's"
+        " measured ceilings allow (0.85roofline)."
     ),
 ]
 Synthesizers = Annotated[
-    str, typer.Option(help="Only these propose: recipe, sample, compiler, llm; with commas.")
+    str,
+    typer.Option(
+        help="Only these proposers: recipe, sample, compiler, llm; separate them by commas."
+    ),
 ]
 Distill = Annotated[
-    bool, typer.Option("--distill", help="Then distil what the run teaches into skills.")
+    bool, typer.Option("--distill", help="Afterwards, distil what the run teaches into skills.")
 ]
 
 
 def optimize(
-    problem: Annotated[str, typer.Argument(help="A problem file, folder or shipped name.")],
-    hardware: Annotated[str, typer.Option(help="Hardware id, or auto for what is here.")] = "auto",
+    problem: Annotated[
+        str, typer.Argument(help="A problem file, folder or the name of a built-in problem.")
+    ],
+    hardware: Annotated[
+        str, typer.Option(help="Hardware id; auto: the hardware of this machine.")
+    ] = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
     target: Target = None,
-    candidates: Annotated[int, typer.Option(help="At most so many.")] = 30,
-    minutes: Annotated[float | None, typer.Option(help="At most so long.")] = None,
-    usd: Annotated[float | None, typer.Option(help="At most so much for models.")] = None,
-    models: Annotated[
-        str, typer.Option(help="Language models to ask too, as litellm names them: a=2,b.")
-    ] = "",
+    candidates: Annotated[int, typer.Option(help="Try at most this many candidates.")] = 30,
+    minutes: Annotated[
+        float | None, typer.Option(help="Search for at most this many minutes.")
+    ] = None,
+    usd: Annotated[
+        float | None, typer.Option(help="Spend at most this many US dollars on language models.")
+    ] = None,
+    models: Models = "",
     synthesizers: Synthesizers = "",
-    knowledge: Annotated[str, typer.Option(help="on or off.")] = "on",
-    policy: Annotated[str, typer.Option(help="best-first, mcts or evolutionary.")] = "best-first",
+    knowledge: Annotated[
+        str, typer.Option(help="Whether proposers are shown retrieved knowledge: on or off.")
+    ] = "on",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="How the next candidate to improve is chosen: best-first, mcts or evolutionary."
+        ),
+    ] = "best-first",
     memory: Annotated[
-        str, typer.Option(help="none, parent, siblings, both or ancestors.")
+        str,
+        typer.Option(
+            help="Earlier candidates that proposers are shown: none, parent, siblings, both or"
+            " ancestors."
+        ),
     ] = "both",
-    seed: Annotated[int, typer.Option(help="Of everything drawn by chance.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     stall: Annotated[
-        int | None, typer.Option(help="Stop after so many candidates without a better one.")
+        int | None, typer.Option(help="Stop after this many candidates without an improvement.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the module and the report.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for the module and the report. Default: a new one here."
+        ),
     ] = None,
     distill: Distill = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Search, measure, prove; exit code 0 whether or not there is a gain."""
-    from api.cli.backends.local import LocalTarget
+    """Search for a faster kernel. Exits 0 even without a gain."""
     from optimizer.search.goal import goal_from_json
 
-    send_logs_to_stderr("error")
     goal = goal_from_json(
         {
             "language": language,
@@ -80,17 +99,16 @@ def optimize(
             "stall": stall,
         }
     )
-    local = LocalTarget(read_settings(data_dir))
-    try:
+    with opened(data_dir) as local:
         finished = _search(local, problem, goal, hardware, models, as_json)
-        told = _written(finished, output)
+        answer = _write(finished, output)
         if distill and finished.run.state == "finished":
-            told["distilled"] = _distilled(local, finished.run.id)
-    finally:
-        local.close()
-    show(told, as_json, _rendered)
-    if not distill and told["outcome"]["gain"] is not None:
-        note(f"what it teaches: kernlore skills distill {finished.run.id}")
+            from skills.curator.distil import distil_source
+
+            answer["distilled"] = distil_source(local.services, finished.run.id).as_json()
+    show(answer, as_json, _rendered)
+    if not distill and answer["outcome"]["gain"] is not None:
+        note(f"to learn from it: kernlore skills distill {finished.run.id}")
     return 0
 
 
@@ -98,7 +116,7 @@ TARGETS = {"x": "target", "us": "target_us", "roofline": "target_roofline"}
 
 
 def _target(text: str | None) -> dict[str, float]:
-    """The field of the goal that a target is. Raises InvalidRequest."""
+    """The field of the goal that a target sets. Raises InvalidRequest."""
     from kb.errors import InvalidRequest
 
     if text is None:
@@ -123,16 +141,10 @@ def _synthesizers(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if "external" in names:
         raise InvalidRequest(
-            "nobody can hand in candidates to a search of the shell",
-            hint='Start the run at the service: POST /runs with "proposers": ["external"].',
+            "external candidates cannot be sent to a search of the command line",
+            hint='Start the run at a service: POST /runs with "proposers": ["external"].',
         )
     return names
-
-
-def _distilled(local: LocalTarget, run: str) -> dict[str, Any]:
-    from skills.curator.distil import distil_source
-
-    return distil_source(local.services, run).as_json()
 
 
 def _search(
@@ -140,11 +152,12 @@ def _search(
 ) -> Finished:
     from optimizer.evaluation.problem.load import load_problem
 
-    load_problem(Path(problem))  # what is misspelled is said before anything is read or imported
+    load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
     if hardware != "auto":
         local.services.registry.resolve(hardware)
-    from api.cli.search.progress import progress
+    from api.cli.progress import progress
     from optimizer.search.runs.optimize import optimize as run
+    from skills.upkeep import prepare_library
 
     if goal.knowledge:
         local.load_knowledge(note)
@@ -153,11 +166,12 @@ def _search(
         return run(local.services, Path(problem), goal, hardware, listener, models=models)
 
 
-def _written(finished: Finished, output: Path | None) -> dict[str, Any]:
-    """The module and the report on disk, and what the terminal says of them.
+def _write(finished: Finished, output: Path | None) -> dict[str, Any]:
+    """Write the module and the report, and describe them.
 
-    speedup: over the reference in the final measurement, 1.0 where the reference stays. correct:
-    of what the module calls, the winner or the reference. models: what they were paid.
+    `speedup` is over the reference in the final measurement, 1.0 where the reference stays.
+    `correct` is about what the module calls, the winner or the reference. `models` is what each
+    language model cost.
     """
     outcome, tree = finished.outcome, finished.tree
     from optimizer.search.output.account import model_costs
@@ -185,32 +199,32 @@ def _written(finished: Finished, output: Path | None) -> dict[str, Any]:
 
 
 def _through_tools(module: Path, hardware: str) -> str:
-    """What is to be said of a kernel that only the chip's own tools run."""
+    """How to use a kernel that only the chip's own tools run."""
     kernel = next(iter(sorted(module.glob("kernel.*"))), None)
     if kernel is None:
-        return "there is no kernel in it"
+        return "the module contains no kernel"
     return f"{kernel} runs through the command templates of {hardware}, not from torch"
 
 
-def _rendered(told: Any) -> str:
-    """The gain, the file, how to use it; then what was distilled, where that was asked for."""
-    gain, over = told["outcome"]["gain"], told["outcome"]["over"]
+def _rendered(answer: Any) -> str:
+    """The gain, the file, how to use it; then what was distilled, with --distill."""
+    gain, over = answer["outcome"]["gain"], answer["outcome"]["over"]
     if gain is None:
-        stays = f"{over} stays" if told["correct"] else "there is no right kernel"
-        first = f"no gain ({told['ended']}): {stays}"
-    elif told["outcome"]["clock"] == "simulator":
+        stays = f"{over} stays" if answer["correct"] else "there is no correct kernel"
+        first = f"no gain ({answer['ended']}): {stays}"
+    elif answer["outcome"]["clock"] == "simulator":
         first = (
             f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
-            f" ({told['ended']})"
+            f" ({answer['ended']})"
         )
     else:
         first = (
             f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over the reference"
-            f" ({told['ended']})"
+            f" ({answer['ended']})"
         )
-    lines = [first, told["module"], told["import"]]
-    if "distilled" in told:
-        from api.cli.library.curation import distilled_text
+    lines = [first, answer["module"], answer["import"]]
+    if "distilled" in answer:
+        from api.cli.commands.skills import distilled_text
 
-        lines.append(distilled_text(told["distilled"]))
+        lines.append(distilled_text(answer["distilled"]))
     return "\n".join(lines)
