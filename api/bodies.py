@@ -212,7 +212,10 @@ class RunBody(Body):
     hardware: Name = Field(
         "auto", description="An id, name or alias. `auto`: the hardware of this machine."
     )
-    goal: GoalBody = Field(GoalBody(), description="What it aims at and what it may spend.")
+    goal: GoalBody = Field(
+        default_factory=lambda: GoalBody.model_validate({}),
+        description="What it aims at and what it may spend.",
+    )
     proposers: list[Literal["builtin", "external"]] = Field(
         ["builtin"],
         min_length=1,

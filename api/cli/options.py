@@ -24,6 +24,13 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as one line of JSON.")]
 Actor = Annotated[str | None, typer.Option(help="Who decides. Default: your login name.")]
+ProblemPath = Annotated[
+    str, typer.Argument(help="A problem file, folder or the name of a built-in problem.")
+]
+DeviceHardware = Annotated[
+    str, typer.Option("--hardware", help="Hardware id; auto: the hardware of this machine.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
 Models = Annotated[
     str,
     typer.Option(

@@ -101,8 +101,8 @@ def submission(
         place: Path | str = loaded.path.parent
         toml = None
     else:
-        place, toml = problem["source"], problem.get("toml")
-        loaded = problem_sent(place, toml)
+        source, toml = str(problem["source"]), problem.get("toml")
+        place, loaded = source, problem_sent(source, toml)
     ask_for(base, loaded, bundle, hardware=hardware, cases=tuple(cases))
     return Submission(place, toml, bundle, hardware, tuple(cases))
 
@@ -111,8 +111,8 @@ def submission(
 class EvaluationJob:
     """One submission on its way.
 
-    `result` is what `kernlore evaluate --json` prints. `error`, in the shape of all errors, says why
-    an evaluation could not be carried out; a bad candidate is a result, not an error.
+    `result` is what `kernlore evaluate --json` prints. `error`, in the shape of all errors, says
+    why an evaluation could not be carried out; a bad candidate is a result, not an error.
     """
 
     id: str

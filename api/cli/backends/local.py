@@ -160,8 +160,9 @@ class LocalTarget:
         if not services.dense_ready:
             embedded, passages = services.vectors()
             say(
-                f"{embedded} of {passages} passages have a vector; until `kernlore ingest --builtin`"
-                " or `kernlore serve` has made the rest, knowledge is found by words and tags alone"
+                f"{embedded} of {passages} passages have a vector; until `kernlore serve` or"
+                " `kernlore ingest --builtin` has made the rest, knowledge is found by words and"
+                " tags alone"
             )
 
     def _submit(self, upload: Any) -> Json:

@@ -8,22 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.backends import opened
-from api.cli.options import AsJson, DataDir
+from api.cli.options import AsJson, DataDir, DeviceHardware, ProblemPath
 from api.cli.output import Json, show
 
 SHOWN_METRICS = 12
 
 
 def evaluate(
-    problem: Annotated[
-        str, typer.Argument(help="A problem file, folder or the name of a built-in problem.")
-    ],
+    problem: ProblemPath,
     candidate: Annotated[
         Path, typer.Argument(help="A kernel file, or a folder with several files.")
     ],
-    hardware: Annotated[
-        str, typer.Option(help="Hardware id; auto: the hardware of this machine.")
-    ] = "auto",
+    hardware: DeviceHardware = "auto",
     language: Annotated[
         str | None, typer.Option(help="Language of the kernel, where it is unclear.")
     ] = None,

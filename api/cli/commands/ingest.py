@@ -40,8 +40,11 @@ def ingest(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read files and folders into the knowledge base. Waits until each file is searchable, or refused
-    with a reason; exits 1 if any was refused or failed."""
+    """Read files and folders into the knowledge base.
+
+    Waits until each file is searchable, or refused with a reason. Exits 1 if any was refused or
+    could not be read.
+    """
     about = About(
         hardware=tuple(hardware or ()),
         category=category,

@@ -1,4 +1,4 @@
-"""`kernlore knowledge` and `kernlore signals`: what is known, and whether a folder of it is sound."""
+"""`kernlore knowledge` and `kernlore signals`: what is known, and checks of a folder of it."""
 
 from __future__ import annotations
 

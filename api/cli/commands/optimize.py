@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.backends import opened
-from api.cli.options import AsJson, DataDir, Models, switched_on
+from api.cli.options import AsJson, DataDir, DeviceHardware, Models, ProblemPath, Seed, switched_on
 from api.cli.output import note, show
 
 if TYPE_CHECKING:
@@ -28,18 +28,39 @@ Synthesizers = Annotated[
         help="Only these proposers: recipe, sample, compiler, llm; separate them by commas."
     ),
 ]
+Knowledge = Annotated[
+    str, typer.Option(help="Whether proposers are shown retrieved knowledge: on or off.")
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="How the next candidate to improve is chosen: best-first, mcts or evolutionary."
+    ),
+]
+Memory = Annotated[
+    str,
+    typer.Option(
+        help="Earlier candidates that proposers are shown: none, parent, siblings, both or"
+        " ancestors."
+    ),
+]
+Stall = Annotated[
+    int | None, typer.Option(help="Stop after this many candidates without an improvement.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Folder for the module and the report. Default: a new one here."
+    ),
+]
 Distill = Annotated[
     bool, typer.Option("--distill", help="Afterwards, distil what the run teaches into skills.")
 ]
 
 
 def optimize(
-    problem: Annotated[
-        str, typer.Argument(help="A problem file, folder or the name of a built-in problem.")
-    ],
-    hardware: Annotated[
-        str, typer.Option(help="Hardware id; auto: the hardware of this machine.")
-    ] = "auto",
+    problem: ProblemPath,
+    hardware: DeviceHardware = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
     target: Target = None,
     candidates: Annotated[int, typer.Option(help="Try at most this many candidates.")] = 30,
@@ -51,32 +72,12 @@ def optimize(
     ] = None,
     models: Models = "",
     synthesizers: Synthesizers = "",
-    knowledge: Annotated[
-        str, typer.Option(help="Whether proposers are shown retrieved knowledge: on or off.")
-    ] = "on",
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="How the next candidate to improve is chosen: best-first, mcts or evolutionary."
-        ),
-    ] = "best-first",
-    memory: Annotated[
-        str,
-        typer.Option(
-            help="Earlier candidates that proposers are shown: none, parent, siblings, both or"
-            " ancestors."
-        ),
-    ] = "both",
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    stall: Annotated[
-        int | None, typer.Option(help="Stop after this many candidates without an improvement.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Folder for the module and the report. Default: a new one here."
-        ),
-    ] = None,
+    knowledge: Knowledge = "on",
+    policy: Policy = "best-first",
+    memory: Memory = "both",
+    seed: Seed = 0,
+    stall: Stall = None,
+    output: Output = None,
     distill: Distill = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -100,8 +101,10 @@ def optimize(
         }
     )
     with opened(data_dir) as local:
+        from optimizer.search.runs.portable import write_result
+
         finished = _search(local, problem, goal, hardware, models, as_json)
-        answer = _write(finished, output)
+        answer = write_result(finished, output)
         if distill and finished.run.state == "finished":
             from skills.curator.distil import distil_source
 
@@ -164,46 +167,6 @@ def _search(
     with progress(goal, quiet) as listener:
         prepare_library(local.services, hardware, goal.language, listener.said)
         return run(local.services, Path(problem), goal, hardware, listener, models=models)
-
-
-def _write(finished: Finished, output: Path | None) -> dict[str, Any]:
-    """Write the module and the report, and describe them.
-
-    `speedup` is over the reference in the final measurement, 1.0 where the reference stays.
-    `correct` is about what the module calls, the winner or the reference. `models` is what each
-    language model cost.
-    """
-    outcome, tree = finished.outcome, finished.tree
-    from optimizer.search.output.account import model_costs
-    from optimizer.search.output.module import write_module
-    from optimizer.search.output.report import write_report
-    from optimizer.search.records import REFERENCE
-
-    simulated = outcome.clock == "simulator"  # then the gain is no speed-up over the reference
-    folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
-    module = write_module(finished.tree, finished.outcome, finished.problem, folder)
-    report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
-    return {
-        "run": finished.run.id,
-        "ended": finished.run.ended,
-        "speedup": None if simulated else outcome.gain.value if outcome.gain is not None else 1.0,
-        "correct": tree[outcome.node if outcome.node is not None else REFERENCE].correct,
-        "models": model_costs(tree),
-        "outcome": outcome.as_json(),
-        "module": str(module),
-        "report": str(report),
-        "import": _through_tools(module, finished.run.hardware)
-        if simulated
-        else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
-    }
-
-
-def _through_tools(module: Path, hardware: str) -> str:
-    """How to use a kernel that only the chip's own tools run."""
-    kernel = next(iter(sorted(module.glob("kernel.*"))), None)
-    if kernel is None:
-        return "the module contains no kernel"
-    return f"{kernel} runs through the command templates of {hardware}, not from torch"
 
 
 def _rendered(answer: Any) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from api.cli.backends import actor as login
 from api.cli.backends import opened
-from api.cli.options import Actor, AsJson, DataDir, Models, switched_on
+from api.cli.options import Actor, AsJson, DataDir, Models, Seed, switched_on
 from api.cli.output import Json, note, pairs, show, table
 from kb.errors import InvalidRequest
 
@@ -190,7 +190,7 @@ def pack(
     minutes: Annotated[
         float | None, typer.Option(help="Search for at most this many minutes for each problem.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Seed = 0,
     knowledge: Annotated[
         str, typer.Option(help="Whether to pack retrieved knowledge: on or off.")
     ] = "on",

@@ -23,13 +23,14 @@ from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.confirm import outcome_from_json
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
+from optimizer.search.output.account import model_costs
 from optimizer.search.output.module import write_module
 from optimizer.search.output.report import write_report
 from optimizer.search.portable.pack import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
-from optimizer.search.records import Node
+from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import LANGUAGES
+from optimizer.search.runs.optimize import LANGUAGES, Finished
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
@@ -215,3 +216,40 @@ def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]
     module = write_module(tree, outcome, problem, folder)
     report = write_report(run, tree, outcome, problem, folder)
     return {"module": str(module), "report": str(report), "rows": str(folder / "rows" / run.id)}
+
+
+def write_result(finished: Finished, output: Path | None = None) -> dict[str, Any]:
+    """Write the module and the report of a finished run, and describe them.
+
+    `output` is the folder; the default is a new one in the working directory, named after the run.
+
+    `speedup` is over the reference in the final measurement, 1.0 where the reference stays.
+    `correct` is about what the module calls, the winner or the reference. `models` is what each
+    language model cost.
+    """
+    outcome, tree = finished.outcome, finished.tree
+    simulated = outcome.clock == "simulator"  # then the gain is no speed-up over the reference
+    folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
+    module = write_module(finished.tree, finished.outcome, finished.problem, folder)
+    report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
+    return {
+        "run": finished.run.id,
+        "ended": finished.run.ended,
+        "speedup": None if simulated else outcome.gain.value if outcome.gain is not None else 1.0,
+        "correct": tree[outcome.node if outcome.node is not None else REFERENCE].correct,
+        "models": model_costs(tree),
+        "outcome": outcome.as_json(),
+        "module": str(module),
+        "report": str(report),
+        "import": _through_tools(module, finished.run.hardware)
+        if simulated
+        else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
+    }
+
+
+def _through_tools(module: Path, hardware: str) -> str:
+    """How to use a kernel that only the chip's own tools run."""
+    kernel = next(iter(sorted(module.glob("kernel.*"))), None)
+    if kernel is None:
+        return "the module contains no kernel"
+    return f"{kernel} runs through the command templates of {hardware}, not from torch"
