@@ -54,7 +54,7 @@ COMMANDS = (
     Entry(
         "trajectories",
         "commands.trajectories:app",
-        "Trajectories: searches of other optimizers, and training data.",
+        "Searches of other optimizers, and training data.",
     ),
     Entry("skills", "commands.skills:app", "Skills: measured transformations of kernels."),
     Entry("knowledge", "commands.knowledge:app", "Browse and check what is known."),

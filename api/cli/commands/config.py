@@ -28,7 +28,7 @@ def show_(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show every setting with its value, where that comes from, and its meaning."""
+    """Show settings with their values, sources and meaning."""
     settings = read_settings(data_dir)
     environment = {name.upper() for name in os.environ}
     given = {"data_dir"} if data_dir is not None else set()

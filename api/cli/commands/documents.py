@@ -143,7 +143,7 @@ def correct(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a passage, also in later revisions that have the same text."""
+    """Correct a passage. It also holds in later revisions that have the same text."""
     patch: dict[str, Any] = {}
     if text is not None and text_file is not None:
         raise InvalidRequest("two texts for one passage", hint="Give --text or --text-file.")

@@ -87,7 +87,7 @@ def list_facts(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the facts of a hardware with their sources, or accept, reject or correct facts."""
+    """List facts with their sources. With --accept, --reject or --set, decide about facts."""
     patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept or ()]
     patches += [(i, {"status": "rejected"}) for i in reject or ()]
     if set_ is not None:
@@ -199,7 +199,7 @@ def add(
 
 @app.command("detect")
 def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the devices of this machine and which hardware they are."""
+    """List the devices of this machine as hardware."""
     from ingestion.builtin import builtin_hardware
     from kb.hardware.detection.detect import probe
     from kb.hardware.lineage import find
@@ -231,7 +231,7 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def coverage(
     hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """Show what is known about a hardware, topic by topic, and what is missing."""
+    """Show what is known about a hardware, and what is missing."""
     with open_target(data_dir, url) as target:
         answer = target.coverage(hardware_id)
     show(answer, as_json, lambda c: coverage_text(c, signals=True))

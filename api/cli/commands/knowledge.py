@@ -34,7 +34,7 @@ def tree(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tree of knowledge, with counts of documents and passages."""
+    """Show the tree of knowledge with counts."""
     with open_target(data_dir, url) as target:
         node = _subtree(target, path, depth)
     show(node, as_json, lambda root: "\n".join(_lines(root, 0)))
@@ -74,7 +74,8 @@ def recipes(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes proposed from code samples of uploaded manuals; accept or reject one."""
+    """List recipes proposed from uploaded manuals. They are made from code samples; a person accepts
+    or rejects them by id."""
     with opened(data_dir) as local:
         from retrieval.browse.documents import decide_proposed_recipe, list_proposed_recipes
 

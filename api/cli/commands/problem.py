@@ -116,7 +116,7 @@ def check(
     ] = "cpu",
     as_json: AsJson = False,
 ) -> int:
-    """Check whether a problem can tell a correct kernel from a wrong one. Exits 1 if a case cannot.
+    """Check that a problem tells correct kernels from wrong ones. Exits 1 if a case does not.
 
     Runs the problem file. Trivial outputs must fail the error bound, the result must depend on
     every input and weight, and timed cases must be large enough to time.

@@ -52,7 +52,7 @@ def show_run(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the goal, result and verdicts of a run, and what each proposer contributed."""
+    """Show the goal and result of a run. Also its verdicts, and what each proposer contributed."""
     with opened(data_dir) as local:
         if attribution:
             from optimizer.search.runs.optimize import attributed
@@ -129,7 +129,7 @@ def compare(
 def resume(
     run: RunId, models: Models = "", data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """Continue a run that was killed or cancelled, from its last candidate."""
+    """Continue a run that was killed or cancelled."""
     with opened(data_dir) as local:
         from optimizer.search.runs.run_store import run_store, summary_of
 
@@ -169,7 +169,7 @@ def export(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run as files: module, report, plots, trajectory and rows."""
+    """Write a run as files: module, report, plots and rows."""
     with opened(data_dir) as local:
         from optimizer.search.runs.portable import export_run
 
@@ -244,9 +244,10 @@ def _runs_table(rows: Any) -> str:
 
 @app.command("flagged")
 def flagged(run: ReviewedId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List candidates with integrity flags, and what was decided about them.
+    """List candidates that wait for a person, and decisions.
 
-    Such a candidate is so fast that a person has to look at it before anything is learned from it.
+    A candidate with integrity flags, such as one that is faster than the hardware should allow, is
+    looked at by a person before anything is learned from it.
     """
     with opened(data_dir) as local:
         from skills.trajectories.reviews import flagged_nodes
@@ -276,7 +277,7 @@ def review(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decide about a flagged candidate. Every decision is kept, and the newest counts."""
+    """Accept or refuse a flagged candidate. Every decision is kept, and the newest counts."""
     if accept == refuse:
         raise InvalidRequest(
             "a review accepts or refuses", hint="Give one of --accept and --refuse."

@@ -58,7 +58,7 @@ def search(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search skills; those that contain the most of the words come first."""
+    """Search skills, best match first."""
     with open_target(data_dir, url) as target:
         rows = target.skills(Filters(state, tier, hardware, signal, words=text))
     show(rows, as_json, _listed)
@@ -74,7 +74,7 @@ def show_(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson
 
 @app.command("history")
 def history(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Show the history of a skill: every change with its time, actor and reason."""
+    """Show the history of a skill: when, who and why."""
     with open_target(data_dir, url) as target:
         events = target.skill_history(name)
     headers = ("created_at", "event", "from_state", "to_state", "actor", "reason")
@@ -112,7 +112,7 @@ def quarantine(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a skill out of every answer until it is restored; it is not learned again."""
+    """Keep a skill out of every answer until it is restored. It is not learned again meanwhile."""
     _change(name, "quarantined", reason, actor, data_dir, url, as_json)
 
 
@@ -138,7 +138,7 @@ def restore(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a retired or quarantined skill, in the state that its measurements allow."""
+    """Restore a retired or quarantined skill. Its measurements decide its state."""
     _change(name, "restored", reason, actor, data_dir, url, as_json)
 
 
@@ -174,7 +174,7 @@ def export(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write skills as folders in the open SKILL.md format, without scripts."""
+    """Write skills as folders. The format is the open SKILL.md format, without scripts."""
     with open_target(data_dir, url) as target:
         paths = [str(path) for path in target.export_skills(names or [], folder)]
     show(paths, as_json, "\n".join)
@@ -184,14 +184,14 @@ def export(
 def import_(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Folder of a skill, or a folder of such folders."),
+        typer.Argument(metavar="DIR", help="Folder of a skill, or a folder of such folders."),
     ],
     actor: Actor = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import skill folders as candidates, whatever they claim about their state."""
+    """Import skill folders as candidates. What they claim about their state is ignored."""
     with open_target(data_dir, url) as target:
         paths = [path for folder in folders for path in _skill_folders(folder)]
         imported = [target.import_skill(path, actor or login()) for path in paths]
@@ -248,7 +248,7 @@ def _skill_text(skill: Json) -> str:
 def distill(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Id of a run; see `kernlore runs list`."),
+        typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`."),
     ] = None,
     trajectory: Annotated[
         str | None, typer.Option(help="Instead of a run: id of an external trajectory.")
@@ -260,7 +260,7 @@ def distill(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Distil what a run teaches: evidence for known skills, and candidate skills."""
+    """Learn from a run. Adds evidence to known skills, and new skills as candidates."""
     identity = run or trajectory
     if identity is None or (run and trajectory):
         raise InvalidRequest(
@@ -315,7 +315,7 @@ def replay(
 
 @app.command("verify")
 def verify(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a skill.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a skill.")] = None,
     queued: Annotated[
         bool, typer.Option("--queued", help="Verify all suspect skills, the longest waiting first.")
     ] = False,
@@ -327,7 +327,7 @@ def verify(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try searches with and without a skill; it becomes active where it certainly helps.
+    """Test a skill by searches with and without it. It becomes active where it certainly helps.
 
     The problems and cases are others than those that the skill was learned from.
     """
@@ -370,7 +370,7 @@ def ablate(
 
 @app.command("lift")
 def lift(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Compare how often answers helped that showed a skill, and that withheld it."""
+    """Show how much a skill helps. Compares answers that showed it with others that withheld it."""
     with opened(data_dir) as local:
         from skills.lift import lift_told
 

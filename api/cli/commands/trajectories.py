@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from kb.catalog.search.trajectories import StoredTrajectory
 
-app = typer.Typer(help="Trajectories: searches of other optimizers, and training data.")
+app = typer.Typer(help="Searches of other optimizers, and training data.")
 TrajectoryId = Annotated[
     str,
     typer.Argument(
@@ -30,7 +30,7 @@ HEADERS = ("id", "origin", "state", "problem", "hardware", "steps", "created_at"
 
 @app.callback()
 def group() -> None:
-    """Trajectories: searches of other optimizers, and training data."""
+    """Searches of other optimizers, and training data."""
 
 
 @app.command("list")
@@ -45,7 +45,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show_(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show what was measured of a trajectory beside what was claimed; every step with --json."""
+    """Show measured results beside the claimed ones. With --json, of every step."""
     with opened(data_dir) as local:
         from skills.trajectories.reading import show_trajectory
 
@@ -79,8 +79,8 @@ def submit(
 
 @app.command("verify")
 def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = False) -> int:
-    """Evaluate a trajectory that failed, or whose hardware was not here. Exits 1 unless it is ready
-    afterwards."""
+    """Evaluate a trajectory that is not ready. That is one that failed, or whose hardware was not
+    here. Exits 1 unless it is ready afterwards."""
     with opened(data_dir) as local:
         from skills.trajectories.accept import again, trajectory_store
 
@@ -118,7 +118,8 @@ def export(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export every candidate as training data: state, action and reward, with a manifest."""
+    """Export candidates as training data. Each has state, action and reward; a manifest lists what
+    the file contains."""
     with opened(data_dir) as local:
         from skills.training.export import Asked, export_trajectories
 
