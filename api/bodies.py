@@ -374,15 +374,16 @@ def validated(model: type[ModelT], value: Any) -> ModelT:
 
 
 def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Which fields of a request are wrong, and how, from what pydantic says of each."""
-    found: dict[str, str] = {}
+    """An error that names the fields that are wrong, from the problems that pydantic reports."""
+    messages: dict[str, str] = {}
     for problem in problems:
         path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
         text = problem["msg"].removeprefix("Value error, ")
-        found.setdefault(path, text[:1].lower() + text[1:])
-    listed = [{"path": path, "message": text} for path, text in found.items()][:PROBLEMS_LISTED]
+        messages.setdefault(path, text[:1].lower() + text[1:])
+    listed = [{"path": path, "message": text} for path, text in messages.items()]
+    listed = listed[:PROBLEMS_LISTED]
     first = listed[0]
-    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    others = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
     return InvalidRequest(
         f"{first['path']}: {first['message']}{others}",
         hint=f"Correct {first['path']}; GET /docs shows what each request takes.",
@@ -391,7 +392,7 @@ def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
 
 
 def load_json(raw: bytes) -> Any:
-    """Strict JSON: UTF-8, finite numbers, text that can be stored."""
+    """Read strict JSON: UTF-8, finite numbers, text that can be stored. Raises InvalidRequest."""
     try:
         value = json.loads(raw, parse_constant=_not_finite)
     except RecursionError:
@@ -417,7 +418,7 @@ def _not_finite(name: str) -> NoReturn:
 
 
 def check_texts(value: Any) -> None:
-    """Refuse NUL and halves of characters anywhere in a decoded body."""
+    """Refuse NUL and half characters anywhere in a decoded body. Raises InvalidRequest."""
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, dict):
@@ -430,7 +431,7 @@ def check_texts(value: Any) -> None:
 
 
 def check_text(text: str, what: str = "the text") -> str:
-    """The text itself, if it can be stored."""
+    """The text itself, if it can be stored. Raises InvalidRequest for NUL and half characters."""
     if "\x00" in text:
         raise InvalidRequest(f"{what} holds a NUL character", hint="Send text, not binary data.")
     try:

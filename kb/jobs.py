@@ -41,7 +41,7 @@ FOLLOWING: Mapping[WorkState, tuple[WorkState, ...]] = {
 }
 ENDED: tuple[WorkState, ...] = ("ready", "partial", "failed")
 RENEWALS = 4  # of a lease within its time, so that one that fails loses nothing
-ROOT = Path(__file__).resolve().parent.parent  # where `python -m api...` is found
+ROOT = Path(__file__).resolve().parent.parent  # the working directory of `python -m api...`
 POLL_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
@@ -101,7 +101,7 @@ class WorkerThread:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to stop. The work that it is at may not have ended yet."""
+        """Whether `stop` was called. The work at hand may not have ended yet."""
         return self._stopped.is_set()
 
     def wake(self) -> None:

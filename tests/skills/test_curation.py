@@ -141,7 +141,7 @@ def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
     ("goal", "models", "said"),
     [
         (Goal(synthesizers=("llm",)), "", "no model is named"),
-        (Goal(synthesizers=("recipe",)), "openai/x", "may not propose"),
+        (Goal(synthesizers=("recipe",)), "openai/x", "leaves llm out"),
         (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler has nothing"),
     ],
 )

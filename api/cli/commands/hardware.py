@@ -218,7 +218,7 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         probed.devices,
         as_json,
         lambda rows: table(
-            ("hardware", "kind", "device", "driver", "found by"),
+            ("hardware", "kind", "device", "driver", "detected by"),
             [
                 (row["hardware_id_hint"], row["kind"], row["name"], row["driver"], row["how"])
                 for row in rows

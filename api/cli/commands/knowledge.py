@@ -74,8 +74,8 @@ def recipes(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes proposed from uploaded manuals. They are made from code samples; a person accepts
-    or rejects them by id."""
+    """List recipes proposed from uploaded manuals. They come from code samples; a person accepts or
+    rejects them."""
     with opened(data_dir) as local:
         from retrieval.browse.documents import decide_proposed_recipe, list_proposed_recipes
 

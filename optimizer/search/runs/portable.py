@@ -44,7 +44,11 @@ CUDA_VENDORS = ("nvidia", "amd")
 def pack_session(
     base: KnowledgeBase, paths: Sequence[Path], hardware: str, goal: Goal, output: Path
 ) -> Path:
-    """A session for this hardware, whether or not it is here."""
+    """Pack a session for a hardware, which need not be in this machine, as the zip file `output`.
+
+    Raises InvalidRequest for two problems of one name, UnknownHardware, and Unavailable where no
+    built-in toolchain runs kernels on that hardware.
+    """
     problems = [load_problem(path) for path in paths]
     twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
     if twice:
@@ -111,7 +115,11 @@ def _recipe(base: KnowledgeBase, recipe: Recipe) -> dict[str, Any]:
 
 
 def import_results(base: KnowledgeBase, results: Path) -> list[RunRow]:
-    """Runs with their nodes; evaluations get rows of their own where the problem is known here."""
+    """Import the runs of a session with their nodes and evaluations.
+
+    `results` is its results.zip or folder. Raises NotFound, InvalidRequest, and Conflict for a run
+    that was imported before.
+    """
     if not results.exists():
         raise NotFound(f"{results} is not there", hint="Give results.zip or its folder.")
     if results.is_dir():
@@ -128,13 +136,13 @@ def import_results(base: KnowledgeBase, results: Path) -> list[RunRow]:
 
 
 def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
-    found = sorted(path.parent.name for path in source.folder.glob("*/run.json"))
-    if not found:
+    names = sorted(path.parent.name for path in source.folder.glob("*/run.json"))
+    if not names:
         raise InvalidRequest(
             f"{source.folder} holds no run", hint="Give the --out folder of a portable session."
         )
     imported = []
-    for name in found:
+    for name in names:
         run = source.run(name)
         problem = load_problem(Path(run.problem))
         adopted = adopt(base, source, replace(run, problem=str(problem.path)))
@@ -144,10 +152,11 @@ def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
 
 
 def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
-    """Take a run, its nodes and their evaluations over from files. run: as it is to be kept. What
-    became of the answers that it was given is not reported: who searched may have done that.
+    """Store a run that `source` has as files, with its nodes and evaluations; `run` is its row.
 
-    Raises Conflict where it is here already, InvalidRequest where its problem is another one here.
+    The outcomes of the answers that it was shown are not reported: whoever searched may have done
+    that. Raises Conflict for a run that is here already, and InvalidRequest where its problem file
+    differs here.
     """
     store = run_store(base)
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
@@ -176,7 +185,7 @@ def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
 
 
 def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
-    """What came of the answers that the session was packed with, where they were given here."""
+    """Report the outcomes of the answers that the session was packed with."""
     for node in nodes:
         if node.proposal is None or node.state == "duplicate" or not node.shown.retrieval_id:
             continue
@@ -201,7 +210,9 @@ def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle:
 
 
 def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
-    """Everything about one run in one folder. Raises Conflict where the folder has files."""
+    """Write everything about one run into a folder; the paths. Raises NotFound, and Conflict for a
+    folder that is not empty.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     store = run_store(base)
