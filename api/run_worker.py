@@ -10,7 +10,7 @@ from types import FrameType
 
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.backends.local import LocalTarget
-from api.cli.search.progress import plain_lines
+from api.cli.progress import plain_lines
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
 from optimizer.search.runs.optimize import builtin, optimize, places_for
@@ -21,30 +21,30 @@ from skills.upkeep import prepare_library
 
 
 def main(text: str) -> int:
-    """Ends with what it started when it is told to (SIGTERM)."""
+    """Carry out one run, described as JSON; the exit code. SIGTERM ends it with what it started."""
     signal.signal(signal.SIGTERM, _leave)
     send_logs_to_stderr("error")
-    told = json.loads(text)
-    goal = goal_from_json(told["goal"])
+    description = json.loads(text)
+    goal = goal_from_json(description["goal"])
     local = LocalTarget(read_settings(None))
     services = local.services
-    run_id = told["run"]
+    run_id = description["run"]
     listener = plain_lines(goal)
-    prepare_library(services, told["hardware"], goal.language, listener.log)
+    prepare_library(services, description["hardware"], goal.language, listener.log)
     proposers: list[Synthesizer] = []
-    if "external" in told["proposers"]:
+    if "external" in description["proposers"]:
         mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")
         store = run_store(services)
         proposers.append(ExternalSynthesizer(mail, cancelled=lambda: store.cancelled(run_id)))
-    if "builtin" in told["proposers"]:
-        places = places_for(services, told["hardware"], goal.language)
+    if "builtin" in description["proposers"]:
+        places = places_for(services, description["hardware"], goal.language)
         proposers += builtin(services, goal, places)
     try:
         optimize(
             services,
-            Path(told["problem"]),
+            Path(description["problem"]),
             goal,
-            told["hardware"],
+            description["hardware"],
             listener,
             proposers=proposers,
             run_id=run_id,

@@ -1,21 +1,24 @@
-"""Everything wired together once: the parts that HTTP routes and CLI commands call.
+"""Everything wired together once: the parts that HTTP routes and commands call.
 
 `open_services` opens the catalog and builds the parts, nothing heavy yet; `Background` adds what
 only the service does (loading the built-in knowledge, ingestion, the vector index). No logic of its
-own beyond the wiring."""
+own beyond the wiring.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import structlog
 
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
 from ingestion.findings.tags import SignalWords, Tagger
+from ingestion.hardware import register_hardware
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
 from ingestion.uploads import Uploads
@@ -24,6 +27,7 @@ from kb.catalog.jobs import Jobs
 from kb.errors import KernloreError
 from kb.settings import MIB, Settings
 from retrieval.diagnose.signals import load_signals
+from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from skills.skill_library import SkillLibrary
 
@@ -62,9 +66,21 @@ class Services(KnowledgeBase):
         return SkillLibrary(self.catalog)
 
     def report_skill_use(self, names: Sequence[str]) -> None:
+        """Skills that lose by this outcome are narrowed or retired."""
         self.skills.observed(names)
 
+    def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
+        """Register or replace a hardware; `origin` names the description in errors."""
+        return register_hardware(
+            self.registry,
+            description,
+            origin,
+            knowledge_dir=self.settings.knowledge_dir,
+            check_signature=signature_from_mapping,
+        )
+
     def parser_pool(self) -> ParserPool:
+        """Processes that parse files, within the limits of the settings; to be used in a `with`."""
         return ParserPool(
             ParseLimits(
                 memory_mib=self.settings.parse_memory_bytes // MIB,
@@ -76,6 +92,7 @@ class Services(KnowledgeBase):
     def worker(
         self, parsers: ParserPool, on_vectors: Callable[[set[str]], None] | None = None
     ) -> Worker:
+        """The reader of queued documents; `on_vectors` gets the scopes that have new vectors."""
         parts = Parts(
             self.catalog,
             self.blobs,
@@ -88,7 +105,9 @@ class Services(KnowledgeBase):
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
     def load_builtin(self) -> BuiltinReport:
-        """Documents are handed in, and read by whoever works on the queue."""
+        """Queue the built-in documents that changed, and bring built-in skills up to date. Whoever
+        works on the queue reads the documents.
+        """
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents
         )
@@ -99,21 +118,21 @@ class Services(KnowledgeBase):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is: `ready` when the built-in knowledge is loaded and every passage has
-    its vector.
+    """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
+    its vector; `index` is starting, chroma, or failed with the reason.
     """
 
     ready: bool
     knowledge_loaded: bool
     passages: int
     embedded: int
-    index: str  # starting | chroma | failed: reason
+    index: str
     jobs: dict[str, int]
 
 
 class Background:
-    """The service's own threads. Answers are lexical (and exactly dense) until the vector index is
-    open.
+    """The service's own thread. Until the vector index is open, answers come from words and exact
+    search over the catalog's vectors.
     """
 
     def __init__(self, services: Services) -> None:
@@ -124,6 +143,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
 
     def start(self) -> None:
+        """Register the built-in hardware, then load, read and embed in the background."""
         services = self._services
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
@@ -131,11 +151,13 @@ class Background:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread and close the services."""
         self._stop.set()
         self._thread.join(timeout=30)
         self._services.close()
 
     def readiness(self) -> Readiness:
+        """How far the service is now."""
         services = self._services
         embedded, passages = services.vectors()
         jobs = services.jobs.counts()
@@ -192,4 +214,5 @@ class Background:
 
 
 def open_services(settings: Settings) -> Services:
+    """The services of a data directory. Raises StoreError where it cannot be opened."""
     return Services(settings)

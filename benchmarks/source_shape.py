@@ -150,7 +150,7 @@ def journeys() -> dict[str, Journey]:
     from api.cli.backends import read_settings
     from api.cli.backends.contract import About
     from api.cli.backends.local import LocalTarget
-    from api.cli.search.progress import plain_lines
+    from api.cli.progress import plain_lines
     from optimizer.search.goal import Goal
     from optimizer.search.runs.optimize import optimize
     from skills.curator.distil import distil_source

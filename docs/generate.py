@@ -65,15 +65,14 @@ def commands_page() -> str:
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path, command) of every command that does something, groups left out."""
-    import typer.main
+    from api.cli.main import kernlore
 
-    from api.cli.main import app
-
-    root = typer.main.get_command(app)
-    yield from _walk(root, ("kernlore",))
+    yield from _walk(kernlore(), ("kernlore",))
 
 
 def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if hasattr(command, "load"):  # a line of the list whose command is imported when it is used
+        command = command.load()
     if not hasattr(command, "list_commands"):
         yield path, command
         return

@@ -41,6 +41,7 @@ from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError
 from kb.hardware.lineage import find
 from kb.ids import derived_id, new_id
+from kb.jobs import keep_lease
 
 CLAIM = 64  # documents read before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
@@ -129,20 +130,14 @@ class Worker:
         """Renew the leases of this worker's jobs from a thread of its own, however long a step
         takes.
         """
-        done = threading.Event()
 
-        def beat() -> None:
-            while not done.wait(self._lease / 4):
-                self._parts.jobs.renew(self._owner, self._lease)
+        def renew() -> bool:
+            self._parts.jobs.renew(self._owner, self._lease)
+            return True
 
-        self._parts.jobs.renew(self._owner, self._lease)
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
+        renew()
+        with keep_lease(renew, self._lease, "heartbeat"):
             yield
-        finally:
-            done.set()
-            thread.join()
 
     def _expire(self) -> None:
         """Fail what dead workers left. Built-in documents are queued again: nobody else would."""

@@ -1,4 +1,4 @@
-"""What the parts answer, as values that JSON can carry."""
+"""Turns the results of functions into values that JSON can carry."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, sequences as lists; what JSON cannot say becomes null.
+    """Dataclasses and mappings as dicts, sequences as lists; infinite numbers and NaN become None.
 
-    `dataclasses.asdict` copies deeply and fails at read-only mappings, which the specs use.
+    `dataclasses.asdict` copies deeply and fails at read-only mappings, which the specs use. Raises
+    TypeError for any other type.
     """
     if value is None or isinstance(value, str | bool | int):
         return value

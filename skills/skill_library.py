@@ -148,6 +148,26 @@ class SkillLibrary:
             )
             return _summaries(connection, rows, access_scope)
 
+    def find(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        tier: str | None = None,
+        hardware: str | None = None,
+        signal: str | None = None,
+        words: str | None = None,
+        access_scope: str = ALL_ACCESS,
+    ) -> Sequence[SkillSummary]:
+        """Skills that fit, by name; with `words`, those that contain the most of them first."""
+        skills = self.list(
+            states=states, tier=tier, hardware=hardware, signal=signal, access_scope=access_scope
+        )
+        if words is None:
+            return skills
+        fitting = {skill.name: skill for skill in skills}
+        by_words = self.search(words, states=states, access_scope=access_scope)
+        return [fitting[skill.name] for skill in by_words if skill.name in fitting]
+
     def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
         """One skill; NotFound names the nearest."""
         with self._catalog.read() as connection:

@@ -60,6 +60,34 @@ def test_imports_point_one_way(package: str) -> None:
     assert wrong == []
 
 
+def test_the_two_doors_know_nothing_of_each_other() -> None:
+    """Both call the functions of the rooms. Only `serve` loads the HTTP application."""
+    serve = ("api/cli/commands/serve.py", "api.http.app")
+    wrong = [
+        f"{path} imports {name}"
+        for door, other in (("api/cli", "api.http"), ("api/http", "api.cli"))
+        for path in modules()
+        if path.is_relative_to(door)
+        for name in imported(tree(path))
+        if f"{name}.".startswith(f"{other}.") and (path.as_posix(), name) != serve
+    ]
+    assert wrong == []
+
+
+def test_no_command_asks_which_backend_it_has() -> None:
+    asking = [
+        f"{path}:{node.lineno}"
+        for path in modules()
+        if path.is_relative_to("api/cli")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and "Target" in ast.dump(node.args[1])
+    ]
+    assert asking == []
+
+
 def test_there_are_no_relative_imports() -> None:
     relative = [
         str(path)

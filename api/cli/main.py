@@ -2,6 +2,9 @@
 
 Exit codes: 0 done; 1 something went wrong, or part of the work was refused or failed; 2 the request
 itself cannot be carried out as it stands; 130 interrupted.
+
+The module of a command is imported when that command is used, so that `kernlore --help` costs
+little; until then its line in the list comes from `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -10,41 +13,101 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_command, get_group
 
-from api.cli.knowledge import hardware, knowledge, retrieve
-from api.cli.library import skills
 from api.cli.output import report_error
-from api.cli.search import evaluate, optimize, problem, runs, trajectories
-from api.cli.store import config, doctor, documents, ingest, jobs, reindex, serve
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 
-app = typer.Typer(
-    name="kernlore",
-    help="Knowledge for kernel optimizers: chip manuals in, cited answers to run-time signals out.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
+
+class Entry(NamedTuple):
+    """A command or group of commands: where its function or `typer.Typer` is, and its first
+    sentence, which a test compares with it.
+    """
+
+    name: str
+    place: str
+    help: str
+
+
+COMMANDS = (
+    Entry("serve", "commands.serve:serve", "Run the service: HTTP and background reading."),
+    Entry("ingest", "commands.ingest:ingest", "Read files and folders into the knowledge base."),
+    Entry(
+        "retrieve",
+        "knowledge.retrieve:retrieve",
+        "What is known about a signal, a log, metrics or a question.",
+    ),
+    Entry("outcome", "knowledge.retrieve:outcome", "Report what became of an answer."),
+    Entry("signals", "commands.knowledge:signals", "List the run-time signals."),
+    Entry(
+        "evaluate", "commands.evaluate:evaluate", "Compile, check and time one candidate kernel."
+    ),
+    Entry("optimize", "commands.optimize:optimize", "Search for a faster kernel."),
+    Entry("problem", "commands.problem:app", "Problems: what a kernel has to compute."),
+    Entry("runs", "commands.runs:app", "Runs: searches for a faster kernel."),
+    Entry(
+        "trajectories",
+        "commands.trajectories:app",
+        "Searches of other optimizers, and training data.",
+    ),
+    Entry("skills", "commands.skills:app", "Skills: measured transformations of kernels."),
+    Entry("knowledge", "commands.knowledge:app", "Browse and check what is known."),
+    Entry("documents", "commands.documents:app", "Documents: list, show, correct, delete."),
+    Entry("hardware", "commands.hardware:app", "Hardware: descriptions, facts, coverage."),
+    Entry("jobs", "commands.jobs:app", "Jobs: how far the reading of a document is."),
+    Entry("reindex", "commands.reindex:reindex", "Rebuild the search indexes from the catalog."),
+    Entry("doctor", "commands.doctor:doctor", "Check the data directory and the installation."),
+    Entry("config", "commands.config:app", "Settings in effect."),
 )
-app.command("serve")(serve.serve)
-app.command("ingest")(ingest.ingest)
-app.command("retrieve")(retrieve.retrieve)
-app.command("outcome")(retrieve.outcome)
-app.command("signals")(knowledge.signals)
-app.command("reindex")(reindex.reindex)
-app.command("doctor")(doctor.doctor)
-app.command("evaluate")(evaluate.evaluate)
-app.command("optimize")(optimize.optimize)
-app.add_typer(knowledge.app, name="knowledge")
-app.add_typer(documents.app, name="documents")
-app.add_typer(hardware.app, name="hardware")
-app.add_typer(skills.app, name="skills")
-app.add_typer(problem.app, name="problem")
-app.add_typer(runs.app, name="runs")
-app.add_typer(trajectories.app, name="trajectories")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(config.app, name="config")
+
+
+class LazyCommand(TyperCommand):
+    """A line in the list of commands; the command itself is imported when it is used."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.name, help=entry.help, rich_markup_mode=None)
+        self._place = entry.place
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """That of the command itself, which is then invoked in place of this line."""
+        return self.load().make_context(*arguments, **options)
+
+    def load(self) -> TyperCommand | TyperGroup:
+        """The command or group itself."""
+        module, _, attribute = self._place.partition(":")
+        loaded = getattr(import_module(f"api.cli.{module}"), attribute)
+        if not isinstance(loaded, typer.Typer):
+            function = loaded
+            loaded = typer.Typer(add_completion=False)
+            loaded.command(self.name)(function)
+        loaded.rich_markup_mode = None  # help is plain text: `[...]` stays, and rich is not loaded
+        groups = bool(loaded.registered_groups) or len(loaded.registered_commands) > 1
+        command: Any = get_group(loaded) if groups or loaded.registered_callback else None
+        command = command or get_command(loaded)
+        command.name = self.name
+        return command  # type: ignore[no-any-return]
+
+
+def kernlore() -> TyperGroup:
+    """The whole command line."""
+    app = typer.Typer(
+        name="kernlore",
+        help="A knowledge service for optimizing GPU kernels: it reads the manuals of chips, and"
+        " answers what went wrong at run time with cited passages.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    group = get_group(app)
+    for entry in COMMANDS:
+        group.add_command(LazyCommand(entry))
+    return group
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,7 +115,10 @@ def main(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         return int(
-            app(list(arguments) or ["--help"], prog_name="kernlore", standalone_mode=False) or 0
+            kernlore().main(
+                list(arguments) or ["--help"], prog_name="kernlore", standalone_mode=False
+            )
+            or 0
         )
     except KernloreError as error:
         report_error(error, as_json)

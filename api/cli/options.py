@@ -9,19 +9,39 @@ import typer
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Data directory [env KERNLORE_DATA_DIR, default ./data]."),
+    typer.Option(
+        "--data-dir",
+        help="Data directory. Default: KERNLORE_DATA_DIR from the environment, or ./data.",
+    ),
 ]
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="Use the service at this URL; default is the one on the data dir."),
+    typer.Option(
+        "--url",
+        help="URL of a service to use. Default: the service that runs on the data directory, or"
+        " none.",
+    ),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON document on the last line of standard output.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as one line of JSON.")]
+Actor = Annotated[str | None, typer.Option(help="Who decides. Default: your login name.")]
+ProblemPath = Annotated[
+    str, typer.Argument(help="A problem file, folder or the name of a built-in problem.")
+]
+DeviceHardware = Annotated[
+    str, typer.Option("--hardware", help="Hardware id; auto: the hardware of this machine.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Models = Annotated[
+    str,
+    typer.Option(
+        help="Language models that propose candidates too, by their litellm names, with optional"
+        " weights: a=2,b."
+    ),
 ]
 
 
 def switched_on(word: str) -> bool:
-    """What `--knowledge` says. Raises InvalidRequest."""
+    """Whether `--knowledge` is on. Raises InvalidRequest for a word other than on and off."""
     from kb.errors import InvalidRequest
 
     if word not in ("on", "off"):

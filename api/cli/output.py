@@ -1,4 +1,4 @@
-"""How a command speaks: text for people, or one JSON document on the last line of standard output.
+"""How a command prints: text for people, or one JSON document on the last line of standard output.
 
 Everything else (progress, logs, errors) goes to standard error when the answer is JSON. Knows no
 command and no service.
@@ -28,16 +28,17 @@ def show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
 
 
 def write_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
     print(json.dumps(plain(value), ensure_ascii=False), flush=True)
 
 
 def note(message: str) -> None:
-    """A remark beside the answer."""
+    """Print a remark on standard error, beside the answer."""
     print(message, file=sys.stderr, flush=True)
 
 
 def report_error(error: KernloreError, as_json: bool) -> None:
-    """What went wrong and what to do next, in words and, for a program, in the one error shape."""
+    """Print what went wrong and what to do next; as JSON too, in the shape of all errors."""
     print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
@@ -46,7 +47,7 @@ def report_error(error: KernloreError, as_json: bool) -> None:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Aligned columns; never cut, so that a pipe sees all of it."""
+    """Aligned columns. Cells are never cut, so that a pipe gets all of them."""
     cells = [[_cell(value) for value in row] for row in rows]
     lines = [list(headers), *cells]
     widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
@@ -67,7 +68,7 @@ def _cell(value: Any) -> str:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """Names and values, one a line; what is empty is left out."""
+    """Names and values, one a line. Empty values are left out."""
     kept = {key: value for key, value in values.items() if value not in (None, "", [], {})}
     width = max((len(key) for key in kept), default=0)
     return "\n".join(f"{key.ljust(width)}  {_value(value)}" for key, value in kept.items())

@@ -17,8 +17,7 @@ from fastapi.staticfiles import StaticFiles
 
 from api.http import errors
 from api.http.dependencies import access_scope, known_parameters
-from api.http.metrics import Metrics
-from api.http.middleware import RequestLog
+from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe
 from api.http.routes import (
     documents,
@@ -26,7 +25,6 @@ from api.http.routes import (
     hardware,
     health,
     knowledge,
-    passages,
     retrieve,
     runs,
     skills,
@@ -63,7 +61,6 @@ def create_app(settings: Settings) -> FastAPI:
         retrieve,
         knowledge,
         documents,
-        passages,
         hardware,
         skills,
         evaluations,

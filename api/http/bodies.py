@@ -1,19 +1,33 @@
-"""Request bodies: read up to a limit and not a byte more kept, strict JSON, checked models.
+"""Reads the body of an HTTP request, up to a limit and not a byte more kept.
 
-The framework's own body reading is not used: it takes any size and NaN. Knows no route.
+The framework's own reading is not used: it takes a body of any size, and NaN. What a body may hold
+is in `api.bodies`. Knows no route.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from kb.errors import InvalidRequest, PayloadTooLarge, UnsupportedFormat, invalid_fields
+from api.bodies import check_text, load_json, validated
+from kb.errors import PayloadTooLarge, UnsupportedFormat
 from kb.settings import MIB
+
+# Routes take the reading of a body and the checks of its text from one place.
+__all__ = [
+    "check_text",
+    "is_json",
+    "json_body",
+    "load_json",
+    "media_type",
+    "read_json_body",
+    "read_limited",
+    "too_large",
+    "validated",
+]
 
 # Read and dropped beyond a limit, so that the sender gets to see the answer and not a reset.
 DRAIN = 64 * MIB
@@ -74,62 +88,3 @@ def json_body(model: type[ModelT]) -> Callable[[bytes], ModelT]:
         return validated(model, load_json(raw))
 
     return checked
-
-
-def validated(model: type[ModelT], value: Any) -> ModelT:
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise invalid_fields(error.errors(include_url=False, include_context=False)) from None
-
-
-def load_json(raw: bytes) -> Any:
-    """Strict JSON: UTF-8, finite numbers, text that can be stored."""
-    try:
-        value = json.loads(raw, parse_constant=_not_finite)
-    except RecursionError:
-        raise InvalidRequest("the JSON is nested too deeply", hint="Send it flatter.") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"the body is not UTF-8: {error}", hint="Encode it as UTF-8."
-        ) from None
-    except ValueError as error:
-        raise InvalidRequest(
-            f"broken JSON: {error}", hint="Correct the syntax at that place."
-        ) from None
-    # Both can only come in as escapes.
-    if b"\\u" in raw:
-        check_texts(value)
-    return value
-
-
-def _not_finite(name: str) -> NoReturn:
-    raise InvalidRequest(
-        f"{name} is not a JSON number", hint="Leave the value out, or send a finite number."
-    )
-
-
-def check_texts(value: Any) -> None:
-    """Refuse NUL and halves of characters anywhere in a decoded body."""
-    if isinstance(value, str):
-        check_text(value)
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            check_text(key)
-            check_texts(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            check_texts(entry)
-
-
-def check_text(text: str, what: str = "the text") -> str:
-    """The text itself, if it can be stored."""
-    if "\x00" in text:
-        raise InvalidRequest(f"{what} holds a NUL character", hint="Send text, not binary data.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{what} holds half of a surrogate pair", hint="Encode the whole character."
-        ) from None
-    return text

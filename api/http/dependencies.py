@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 
 from api.http.bodies import check_text
 from api.http.errors import ForeignPage
-from api.http.metrics import Metrics
+from api.http.observability import Metrics
 from api.services import Background, Services
 from kb.errors import InvalidRequest, nearest
 from kb.scope import ALL_ACCESS

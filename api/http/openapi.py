@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from api import bodies
 from api.http import models
 from api.http.errors import ErrorBody
 from kb.settings import product_version
@@ -39,12 +40,15 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 _BODIES: tuple[type[BaseModel], ...] = (
     RetrieveBody,
     models.OutcomeBody,
-    models.PassagePatch,
-    models.FactPatch,
-    models.HardwareBody,
-    models.EvaluationBody,
-    models.RunBody,
-    models.StepBody,
+    bodies.PassagePatch,
+    bodies.FactPatch,
+    bodies.HardwareBody,
+    bodies.EvaluationBody,
+    bodies.RunBody,
+    bodies.StepBody,
+    bodies.ReviewBody,
+    bodies.SkillPatch,
+    bodies.SkillBody,
 )
 
 _LOG = (

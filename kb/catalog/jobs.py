@@ -1,6 +1,4 @@
-"""Jobs as rows: a state machine with heartbeat and lease.
-
-    queued -> running -> ready | partial | failed
+"""Jobs of documents as rows; their states and transitions are those of `kb.jobs`.
 
 A worker owns a running job only while its lease lasts. When the worker dies, the lease runs out and
 `expire` fails the job with code `lease_expired`; `retry` queues it again. Knows nothing about what
@@ -20,9 +18,10 @@ from kb.catalog.engine import Catalog
 from kb.catalog.tables.jobs import jobs
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
+from kb.jobs import ENDED, check_transition
+from kb.plain import plain
 
 JobState = Literal["queued", "running", "ready", "partial", "failed"]
-FINISHED: tuple[JobState, ...] = ("ready", "partial", "failed")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,15 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether it ended, well or not."""
-        return self.state in FINISHED
+        return self.state in ENDED
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is shown to whoever asks for it: without its payload and its owner."""
+        fields: dict[str, Any] = plain(self)
+        document_id = fields.pop("subject_id")
+        hidden = ("payload", "lease_owner")
+        kept = {key: value for key, value in fields.items() if key not in hidden}
+        return kept | {"document_id": document_id}
 
 
 _COLUMNS = [jobs.c[name] for name in Job.__dataclass_fields__]
@@ -165,7 +172,11 @@ class Jobs:
         result: Mapping[str, Any] | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> None:
-        """End a job inside the caller's transaction: its effects and its end are one step."""
+        """End a job inside the caller's transaction: its effects and its end are one step.
+
+        Raises Conflict when the job is no longer the caller's.
+        """
+        check_transition("running", state)
         values = {
             "state": state,
             "result": dict(result or {}),
@@ -223,8 +234,9 @@ class Jobs:
             ).scalars()
             return [JobId(job_id) for job_id in expired]
 
-    def retry(self, job_id: str) -> None:
-        """Queue a failed job again."""
+    def retry(self, job_id: str, *, access_scope: str = "all") -> Job:
+        """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""
+        self.get(job_id, access_scope=access_scope)
         with self._catalog.write() as connection:
             changed = connection.execute(
                 jobs.update()
@@ -235,3 +247,4 @@ class Jobs:
                 raise Conflict(
                     f"job {job_id} is not in state failed", hint="Only failed jobs can be retried."
                 )
+        return self.get(job_id, access_scope=access_scope)

@@ -1,11 +1,12 @@
-"""The service's thread that evaluates told trajectories, one after the other. What waits is rows of
-the catalog, so a restart goes on with it, and so it does with what another process left.
+"""The service's thread that evaluates external trajectories, one after the other.
+
+What waits is rows of the catalog, so a restart goes on with it, and with what another process left.
 """
 
 from __future__ import annotations
 
 import os
-import threading
+from collections.abc import Callable, Sequence
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
+from kb.jobs import WorkerThread
 from optimizer.evaluation.queue import EvaluationQueue
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -23,8 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class TrajectoryQueue:
-    """The thread looks for work when it is woken, and once in a lease: a worker that was killed
-    wakes nobody."""
+    """Evaluates what is queued. It looks for work when it is woken, and once in a lease."""
 
     def __init__(self, base: KnowledgeBase, evaluations: EvaluationQueue) -> None:
         self._base = base
@@ -32,13 +33,10 @@ class TrajectoryQueue:
         # Not `accept.trajectory_store`: what that imports takes seconds.
         self._store = Trajectories(base.catalog, base.blobs)
         self._owner = new_id(f"service{os.getpid()}")
-        self._changing = threading.Lock()  # protects _thread
-        self._wake = threading.Event()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker = WorkerThread("trajectories", self._work, base.settings.lease_seconds)
 
     def check_room(self) -> None:
-        """Unavailable when too many wait already."""
+        """Raise Unavailable where too many wait already."""
         waiting = len(self._store.latest(WAITING, ("queued",)))
         if waiting >= WAITING:
             raise Unavailable(
@@ -47,38 +45,19 @@ class TrajectoryQueue:
             )
 
     def wake(self) -> None:
-        """Look for work now; starts the thread where there is none that lives."""
-        self._wake.set()
-        with self._changing:
-            alive = self._thread is not None and self._thread.is_alive()
-            if not alive and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._work, name="trajectories", daemon=True)
-                self._thread.start()
+        """Look for work now."""
+        self._worker.wake()
 
     def close(self) -> None:
-        self._stopped.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        """Begin nothing new; what is being evaluated is queued again for the next service."""
+        self._worker.stop(STOP_SECONDS)
 
-    def _work(self) -> None:
-        while not self._stopped.is_set():
-            self._wake.clear()
-            if not self._worked():
-                self._wake.wait(self._base.settings.lease_seconds)
-
-    def _worked(self) -> bool:
-        """Whether there may be more to do at once."""
-        row = None
-        try:
-            row = self._next()
-            if row is not None:
-                self._carry_out(row)
-            return row is not None
-        except Exception:  # the job boundary: the thread serves whoever comes next
-            if not self._stopped.is_set():  # else the catalog is being closed
-                log.exception("trajectory queue failed", trajectory=row.id if row else None)
+    def _work(self) -> bool:
+        """Evaluate the oldest trajectory that is queued; False where there is none."""
+        row = self._next()
+        if row is None:
             return False
+        return self._carried_out(row)
 
     def _next(self) -> StoredTrajectory | None:
         """The oldest, with those that a dead worker left."""
@@ -87,22 +66,49 @@ class TrajectoryQueue:
         waiting = self._store.latest(10 * WAITING, ("queued",))
         return waiting[-1] if waiting else None
 
-    def _carry_out(self, row: StoredTrajectory) -> None:
+    def _carried_out(self, row: StoredTrajectory) -> bool:
+        """False where the catalog failed: the trajectory is queued again once its lease ran out."""
         from skills.trajectories.reevaluate import Reevaluation, verify
 
-        work = Reevaluation(self._base, self._evaluations, self._stopped.is_set)
+        work = Reevaluation(self._base, self._evaluations, lambda: self._worker.stopped)
         try:
             verify(work, row, self._owner)
-        except DBAPIError:  # the catalog's failure, not the trajectory's, which is queued again
-            raise  # once its lease has run out
+        except DBAPIError:
+            if not self._worker.stopped:  # else the catalog is being closed
+                log.exception("trajectory not recorded", trajectory=row.id)
+            return False
         except Exception:  # the job boundary: recorded, never swallowed
-            if self._stopped.is_set():  # the catalog is being closed
-                return
+            if self._worker.stopped:
+                return False
             log.exception("trajectory failed", trajectory=row.id)
-            told = {
+            error = {
                 "code": "internal_error",
                 "message": "the service failed to evaluate this trajectory",
                 "hint": "This is a defect of Kernlore; the log has it under the trajectory's id.",
                 "details": {"trajectory": row.id},
             }
-            self._store.end(row.id, self._owner, "failed", error=told)
+            self._store.end(row.id, self._owner, "failed", error=error)
+        return True
+
+
+def evaluate_now(
+    base: KnowledgeBase,
+    row: StoredTrajectory,
+    command: Sequence[str],
+    listener: Callable[[str], None],
+) -> StoredTrajectory:
+    """Evaluate a trajectory in this process, without a service; its row as it is afterwards.
+
+    One that is not queued, or that another process is evaluating, is left as it is. `command`
+    starts `kernlore evaluate`; `listener` gets a line for each step.
+    """
+    from skills.trajectories.reevaluate import Reevaluation, verify
+
+    if row.state != "queued":
+        return row
+    evaluations = EvaluationQueue(base, command)
+    try:
+        work = Reevaluation(base, evaluations, said=listener)
+        return verify(work, row, new_id(f"command{os.getpid()}"))
+    finally:
+        evaluations.close()

@@ -11,6 +11,7 @@ from typing import Any
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest
+from kb.plain import plain
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.runs.knowledge import library_recipes
@@ -74,6 +75,38 @@ def shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
         "evaluated_here": row.state == "ready",
         **more,
     }
+
+
+def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[dict[str, Any]]:
+    """External trajectories, newest first; then runs, newest first, if wanted."""
+    rows = [shown(row) for row in trajectory_store(base).latest()]
+    for run in run_store(base).latest() if with_runs else ():
+        rows.append(
+            {
+                "id": run.id,
+                "origin": "run",
+                "state": run.state,
+                "problem": run.problem,
+                "hardware": run.hardware,
+                "steps": None,
+                "created_at": None,
+            }
+        )
+    return [plain(row) for row in rows]
+
+
+def show_trajectory(base: KnowledgeBase, identity: str) -> dict[str, Any]:
+    """An external trajectory, with what was measured once it is ready, or the trajectory of a run.
+    Raises NotFound.
+    """
+    if identity.startswith("run_"):
+        answer: dict[str, Any] = {"id": identity, "trajectory": trajectory(base, identity)}
+    else:
+        row = trajectory_store(base).find(identity)
+        measured = trajectory(base, row.id) if row.state == "ready" else None
+        answer = shown(row, trajectory=measured)
+    values: dict[str, Any] = plain(answer)
+    return values
 
 
 def main_dtype(base: KnowledgeBase, problem: Problem) -> str | None:

@@ -16,11 +16,12 @@ import structlog
 
 from kb.catalog.search.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
+from kb.jobs import ENDED, keep_lease
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluate import ask_for, choose_target
 from optimizer.evaluation.problem.importing import substituted
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.queue import EvaluationQueue, Sent
+from optimizer.evaluation.queue import EvaluationQueue, Submission
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
@@ -28,7 +29,6 @@ from skills.curator.records import Trajectory
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.build import measured_sizes, steps_of, subject_of
 from skills.trajectories.external_trajectory import Told, problem_of, told_from_json, tree_of
-from skills.trajectories.lease import renewed
 from skills.trajectories.reading import main_dtype
 
 POLL_SECONDS = 0.2
@@ -130,7 +130,7 @@ class Reevaluation:
         place: Path | str = told.problem.source
         if told.problem.name is not None:
             place = problem_of(told.problem).path.parent
-        sent = Sent(place, told.problem.toml, bundle, told.hardware, cases)
+        sent = Submission(place, told.problem.toml, bundle, told.hardware, cases)
         job = self._ended(self._placed(sent))
         if job.result is not None:
             results.found[bundle.sha256] = evaluation_from_json(job.result)
@@ -139,7 +139,7 @@ class Reevaluation:
         results.problems[bundle.sha256] = str(error.get("message", "it was not evaluated"))
         results.first = results.first or error
 
-    def _placed(self, sent: Sent) -> str:
+    def _placed(self, sent: Submission) -> str:
         """The job's id, once there is a place in the queue."""
         deadline = time.monotonic() + FULL_SECONDS
         while True:
@@ -153,7 +153,7 @@ class Reevaluation:
     def _ended(self, job_id: str) -> Any:
         while True:
             job = self.evaluations.get(job_id)
-            if job.state in ("ready", "failed"):
+            if job.state in ENDED:
                 return job
             self._pause()
 
@@ -171,7 +171,11 @@ def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTraje
     seconds = work.base.settings.lease_seconds
     if not store.take(row.id, owner, seconds):
         return store.find(row.id)
-    with renewed(store, row.id, owner, seconds) as lost:
+
+    def renew() -> bool:
+        return store.renew(row.id, owner, seconds)
+
+    with keep_lease(renew, seconds, f"lease of {row.id}") as lost:
 
         def stopped() -> bool:
             return work.stopped() or lost.is_set()

@@ -13,7 +13,7 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.timing.statistics import independent_ratio
 from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Node, Proposal, best_of
-from optimizer.search.runs.avoided import knobs_of
+from optimizer.search.runs.skill_moves import knobs_of
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
 from optimizer.search.synthesizers.recipe.steps import Knob, NoStep, turned

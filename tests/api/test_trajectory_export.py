@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from api.cli.backends.local import LocalTarget
-from api.cli.search.progress import plain_lines
+from api.cli.progress import plain_lines
 from api.services import Services
 from kb.errors import Conflict, InvalidRequest
 from kb.settings import Settings
@@ -22,8 +22,8 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
-from optimizer.search.runs.export import export_run
 from optimizer.search.runs.optimize import optimize
+from optimizer.search.runs.portable import export_run
 from optimizer.search.synthesizers.llm.asker import Reply
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from optimizer.search.synthesizers.llm.templates import Fence

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from api.http.trajectory_bodies import TrajectoryBody
-from api.http.trajectory_parser import accept_body
+from api.bodies import TrajectoryBody
 from api.services import EVALUATE_COMMAND, Services
+from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
+from kb.jobs import keep_lease
 from kb.settings import Settings
 from optimizer.evaluation.queue import EvaluationQueue
 from skills.trajectories.accept import again, trajectory_store
-from skills.trajectories.lease import renewed
 from skills.trajectories.queue import TrajectoryQueue
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
 
 GONE = -1.0  # seconds: a lease that has run out
 DAMAGED = "trj_damaged"  # fails at once, without any measuring
-FAILED = "trajectory queue failed"
+UNREADABLE, UNRECORDED = "worker failed", "trajectory not recorded"
 # What a full disk does: the end of a trajectory cannot be written.
 NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON trajectories
 WHEN NEW.state IN ('ready', 'failed') BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"""
@@ -42,9 +42,9 @@ def services(tmp_path: Path) -> Iterator[Services]:
 @pytest.fixture
 def queue(services: Services) -> Iterator[TrajectoryQueue]:
     evaluations = EvaluationQueue(services, EVALUATE_COMMAND)
-    made = TrajectoryQueue(services, evaluations)
-    yield made
-    made.close()
+    trajectories = TrajectoryQueue(services, evaluations)
+    yield trajectories
+    trajectories.close()
     evaluations.close()
 
 
@@ -74,20 +74,20 @@ def test_the_thread_outlives_a_catalog_that_cannot_be_read(
     sql(services, "ALTER TABLE trajectories RENAME TO away")
     with capture_logs() as said:
         queue.wake()
-        until(lambda: any(row["event"] == FAILED for row in said))
+        until(lambda: any(row["event"] == UNREADABLE for row in said))
     sql(services, "ALTER TABLE away RENAME TO trajectories")
-    thread = queue._thread
+    thread = queue._worker._thread
     assert thread is not None and thread.is_alive()
     add_damaged(services)
     queue.wake()
     until(lambda: failed(services))
-    assert queue._thread is thread
+    assert queue._worker._thread is thread
 
 
 def test_a_thread_that_died_is_started_again(services: Services, queue: TrajectoryQueue) -> None:
-    queue._thread = threading.Thread(target=lambda: None)
-    queue._thread.start()
-    queue._thread.join()
+    queue._worker._thread = threading.Thread(target=lambda: None)
+    queue._worker._thread.start()
+    queue._worker._thread.join()
     add_damaged(services)
     queue.wake()
     until(lambda: failed(services))
@@ -102,7 +102,7 @@ def test_an_end_that_cannot_be_written_loses_nothing(
     store = trajectory_store(services)
     with capture_logs() as said:
         queue.wake()
-        until(lambda: any((r["event"], r.get("trajectory")) == (FAILED, DAMAGED) for r in said))
+        until(lambda: any((r["event"], r.get("trajectory")) == (UNRECORDED, DAMAGED) for r in said))
     assert not failed(services)
     sql(services, "DROP TRIGGER no_end")
     until(lambda: failed(services))
@@ -143,7 +143,7 @@ def test_the_lease_is_kept_and_its_loss_is_seen(services: Services) -> None:
     store = trajectory_store(services)
     add_damaged(services)
     assert store.take(DAMAGED, "w1", 0.4)
-    with renewed(store, DAMAGED, "w1", 0.4) as lost:
+    with keep_lease(lambda: store.renew(DAMAGED, "w1", 0.4), 0.4, "test") as lost:
         time.sleep(1.0)
         assert store.expire() == [] and not lost.is_set()
         assert store.release(DAMAGED, "w1") and store.take(DAMAGED, "w2", 60)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.knowledge.knowledge import vocabulary
+from api.cli.commands.knowledge import vocabulary
 from ingestion.linter import lint_folder
 
 SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"

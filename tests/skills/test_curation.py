@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.search.optimize import _target
+from api.cli.commands.optimize import _target
 from api.services import Services, open_services
 from ingestion.builtin import load_hardware
 from kb.catalog import skills as store
@@ -142,7 +142,7 @@ def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
     ("goal", "models", "said"),
     [
         (Goal(synthesizers=("llm",)), "", "no model is named"),
-        (Goal(synthesizers=("recipe",)), "openai/x", "may not propose"),
+        (Goal(synthesizers=("recipe",)), "openai/x", "leaves llm out"),
         (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler has nothing"),
     ],
 )

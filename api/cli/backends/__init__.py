@@ -1,7 +1,7 @@
 """Where a command is carried out: by a running service, or in this process over the catalog.
 
-`open_target` decides once; commands see only `Target`, whose values are the JSON of the HTTP
-contract either way.
+`open_target` decides once. Commands see only `Target`, which returns the JSON of the HTTP interface
+either way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api.cli.backends.contract import About, Target
+from api.cli.backends.contract import About, Filters, Target
 from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "About",
+    "Filters",
     "Target",
     "actor",
     "open_target",
@@ -32,7 +33,10 @@ __all__ = [
 
 
 def read_settings(data_dir: Path | None = None, **given: Any) -> Settings:
-    """The settings of this call; options that were not given leave environment and default."""
+    """Settings from options, the environment and defaults, in this order.
+
+    An option that is None was not given. Raises InvalidRequest for a value that does not fit.
+    """
     from pydantic import ValidationError
 
     from kb.settings import Settings
@@ -55,7 +59,8 @@ def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
     """The service at `url`, else the one that runs on the data directory, else this process."""
     if url is not None and data_dir is not None:
         raise InvalidRequest(
-            "--url and --data-dir name two places", hint="Give one of them: a service or its data."
+            "--url and --data-dir exclude each other",
+            hint="Give the URL of a service, or its data.",
         )
     where = url or _service_of(data_dir)
     if where:
@@ -79,7 +84,7 @@ def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
 
 @contextmanager
 def opened(data_dir: Path | None) -> Iterator[LocalTarget]:
-    """The services of one command that runs in this process, closed at its end."""
+    """The target of a command that always runs in this process, closed at its end."""
     from api.cli.backends.local import LocalTarget
 
     send_logs_to_stderr("error")
@@ -97,7 +102,7 @@ def _service_of(data_dir: Path | None) -> str | None:
 
 
 def send_logs_to_stderr(level: str) -> None:
-    """Standard output belongs to the answer."""
+    """Log from `level` up to standard error; standard output is for the answer."""
     import structlog
 
     number = logging.getLevelNamesMapping().get(level.upper())
@@ -115,7 +120,7 @@ def send_logs_to_stderr(level: str) -> None:
 
 
 def actor() -> str:
-    """Who corrects or decides: the name of the account."""
+    """Who corrects or decides: the login name."""
     import getpass
 
     try:

@@ -1,8 +1,8 @@
-"""What a command may ask for, wherever it is carried out, in the JSON of the HTTP contract."""
+"""What a command may ask for, wherever it is carried out, in the JSON of the HTTP interface."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class About:
-    """What a caller says of the files that are handed over."""
+    """What the user says about the files of an upload."""
 
     hardware: tuple[str, ...] = ()
     category: str | None = None
@@ -22,8 +22,23 @@ class About:
     source_key: str | None = None
 
 
+@dataclass(frozen=True)
+class Filters:
+    """Which skills to list; None admits all. `state` may be several names with commas. `words` are
+    looked for in names, texts, operators and signals.
+    """
+
+    state: str | None = None
+    tier: str | None = None
+    hardware: str | None = None
+    signal: str | None = None
+    words: str | None = None
+
+
 class Target(Protocol):
-    """The operations of a service."""
+    """The operations of a service, over HTTP or in this process."""
+
+    loads_builtin: bool  # whether it loads the built-in knowledge by itself
 
     @property
     def name(self) -> str: ...
@@ -34,6 +49,7 @@ class Target(Protocol):
     def signals(self) -> list[Json]: ...
 
     def upload(self, path: Path, name: str, about: About) -> Json: ...
+    def upload_builtin(self) -> Iterator[Json]: ...
     def reading(self) -> AbstractContextManager[None]: ...
     def job(self, job_id: str) -> Json: ...
     def retry_job(self, job_id: str) -> Json: ...
@@ -47,10 +63,14 @@ class Target(Protocol):
 
     def hardware(self) -> list[Json]: ...
     def hardware_one(self, hardware_id: str) -> Json: ...
-    def add_hardware(self, text: str, origin: str) -> Json: ...
+    def add_hardware(self, description: Json, origin: str) -> Json: ...
     def facts(self, hardware_id: str, *, proposed: bool) -> Json: ...
     def patch_fact(self, fact_id: str, patch: Json) -> Json: ...
     def coverage(self, hardware_id: str) -> Json: ...
 
-    def skills(self) -> list[Json]: ...
+    def skills(self, filters: Filters) -> list[Json]: ...
     def skill(self, name: str) -> Json: ...
+    def skill_history(self, name: str) -> list[Json]: ...
+    def change_skill(self, name: str, patch: Json) -> Json: ...
+    def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]: ...
+    def import_skill(self, folder: Path, actor: str) -> Json: ...

@@ -1,26 +1,26 @@
 """A command carried out in this process: the catalog, exact search over its vectors, own reading.
 
-The same parts as the service's (`api.services`), without Chroma and without a port; where a route
-of the HTTP door is a plain function, it is called as one, so both answer alike. An empty catalog
-gets the built-in hardware and skills at once, so that a first `ingest --hardware h100` knows the
-chip; the built-in documents come with `kernlore ingest --builtin` or `kernlore serve`.
+The same parts as the service's (`api.services`), without Chroma and without a port, and the same
+functions that HTTP routes call, so both answer alike. An empty catalog gets the built-in hardware
+and skills at once, so that a first `ingest --hardware h100` knows the chip; the built-in documents
+come with `kernlore ingest --builtin` or `kernlore serve`.
 
-Imports are where they are used: a command pays for what it needs.
+Imports are where they are used: a command pays only for what it needs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from api.cli.backends.contract import About, Json
-from kb.errors import InvalidRequest, PayloadTooLarge, StoreError, Unavailable, nearest
+from api.cli.backends.contract import About, Filters, Json
+from kb.errors import PayloadTooLarge, StoreError, Unavailable
 from kb.plain import plain
-from kb.scope import ALL_ACCESS, CATEGORIES, Category
+from kb.scope import ALL_ACCESS
 from kb.service_lock import running_service
 from kb.settings import Settings
 
@@ -34,7 +34,9 @@ STOP_SECONDS = 2.0
 
 
 class LocalTarget:
-    """One command's services; `close` when it is done."""
+    """The services of one command over a data directory; `close` them when it is done."""
+
+    loads_builtin = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -42,12 +44,14 @@ class LocalTarget:
         self._reader: threading.Thread | None = None
 
     def close(self) -> None:
-        for opened in ("services", "_library_catalog"):
-            if opened in self.__dict__:
-                self.__dict__[opened].close()
+        """Close what was opened."""
+        for name in ("services", "_library_catalog"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
 
     @cached_property
     def services(self) -> Services:
+        """The parts of the data directory, opened when first used."""
         from api.services import open_services
 
         opened = open_services(self.settings)
@@ -118,7 +122,7 @@ class LocalTarget:
         )
 
     def upload_builtin(self) -> Iterator[Json]:
-        """Hand in the built-in documents one by one; those no longer among them are removed."""
+        """Queue the built-in documents one by one; those that no longer ship are removed."""
         from ingestion.builtin import builtin_documents
 
         self._put_builtin_hardware(self.services.registry)
@@ -127,9 +131,11 @@ class LocalTarget:
         self.services.load_builtin()
 
     def load_knowledge(self, say: Callable[[str], None]) -> None:
-        """The built-in documents of this version, with their facts and moves, found by words when
-        this returns. Vectors are left to a service or to `ingest`: they take minutes, and made
-        beside a search they would disturb its measurements.
+        """Load the built-in documents of this version with their facts and moves; they are found by
+        words when this returns.
+
+        Vectors are left to a service or to `ingest`: they take minutes, and made beside a search
+        they would disturb its measurements. `say` gets remarks for the user.
         """
         services = self.services
         if running_service(self.settings.data_dir) is None:  # which sees to them itself
@@ -143,12 +149,13 @@ class LocalTarget:
                     worker.hand_back()
         unread = services.documents.unread("builtin")
         if unread:
-            say(f"{unread} built-in documents are not read: `kernlore ingest --builtin` says why")
+            say(f"{unread} built-in documents are not read; `kernlore ingest --builtin` says why")
         if not services.dense_ready:
             embedded, passages = services.vectors()
             say(
-                f"{embedded} of {passages} passages have a vector: knowledge is found by words and"
-                " tags alone until `kernlore ingest --builtin` or `kernlore serve` made the rest"
+                f"{embedded} of {passages} passages have a vector; until `kernlore serve` or"
+                " `kernlore ingest --builtin` has made the rest, knowledge is found by words and"
+                " tags alone"
             )
 
     def _submit(self, upload: Any) -> Json:
@@ -157,7 +164,7 @@ class LocalTarget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read and embed what is queued, in a thread, while the caller watches the jobs."""
+        """Read and embed what is queued in a thread, while the caller watches the jobs."""
         stop = threading.Event()
         self._reader = threading.Thread(
             target=self._read, args=(stop,), name="reading", daemon=True
@@ -175,11 +182,9 @@ class LocalTarget:
             self.services.worker(parsers).run(stop, idle_seconds=POLL_SECONDS)
 
     def job(self, job_id: str) -> Json:
-        from api.http.routes import documents
-
-        job = documents.job(job_id, self.services, ALL_ACCESS)
-        lost = self._reader is not None and not self._reader.is_alive()
-        if lost and job["state"] in ("queued", "running"):
+        job = self.services.jobs.get(job_id).as_json()
+        stopped = self._reader is not None and not self._reader.is_alive()
+        if stopped and job["state"] in ("queued", "running"):
             raise StoreError(
                 "reading stopped before every document was read",
                 hint="The reason stands above; run the same command again to go on.",
@@ -187,50 +192,49 @@ class LocalTarget:
         return job
 
     def retry_job(self, job_id: str) -> Json:
-        from api.http.routes import documents
-
-        return documents.retry(job_id, self.services, ALL_ACCESS)
+        return self.services.jobs.retry(job_id).as_json()
 
     # -- documents
 
     def documents(self, hardware: str | None, category: str | None) -> list[Json]:
-        from api.http.routes import documents
+        from retrieval.documents import list_documents
 
-        found = documents.list_documents(
-            self.services, ALL_ACCESS, hardware or "", _category(category)
-        )
-        return list(found["documents"])
+        return [*list_documents(self.services, hardware=hardware, category=category)]
 
     def document(self, document_id: str) -> Json:
-        from api.http.routes import documents
+        from retrieval.documents import show_document
 
-        return documents.show(document_id, self.services, ALL_ACCESS)
+        return show_document(self.services, document_id)
 
     def sections(self, document_id: str) -> list[Json]:
-        from api.http.routes import documents
+        from retrieval.documents import list_sections
 
-        return list(documents.sections(document_id, self.services, ALL_ACCESS)["sections"])
+        return [*list_sections(self.services, document_id)]
 
     def delete_document(self, document_id: str) -> Json:
-        from api.http.routes import documents
+        from retrieval.documents import delete_document
 
-        return documents.delete(document_id, self.services, ALL_ACCESS)
+        return delete_document(self.services, document_id)
 
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
-        from api.http.routes import passages
+        from retrieval.documents import list_passages
 
-        found = passages.list_passages(
-            document_id, self.services, ALL_ACCESS, None, None, offset, limit
-        )
-        return list(found["passages"])
+        page = list_passages(self.services, document_id, offset=offset, limit=limit)
+        return [*page["passages"]]
 
     def correct_passage(self, passage_id: str, patch: Json) -> Json:
-        from api.http.bodies import validated
-        from api.http.models import PassagePatch
-        from api.http.routes import passages
+        from api.bodies import PassagePatch, validated
+        from retrieval.documents import correct_passage
 
         body = validated(PassagePatch, dict(patch))
-        corrected = passages.correct(passage_id, self.services, ALL_ACCESS, body)
+        corrected = correct_passage(
+            self.services,
+            passage_id,
+            text=body.text,
+            tags=body.tag_pairs,
+            hardware=body.hardware,
+            actor=body.actor,
+        )
         if body.text is not None:
             with self.services.parser_pool() as parsers:
                 self.services.worker(parsers).drain()  # the new text needs its vector
@@ -239,46 +243,40 @@ class LocalTarget:
     # -- hardware
 
     def hardware(self) -> list[Json]:
-        from api.http.routes import hardware
+        from ingestion.hardware import list_hardware
 
-        return list(hardware.list_hardware(self.services)["hardware"])
+        return [*list_hardware(self.services.registry)]
 
     def hardware_one(self, hardware_id: str) -> Json:
-        from api.http.routes import hardware
+        from ingestion.hardware import show_hardware
 
-        return hardware.show(hardware_id, self.services)
+        return show_hardware(self.services.registry, hardware_id)
 
-    def add_hardware(self, text: str, origin: str) -> Json:
-        from kb.hardware.schema import parse_hardware
-
-        spec = parse_hardware(text, origin)
-        registry = self.services.registry
-        outcome = registry.put(spec, "api")
-        return {"id": spec.id, "outcome": outcome, "lineage": list(registry.lineage(spec.id))}
+    def add_hardware(self, description: Json, origin: str) -> Json:
+        return self.services.register_hardware(description, origin)
 
     def facts(self, hardware_id: str, *, proposed: bool) -> Json:
-        from api.http.routes import hardware
+        from ingestion.hardware import facts_of
 
-        return hardware.list_facts(
-            hardware_id, self.services, "proposed" if proposed else "effective"
-        )
+        status: Literal["proposed", "effective"] = "proposed" if proposed else "effective"
+        return facts_of(self.services.registry, hardware_id, status)
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
-        from api.http.bodies import validated
-        from api.http.models import FactPatch
-        from api.http.routes import hardware
+        from api.bodies import FactPatch, validated
+        from ingestion.hardware import decide_fact
 
-        return hardware.patch_fact(fact_id, self.services, validated(FactPatch, dict(patch)))
+        body = validated(FactPatch, dict(patch))
+        return decide_fact(self.services.registry, fact_id, **body.model_dump())
 
     def coverage(self, hardware_id: str) -> Json:
         from retrieval.coverage import coverage
 
         services = self.services
         resolved = services.registry.resolve(hardware_id)
-        found: Mapping[str, Any] = coverage(
+        answer: Mapping[str, Any] = coverage(
             services.catalog, services.registry, resolved, ALL_ACCESS
         ).as_json()
-        return found
+        return answer
 
     # -- skills
 
@@ -297,23 +295,56 @@ class LocalTarget:
             library.sync_builtin(self.settings.skills_dir)
         return library
 
-    def skills(self) -> list[Json]:
-        return [plain(skill) for skill in self._library().list()]
+    def _library_with_hardware(self) -> SkillLibrary:
+        """The library, over a registry that knows the built-in hardware."""
+        from kb.catalog.hardware import HardwareRegistry
+
+        registry = HardwareRegistry(self._library_catalog)
+        if not registry.all():
+            self._put_builtin_hardware(registry)
+        return self._library()
+
+    def skills(self, filters: Filters) -> list[Json]:
+        library = self._library() if filters.hardware is None else self._library_with_hardware()
+        states = None
+        if filters.state is not None:
+            states = [part.strip() for part in filters.state.split(",") if part.strip()]
+        skills = library.find(
+            states=states,
+            tier=filters.tier,
+            hardware=filters.hardware,
+            signal=filters.signal,
+            words=filters.words,
+        )
+        return [plain(skill) for skill in skills]
 
     def skill(self, name: str) -> Json:
-        found: Json = plain(self._library().show(name))
-        return found
+        skill: Json = plain(self._library().show(name))
+        return skill
 
+    def skill_history(self, name: str) -> list[Json]:
+        return [*self.skill(name)["events"]]
 
-def _category(name: str | None) -> Category | None:
-    for known in CATEGORIES:
-        if name == known:
-            return known
-    if name is None:
-        return None
-    near = nearest(name, CATEGORIES)
-    raise InvalidRequest(
-        f"unknown category {name!r}",
-        hint=f"Use one of {', '.join(CATEGORIES)}"
-        + (f"; did you mean {near[0]}?" if near else "."),
-    )
+    def change_skill(self, name: str, patch: Json) -> Json:
+        from api.bodies import SkillPatch, validated
+        from skills.states import change_state
+
+        body = validated(SkillPatch, dict(patch))
+        self._library()
+        event = change_state(
+            self.services,
+            name,
+            body.state,
+            actor=body.actor,
+            reason=body.reason,
+            force=body.force,
+        )
+        return {"name": name, "state": event.to_state, "event": plain(event)}
+
+    def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
+        return [*self._library().export(parent, names or None)]
+
+    def import_skill(self, folder: Path, actor: str) -> Json:
+        library = self._library_with_hardware()
+        imported: Json = plain(library.import_folder(folder, actor=actor))
+        return imported

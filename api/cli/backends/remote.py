@@ -5,13 +5,15 @@ Passes JSON through as it is; knows paths, not meanings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from api.cli.backends.contract import About, Json
+from api.cli.backends.contract import About, Filters, Json
 from kb.errors import KernloreError, Unavailable
 from retrieval.client import HttpBackend, KernloreClientError, Part
 
@@ -28,7 +30,9 @@ class ServiceError(KernloreError):
 
 
 class RemoteTarget:
-    """A service by its URL."""
+    """A running service, by its URL."""
+
+    loads_builtin = True
 
     def __init__(self, url: str) -> None:
         try:
@@ -82,15 +86,19 @@ class RemoteTarget:
     def upload(self, path: Path, name: str, about: About) -> Json:
         parts = [Part("hardware", hardware) for hardware in about.hardware]
         parts += [Part("languages", language) for language in about.languages]
-        said = {
+        fields = {
             "category": about.category,
             "title": about.title,
             "source_key": about.source_key,
         }
-        parts += [Part(key, value) for key, value in said.items() if value is not None]
+        parts += [Part(key, value) for key, value in fields.items() if value is not None]
         with path.open("rb") as file:
             body = self.call("POST", "/documents", files=[*parts, Part("file", file, name)])
         return _mapping(body)
+
+    def upload_builtin(self) -> Iterator[Json]:
+        """The service loads them by itself when it starts."""
+        yield from ()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -132,13 +140,8 @@ class RemoteTarget:
     def hardware_one(self, hardware_id: str) -> Json:
         return _mapping(self._get(_at("/hardware", hardware_id)))
 
-    def add_hardware(self, text: str, origin: str) -> Json:
-        import tomllib
-
-        from kb.hardware.schema import parse_hardware
-
-        parse_hardware(text, origin)  # the same refusals, with the file's name in them
-        return _mapping(self.call("POST", "/hardware", json=tomllib.loads(text)))
+    def add_hardware(self, description: Json, origin: str) -> Json:
+        return _mapping(self.call("POST", "/hardware", json=dict(description)))
 
     def facts(self, hardware_id: str, *, proposed: bool) -> Json:
         status = "proposed" if proposed else "effective"
@@ -152,14 +155,51 @@ class RemoteTarget:
 
     # -- skills
 
-    def skills(self) -> list[Json]:
-        return _rows(self._get("/skills"), "skills")
+    def skills(self, filters: Filters) -> list[Json]:
+        given = vars(filters)
+        words = {"q": given["words"]}
+        others = {name: value for name, value in given.items() if name != "words"}
+        return _rows(self._get("/skills", **others, **words), "skills")
 
     def skill(self, name: str) -> Json:
         return _mapping(self._get(_at("/skills", name)))
 
+    def skill_history(self, name: str) -> list[Json]:
+        return _rows(self._get(_at("/skills", name, "history")), "events")
+
+    def change_skill(self, name: str, patch: Json) -> Json:
+        return _mapping(self.call("PATCH", _at("/skills", name), json=dict(patch)))
+
+    def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
+        in_use = ("candidate", "active", "suspect")
+        chosen = names or [s["name"] for s in self.skills(Filters()) if s["state"] in in_use]
+        return [self._export_skill(name, parent) for name in chosen]
+
+    def _export_skill(self, name: str, parent: Path) -> Path:
+        import httpx
+
+        from skills.folders import unpacked
+        from skills.skillfile import read_skill, write_skill
+
+        self.skill(name)  # an unknown one is refused in the service's own words
+        answer = httpx.get(f"{self.name.rstrip('/')}{_at('/skills', name, 'export')}")
+        if not answer.is_success or not zipfile.is_zipfile(io.BytesIO(answer.content)):
+            raise Unavailable(
+                f"the service answered {answer.status_code} instead of a zip of {name}",
+                hint="Check that the URL is Kernlore's and that both are of one version.",
+            )
+        with unpacked(answer.content) as folder:
+            return write_skill(read_skill(folder), parent)
+
+    def import_skill(self, folder: Path, actor: str) -> Json:
+        from skills.folders import packed
+
+        part = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
+        return _mapping(self.call("POST", "/skills", files=[part]))
+
 
 def _at(*parts: str) -> str:
+    """A path whose parts after the first are quoted."""
     first, *rest = parts
     return "/".join([first, *(quote(part, safe="") for part in rest)])
 
@@ -171,14 +211,14 @@ def _mapping(body: Any) -> Json:
 
 
 def _rows(body: Any, key: str) -> list[Json]:
-    found = _mapping(body).get(key)
-    if not isinstance(found, list):
+    rows = _mapping(body).get(key)
+    if not isinstance(rows, list):
         raise _foreign(body)
-    return found
+    return rows
 
 
 def _foreign(body: Any) -> Unavailable:
     return Unavailable(
-        f"the service answered something else than asked: {str(body)[:200]}",
+        f"the service did not answer as Kernlore does: {str(body)[:200]}",
         hint="Check that the URL is Kernlore's and that both are of one version.",
     )

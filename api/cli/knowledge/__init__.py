@@ -1,1 +1,1 @@
-"""Commands that ask: retrieval, the registry of chips, what there is to know."""
+"""The retrieve commands."""

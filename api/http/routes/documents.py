@@ -1,4 +1,4 @@
-"""Documents and their jobs: upload, watch, read, remove."""
+"""Documents, their passages and their jobs: upload, watch, read, correct, remove."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
+from api.bodies import PassagePatch
+from api.http.bodies import json_body
 from api.http.dependencies import Access, Counters, Parts
+from api.http.errors import ErrorBody
 from api.http.multipart import Incoming, UploadForm, read_upload
-from api.http.openapi import upload_request
+from api.http.openapi import json_request, upload_request
 from api.services import Services
-from ingestion.uploads import Upload
-from kb.catalog.knowledge import moves
-from kb.catalog.knowledge.documents import Document, Version
-from kb.errors import KernloreError, NotFound, error_json
+from ingestion.uploads import Submitted, Upload
+from kb.errors import KernloreError, error_json
 from kb.plain import plain
 from kb.scope import Category
+from retrieval import documents as browse
 
 router = APIRouter(tags=["documents"])
 
 VersionNumber = Annotated[
-    int | None, Query(ge=1, le=10**9, description="Default: the current version.")
+    int | None, Query(ge=1, le=10**9, description="Number of a version. Default: the current one.")
 ]
 # Shown by browsers as what they are; everything else is only ever saved.
 _SHOWN = {
@@ -33,25 +36,47 @@ _SHOWN = {
 }
 
 
-@router.get("/documents", summary="Every document")
+class RefusedFile(BaseModel):
+    """A file of an upload that was not accepted."""
+
+    name: str
+    error: ErrorBody
+
+
+class UploadedFiles(BaseModel):
+    """The answer to an upload of several files, in their order."""
+
+    documents: list[Submitted | RefusedFile] = Field(
+        description="For each file its document and job, or why it was refused."
+    )
+
+
+@router.get("/documents", summary="List documents")
 def list_documents(
     parts: Parts,
     access: Access,
-    hardware: Annotated[str, Query(description="Only what is scoped to this id.")] = "",
-    category: Annotated[Category | None, Query()] = None,
+    hardware: Annotated[
+        str, Query(description="Only documents about exactly this hardware (id, name or alias).")
+    ] = "",
+    category: Annotated[
+        Category | None, Query(description="Only documents of this category.")
+    ] = None,
 ) -> dict[str, Any]:
-    found = parts.documents.find(
-        hardware=parts.registry.resolve(hardware) if hardware else None,
-        category=category,
-        access_scope=access,
-    )
-    return {"documents": [_summary(document) for document in found], "total": len(found)}
+    """All documents by category and title."""
+    rows = browse.list_documents(parts, hardware=hardware, category=category, access_scope=access)
+    return {"documents": rows, "total": len(rows)}
 
 
 @router.post(
     "/documents",
-    summary="Upload one file or many",
+    summary="Upload one file or several",
     status_code=202,
+    responses={
+        202: {
+            "model": Submitted | UploadedFiles,
+            "description": "One file: its document and job. Several files: a list of the same.",
+        }
+    },
     openapi_extra=upload_request(),
 )
 def upload(
@@ -60,8 +85,9 @@ def upload(
     access: Access,
     form: Annotated[UploadForm, Depends(read_upload)],
 ) -> JSONResponse:
-    """One file: its document and job. Many: the same for each, or why it was refused. Names may
-    hold folders. `outcome` is created, new_version, unchanged or duplicate_of.
+    """Accept files and queue them to be read; `GET /jobs/{job_id}` says how far each is.
+
+    `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
     """
     answers: list[dict[str, Any]] = []
     refused: list[KernloreError] = []
@@ -105,97 +131,111 @@ def _submit(parts: Services, form: UploadForm, incoming: Incoming, access: str) 
     return answer
 
 
-@router.get("/documents/{document_id}", summary="One document with its versions")
+@router.get("/documents/{document_id}", summary="Show one document with its versions")
 def show(document_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    document = parts.documents.get(document_id, access_scope=access)
-    versions = parts.documents.versions(document_id, access_scope=access)
-    current = {"report": plain(document.version.report) if document.version else {}}
-    return _summary(document) | current | {"versions": [_version(v) for v in versions]}
+    """`report` says what was read of the current version: pages, tables, warnings."""
+    return browse.show_document(parts, document_id, access_scope=access)
 
 
-@router.delete("/documents/{document_id}", summary="Remove a document and all made of it")
+@router.delete("/documents/{document_id}", summary="Remove a document and everything read from it")
 def delete(document_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    """From the answer on, nothing of it is returned any more."""
-    document = parts.documents.get(document_id, access_scope=access)
-    for key in parts.documents.delete(document_id, access_scope=access):
-        parts.blobs.delete(key)
-    answer: dict[str, Any] = {"id": document_id, "deleted": True}
-    if document.origin == "builtin":
-        answer["note"] = "It is built in: the next start loads it again while its file exists."
-    return answer
+    """Once this has answered, no other answer contains anything of the document."""
+    return browse.delete_document(parts, document_id, access_scope=access)
 
 
-@router.get("/documents/{document_id}/sections", summary="Its heading tree")
+@router.get("/documents/{document_id}/sections", summary="List the headings of a document")
 def sections(
     document_id: str, parts: Parts, access: Access, version: VersionNumber = None
 ) -> dict[str, Any]:
-    found = parts.documents.sections(document_id, version=version, access_scope=access)
-    return {"sections": plain(found)}
+    """Headings in reading order, each with its level and its number of passages."""
+    rows = browse.list_sections(parts, document_id, version=version, access_scope=access)
+    return {"sections": rows}
 
 
-@router.get("/documents/{document_id}/moves", summary="The remedies that it states")
+@router.get("/documents/{document_id}/moves", summary="List the remedies that a document states")
 def document_moves(document_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    parts.documents.get(document_id, access_scope=access)
-    with parts.catalog.read() as connection:
-        return {"moves": plain(moves.of_document(connection, document_id, access))}
+    """Moves: when to change what about a kernel, and why."""
+    return {"moves": browse.list_moves(parts, document_id, access_scope=access)}
 
 
-@router.get("/documents/{document_id}/file", summary="The file as uploaded")
+@router.get("/documents/{document_id}/file", summary="Download the file as it was uploaded")
 def original(
     document_id: str, parts: Parts, access: Access, version: VersionNumber = None
 ) -> Response:
     """PDF and plain text open in a browser; anything that could run there is only saved."""
-    document = parts.documents.get(document_id, access_scope=access)
-    found = _numbered(parts, document, version, access)
-    kind = _SHOWN.get(found.format)
-    name = found.file_name.rsplit("/", 1)[-1]
-    shown = "inline" if kind else "attachment"
+    file = browse.original_file(parts, document_id, version=version, access_scope=access)
+    kind = _SHOWN.get(file.format)
+    disposition = "inline" if kind else "attachment"
     headers = {
-        "Content-Disposition": f"{shown}; filename*=UTF-8''{quote(name, safe='')}",
+        "Content-Disposition": f"{disposition}; filename*=UTF-8''{quote(file.name, safe='')}",
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "private, no-cache",
         "Cross-Origin-Resource-Policy": "same-origin",
-        "ETag": f'"{found.sha256}"',
+        "ETag": f'"{file.sha256}"',
     }
-    if found.format != "pdf":  # browsers' PDF viewers do not start in a sandbox
+    if file.format != "pdf":  # browsers' PDF viewers do not start in a sandbox
         headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
-    data = parts.blobs.get(found.blob_key)
-    return Response(data, media_type=kind or "application/octet-stream", headers=headers)
+    return Response(file.data, media_type=kind or "application/octet-stream", headers=headers)
 
 
-def _numbered(parts: Services, document: Document, number: int | None, access: str) -> Version:
-    if number is None and document.version is not None:
-        return document.version
-    for version in parts.documents.versions(document.id, access_scope=access):
-        if version.number == number:
-            return version
-    raise NotFound(
-        f"document {document.id} has no version {number}",
-        hint=f"GET /documents/{document.id} lists its versions.",
+@router.get("/documents/{document_id}/passages", summary="List passages in reading order")
+def list_passages(
+    document_id: str,
+    parts: Parts,
+    access: Access,
+    section: Annotated[str | None, Query(description="Only passages of this section id.")] = None,
+    version: VersionNumber = None,
+    offset: Annotated[int, Query(ge=0, le=10**9, description="Passages to skip.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Passages to return.")] = 100,
+) -> dict[str, Any]:
+    """`total` counts all passages of the document, or of the section if one is given."""
+    return browse.list_passages(
+        parts,
+        document_id,
+        section=section,
+        version=version,
+        offset=offset,
+        limit=limit,
+        access_scope=access,
     )
 
 
-def _summary(document: Document) -> dict[str, Any]:
-    shown: dict[str, Any] = plain(document)
-    return shown | {"version": _version(document.version) if document.version else None}
+@router.get("/passages/{passage_id}", summary="Show one passage")
+def show_passage(passage_id: str, parts: Parts, access: Access) -> dict[str, Any]:
+    """Its text, page, boxes on the page, hardware and tags."""
+    return browse.show_passage(parts, passage_id, access_scope=access)
 
 
-def _version(version: Version) -> dict[str, Any]:
-    shown: dict[str, Any] = plain(version)
-    return {key: value for key, value in shown.items() if key not in ("blob_key", "report")}
+@router.patch(
+    "/passages/{passage_id}",
+    summary="Correct the text, tags or hardware of a passage",
+    openapi_extra=json_request(PassagePatch),
+)
+def correct(
+    passage_id: str,
+    parts: Parts,
+    access: Access,
+    body: Annotated[PassagePatch, Depends(json_body(PassagePatch))],
+) -> dict[str, Any]:
+    """The correction holds at once, and in every later revision that has the same text."""
+    return browse.correct_passage(
+        parts,
+        passage_id,
+        text=body.text,
+        tags=body.tag_pairs,
+        hardware=body.hardware,
+        actor=body.actor,
+        access_scope=access,
+    )
 
 
-@router.get("/jobs/{job_id}", summary="How far a job is")
+@router.get("/jobs/{job_id}", summary="Show how far a job is")
 def job(job_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    """`state` is queued, running, ready, partial or failed; then `error` says why."""
-    found: dict[str, Any] = plain(parts.jobs.get(job_id, access_scope=access))
-    document_id = found.pop("subject_id")
-    hidden = ("payload", "lease_owner")
-    return {k: v for k, v in found.items() if k not in hidden} | {"document_id": document_id}
+    """`state` is queued, running, ready, partial or failed. `error` says why a job failed."""
+    return parts.jobs.get(job_id, access_scope=access).as_json()
 
 
 @router.post("/jobs/{job_id}/retry", summary="Queue a failed job again", status_code=202)
 def retry(job_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    parts.jobs.get(job_id, access_scope=access)
-    parts.jobs.retry(job_id)
-    return job(job_id, parts, access)
+    """409 for a job that has not failed."""
+    return parts.jobs.retry(job_id, access_scope=access).as_json()

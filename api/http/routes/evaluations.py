@@ -1,7 +1,7 @@
 """Evaluations over HTTP: a problem and a candidate in, what `kernlore evaluate --json` prints out.
 
-These routes run the code that they are sent, so only callers on this machine may use them unless
-the setting `evaluate_over_http` says otherwise.
+These routes run the code that they are sent, so only callers on this machine may use them, unless
+the setting `evaluate_over_http` allows others.
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 
+from api.bodies import EvaluationBody
 from api.http.bodies import json_body
 from api.http.dependencies import Access, Parts
-from api.http.models import EvaluationBody
 from api.http.openapi import json_request
 from api.services import EVALUATE_COMMAND
-from kb.catalog.search.evaluations import Evaluations
 from kb.errors import KernloreError
 from kb.plain import plain
 from kb.settings import Settings
-from optimizer.evaluation.queue import EvaluationJob, EvaluationQueue, Sent
+from optimizer.evaluation.queue import EvaluationQueue, submission
 
 
 class EvaluationForbidden(KernloreError):
-    """Running what is sent is for this machine alone."""
+    """Only callers on this machine may have code run here."""
 
     code, status = "evaluation_forbidden", 403
 
@@ -38,8 +36,9 @@ def _queue(request: Request) -> EvaluationQueue:
 
 
 def from_this_machine(request: Request) -> None:
-    """Refuse what could come from elsewhere: the service listens there, or a page of another site
-    has made its own name mean this machine."""
+    """Refuse what could come from elsewhere: the service listens on another address, or a page of
+    another site has made its own name resolve to this machine. Raises EvaluationForbidden.
+    """
     settings: Settings = request.app.state.settings
     if settings.evaluate_over_http:
         return
@@ -90,45 +89,20 @@ def evaluate(
     evaluations: Queue,
     body: Annotated[EvaluationBody, Depends(json_body(EvaluationBody))],
 ) -> dict[str, Any]:
-    """Queued; GET /evaluations/{id} has the result. One at a time is carried out."""
-    from optimizer.evaluation.bundle import Bundle, default_entry
-    from optimizer.evaluation.evaluate import ask_for, problem_named, problem_sent
-
-    sent, given = body.problem, body.candidate
-    bundle = Bundle(
-        given.files,
-        given.main,
-        given.language,
-        given.entry or default_entry(given.main),
-        given.parameters,
+    """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. Evaluations are
+    carried out one at a time."""
+    fields = body.model_dump()
+    checked = submission(
+        parts, fields["problem"], fields["candidate"], body.hardware, body.cases or ()
     )
-    place: Path | str
-    if isinstance(sent, str):
-        problem, toml = problem_named(sent), None
-        place = problem.path.parent
-    else:
-        problem, toml = problem_sent(sent.source, sent.toml), sent.toml
-        place = sent.source
-    cases = tuple(body.cases or ())
-    ask_for(parts, problem, bundle, hardware=body.hardware, cases=cases)
-    return _shown(evaluations.submit(Sent(place, toml, bundle, body.hardware, cases)))
+    answer: dict[str, Any] = plain(evaluations.submit(checked))
+    return answer
 
 
-@router.get("/evaluations/{evaluation_id}", summary="How far an evaluation is, and its result")
-def show(evaluation_id: str, parts: Parts, access: Access, evaluations: Queue) -> dict[str, Any]:
-    """`state` is queued, running, ready or failed; then `error` says why. A candidate that is wrong
-    or crashes is a result. The `key` of any finished evaluation of this data directory is an id
-    too."""
-    stored = Evaluations(parts.catalog, access).find(evaluation_id)
-    if stored is None or stored.record is None:
-        return _shown(evaluations.get(evaluation_id))
-    from optimizer.evaluation.evaluate import with_knowledge
-    from optimizer.evaluation.records import evaluation_from_json
-
-    result = plain(with_knowledge(parts, evaluation_from_json(stored.record)))
-    return _shown(EvaluationJob(evaluation_id, "ready", stored.created_at, result=result))
-
-
-def _shown(job: EvaluationJob) -> dict[str, Any]:
-    answer: dict[str, Any] = plain(job)
+@router.get("/evaluations/{evaluation_id}", summary="Show how far an evaluation is, and its result")
+def show(evaluation_id: str, access: Access, evaluations: Queue) -> dict[str, Any]:
+    """`state` is queued, running, ready or failed. `error` says why an evaluation failed; a
+    candidate that is wrong or crashes is a result, not an error. The `key` of any finished
+    evaluation of this data directory may be given as id."""
+    answer: dict[str, Any] = plain(evaluations.find(evaluation_id, access))
     return answer

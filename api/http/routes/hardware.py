@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from api.http.bodies import (
-    check_text,
-    is_json,
-    json_body,
-    load_json,
-    media_type,
-    read_limited,
-)
+from api.bodies import FactPatch, HardwareBody, check_text, load_json
+from api.http.bodies import is_json, json_body, media_type, read_limited
 from api.http.dependencies import Access, Parts
-from api.http.models import FactPatch, HardwareBody
 from api.http.openapi import json_request, text_request
-from api.services import Services
-from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
-from kb.catalog.hardware import Fact
+from ingestion import hardware as chips
 from kb.errors import InvalidRequest, UnsupportedFormat
-from kb.hardware.lineage import find
 from kb.hardware.schema import parse_hardware
-from kb.hardware.spec import HardwareSpec
-from kb.plain import plain
 from kb.settings import Settings
-from retrieval.diagnose.signatures import signature_from_mapping
 
 router = APIRouter(tags=["hardware"])
 
@@ -38,33 +25,21 @@ _TOML = ("text/toml", "application/toml", "text/plain")
 _ORIGIN = "the request"
 
 
-@router.get("/hardware", summary="Every registered hardware")
+@router.get("/hardware", summary="List registered hardware")
 def list_hardware(parts: Parts) -> dict[str, Any]:
-    specs = parts.registry.all()
-    return {"hardware": [_summary(spec, parts) for spec in specs.values()]}
-
-
-def _summary(spec: HardwareSpec, parts: Services) -> dict[str, Any]:
-    return {
-        "id": spec.id,
-        "name": spec.name,
-        "vendor": spec.vendor,
-        "kind": spec.kind,
-        "parent": spec.parent,
-        "lineage": list(parts.registry.lineage(spec.id)),
-        "aliases": list(spec.aliases),
-        "languages": list(spec.languages),
-        "summary": spec.summary,
-    }
+    """Every chip, family and vendor with its lineage, aliases and languages."""
+    return {"hardware": chips.list_hardware(parts.registry)}
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _Description:
+    """The bytes of a hardware description, as JSON or as TOML."""
+
     data: bytes
     is_toml: bool
 
 
-async def _sent(request: Request) -> _Sent:
+async def _description(request: Request) -> _Description:
     settings: Settings = request.app.state.settings
     kind = media_type(request)
     if kind not in _TOML and not is_json(kind):
@@ -74,7 +49,7 @@ async def _sent(request: Request) -> _Sent:
         )
     limit = settings.max_body_bytes
     data = await read_limited(request, limit, "body", "KERNLORE_MAX_BODY_BYTES")
-    return _Sent(data, kind in _TOML)
+    return _Description(data, kind in _TOML)
 
 
 @router.post(
@@ -93,32 +68,24 @@ async def _sent(request: Request) -> _Sent:
         "A hardware.toml.",
         'id = "acme-x1"\nlanguages = ["acme-c"]\n',
     ),
-    responses={200: {"description": "It was known: updated, or unchanged."}},
+    responses={200: {"description": "It was known before: updated, or unchanged."}},
 )
-def register(parts: Parts, sent: Annotated[_Sent, Depends(_sent)]) -> JSONResponse:
-    """Only `id` is required; the rest of hardware.toml is taken where it is given."""
-    spec = parse_hardware(_completed(_structure(sent), parts), _ORIGIN)
-    for signature in spec.signatures:  # one that retrieval refuses would fail every posted log
-        signature_from_mapping(asdict(signature), spec.id)
-    outcome = parts.registry.put(spec, "api")
-    answer = {"id": spec.id, "outcome": outcome, "lineage": list(parts.registry.lineage(spec.id))}
-    shipped = parts.settings.knowledge_dir / "hardware" / spec.id / "hardware.toml"
-    if outcome == "updated" and shipped.is_file():
-        answer["note"] = (
-            f"{spec.id} is built in: the next start restores the shipped description."
-            " Register a child of it, or correct single facts, to keep a change."
-        )
-    return JSONResponse(answer, status_code=201 if outcome == "created" else 200)
+def register(
+    parts: Parts, description: Annotated[_Description, Depends(_description)]
+) -> JSONResponse:
+    """Only `id` is required; every other field of hardware.toml is optional."""
+    answer = parts.register_hardware(_structure(description), _ORIGIN)
+    return JSONResponse(answer, status_code=201 if answer["outcome"] == "created" else 200)
 
 
-def _structure(sent: _Sent) -> Mapping[str, Any]:
-    if not sent.is_toml:
-        value = load_json(sent.data)
+def _structure(description: _Description) -> Mapping[str, Any]:
+    if not description.is_toml:
+        value = load_json(description.data)
         if not isinstance(value, dict):
             raise InvalidRequest("no JSON object", hint='Send at least {"id": "..."}.')
         return value
     try:
-        text = check_text(sent.data.decode("utf-8"), "the file")
+        text = check_text(description.data.decode("utf-8"), "the file")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the file is not UTF-8: {error}", hint="Save it as UTF-8.") from None
     try:
@@ -128,100 +95,45 @@ def _structure(sent: _Sent) -> Mapping[str, Any]:
         raise
 
 
-def _completed(given: Mapping[str, Any], parts: Services) -> dict[str, Any]:
-    """A newcomer knows its id; name and vendor can wait."""
-    spec = {key: value for key, value in given.items() if value is not None}
-    known = parts.registry.all()
-    parent = spec.get("parent")
-    if isinstance(parent, str) and (meant := find(parent, known)) is not None:
-        spec["parent"] = meant
-        spec.setdefault("vendor", known[meant].vendor)
-    identity = spec.get("id")
-    if isinstance(identity, str) and identity:
-        spec.setdefault("name", identity)
-        # A vendor is its own.
-        spec.setdefault("vendor", identity if spec.get("kind") == "vendor" else "unknown")
-    return spec
-
-
-@router.get("/hardware/{hardware_id}", summary="One hardware with everything stated of it")
+@router.get("/hardware/{hardware_id}", summary="Show one hardware")
 def show(hardware_id: str, parts: Parts) -> dict[str, Any]:
-    """By id, name or alias."""
-    spec = parts.registry.get(hardware_id)
-    described: dict[str, Any] = plain(spec)
-    return described | {"lineage": list(parts.registry.lineage(spec.id))}
+    """Everything that its description states. `hardware_id` may be an id, name or alias."""
+    return chips.show_hardware(parts.registry, hardware_id)
 
 
-@router.get("/hardware/{hardware_id}/coverage", summary="What is covered, what is missing")
+@router.get("/hardware/{hardware_id}/coverage", summary="What is known about it, what is missing")
 def coverage(hardware_id: str, parts: Parts, access: Access) -> JSONResponse:
-    from retrieval.coverage import coverage as covered
+    """By signal, topic and fact, with what would be most useful to upload."""
+    from retrieval.coverage import coverage as coverage_of
 
     resolved = parts.registry.resolve(hardware_id)
-    return JSONResponse(covered(parts.catalog, parts.registry, resolved, access).as_json())
+    return JSONResponse(coverage_of(parts.catalog, parts.registry, resolved, access).as_json())
 
 
-@router.get("/hardware/{hardware_id}/facts", summary="Facts with their sources")
+@router.get("/hardware/{hardware_id}/facts", summary="List facts with their sources")
 def list_facts(
     hardware_id: str,
     parts: Parts,
     status: Annotated[
-        Literal["effective", "accepted", "proposed", "rejected", "all"],
-        Query(description="effective: what holds, inherited included; else its own rows."),
+        chips.FactFilter,
+        Query(
+            description="effective: the facts that hold, inherited ones included. Any other value"
+            " selects among the hardware's own facts by their status."
+        ),
     ] = "effective",
 ) -> dict[str, Any]:
-    """`conflicts` lists where sources about this hardware disagree; `other_kinds` what is stated
-    beside the fact that holds, such as a measured bandwidth beside the datasheet's."""
-    registry = parts.registry
-    resolved = registry.resolve(hardware_id)
-    own = registry.facts(resolved)
-    if status == "effective":
-        shown = list(registry.effective_facts(resolved).values())
-    else:
-        shown = [fact for fact in own if status in ("all", fact.status)]
-    holding = {fact.id for fact in shown}
-    return {
-        "hardware": resolved,
-        "lineage": list(registry.lineage(resolved)),
-        "facts": [_fact(fact, resolved) for fact in shown],
-        "other_kinds": [
-            _fact(fact, resolved)
-            for fact in own
-            if status == "effective" and fact.status == "accepted" and fact.id not in holding
-        ],
-        "conflicts": plain(_conflicts(own)),
-    }
-
-
-def _fact(fact: Fact, hardware_id: str) -> dict[str, Any]:
-    stated: dict[str, Any] = plain(fact)
-    return stated | {"value": plain(fact.value), "inherited": fact.hardware_id != hardware_id}
-
-
-def _conflicts(facts: list[Fact]) -> list[FactConflict]:
-    """Within one kind: a measured bandwidth below the datasheet's contradicts nothing."""
-    found: list[FactConflict] = []
-    for kind in ("datasheet", "measured", "derived"):
-        found += find_conflicts(
-            SourcedFact(f.key, f.subject or "", f.value, f.unit, f"{f.title}, {f.locator}")
-            for f in facts
-            if f.kind == kind and f.status != "rejected"
-        )
-    return found
+    """`conflicts` lists where sources about this hardware disagree. `other_kinds` lists what is
+    stated beside an effective fact, such as a measured bandwidth beside the datasheet's."""
+    return chips.facts_of(parts.registry, hardware_id, status)
 
 
 @router.patch(
-    "/facts/{fact_id}", summary="Decide about a fact", openapi_extra=json_request(FactPatch)
+    "/facts/{fact_id}",
+    summary="Accept, reject or correct a fact",
+    openapi_extra=json_request(FactPatch),
 )
 def patch_fact(
     fact_id: str, parts: Parts, body: Annotated[FactPatch, Depends(json_body(FactPatch))]
 ) -> dict[str, Any]:
-    """Accept, reject or correct; it holds from then on."""
-    fact = parts.registry.patch_fact(
-        fact_id,
-        status=body.status,
-        number=body.number,
-        text=body.text,
-        note=body.note,
-        actor=body.actor,
-    )
-    return _fact(fact, fact.hardware_id)
+    """The decision holds from then on."""
+    return chips.decide_fact(parts.registry, fact_id, **body.model_dump())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Counters, Threads
-from api.http.metrics import CONTENT_TYPE
+from api.http.observability import CONTENT_TYPE
 from api.services import Readiness
 from kb.plain import plain
 from kb.settings import product_version

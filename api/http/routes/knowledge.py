@@ -1,4 +1,4 @@
-"""The signals, and the tree of knowledge."""
+"""The signals, the tree of knowledge, and the recipes proposed from manuals."""
 
 from __future__ import annotations
 
@@ -8,42 +8,40 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from api.http.dependencies import Access, Parts
-from kb.catalog.knowledge import proposed_recipes
 from kb.plain import plain
 from retrieval.diagnose.signals import load_signals
+from retrieval.documents import list_proposed_recipes
 
 router = APIRouter(tags=["knowledge"])
 
 
-@router.get("/signals", summary="Every run-time signal")
+@router.get("/signals", summary="List the run-time signals")
 def signals() -> dict[str, Any]:
+    """A signal names what went wrong with a kernel, such as `memory_bound`."""
     return {"signals": [plain(signal) for signal in load_signals()]}
 
 
-@router.get("/knowledge", summary="One place in the tree of knowledge")
+@router.get("/knowledge", summary="Show one place in the tree of knowledge")
 def knowledge(
     parts: Parts,
     access: Access,
     path: Annotated[
-        str, Query(description="As hardware/h100/memory; empty: the top.", max_length=2000)
+        str, Query(description="Like hardware/h100/memory. Empty: the root.", max_length=2000)
     ] = "",
 ) -> JSONResponse:
-    """category / hardware / topic / document / section, with counts."""
+    """The levels are category, hardware, topic, document and section, each with counts."""
     from retrieval.knowledge_tree import knowledge_node
 
     return JSONResponse(knowledge_node(parts.catalog, parts.registry, path, access).as_json())
 
 
-@router.get("/knowledge/recipes", summary="Recipes proposed from the samples of manuals")
+@router.get("/knowledge/recipes", summary="List recipes proposed from code samples of manuals")
 def recipes(
     parts: Parts,
     access: Access,
-    hardware: Annotated[str, Query(description="Of this chip and those above it.")] = "",
+    hardware: Annotated[
+        str, Query(description="Only recipes for this chip, its family or its vendor.")
+    ] = "",
 ) -> dict[str, Any]:
-    """Only a search on the manual's own hardware uses them; none is a skill."""
-    lineage = None
-    if hardware:
-        lineage = parts.registry.lineage(parts.registry.resolve(hardware))
-    with parts.catalog.read() as connection:
-        found = proposed_recipes.listed(connection, lineage, access_scope=access)
-    return {"recipes": [plain(recipe) for recipe in found]}
+    """Only a search on the manual's own hardware uses them; none of them is a skill."""
+    return {"recipes": list_proposed_recipes(parts, hardware, access_scope=access)}

@@ -1,6 +1,7 @@
-"""Runs of the optimizer over HTTP: start, watch, cancel, and propose candidates to one.
+"""Runs of the optimizer over HTTP: start, watch, cancel, propose candidates, review flagged ones.
 
-These routes run code on this machine, so the same callers may use them as /evaluations.
+Starting, cancelling and proposing run code on this machine, so the same callers may do it as for
+/evaluations.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 
+from api.bodies import ReviewBody, RunBody, StepBody
 from api.http.bodies import json_body
-from api.http.dependencies import Parts
-from api.http.models import CandidateBody, RunBody, StepBody
+from api.http.dependencies import Access, Parts
 from api.http.openapi import json_request
-from api.http.routes import run_reviews
 from api.http.routes.evaluations import from_this_machine
 from api.services import RUN_COMMAND
 from kb.errors import NotFound
-from kb.plain import plain
-from optimizer.search.runs.processes import RunProcesses, Sent
+from optimizer.search.runs.processes import RunProcesses
 
 
 def _processes(request: Request) -> RunProcesses:
@@ -39,12 +38,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 router = APIRouter(tags=["runs"], lifespan=_lifespan)
-router.include_router(run_reviews.router)
 Processes = Annotated[RunProcesses, Depends(_processes)]
 
 
-@router.get("/runs", summary="Every run, the newest first")
+@router.get("/runs", summary="List runs, newest first")
 def list_runs(parts: Parts) -> dict[str, Any]:
+    """Each with its goal, state and result."""
     from optimizer.search.runs.run_store import run_store
 
     return {"runs": [row.as_json() for row in run_store(parts).latest()]}
@@ -58,67 +57,36 @@ def list_runs(parts: Parts) -> dict[str, Any]:
     openapi_extra=json_request(RunBody),
 )
 def start(
-    parts: Parts,
-    processes: Processes,
-    body: Annotated[RunBody, Depends(json_body(RunBody))],
+    processes: Processes, body: Annotated[RunBody, Depends(json_body(RunBody))]
 ) -> dict[str, Any]:
-    """`proposers`: builtin, external or both. A run that external proposers take part in waits for
-    POST /runs/{id}/candidates; GET /runs/{id}/context says what for."""
-    from optimizer.evaluation.evaluate import problem_named, problem_sent
-    from optimizer.search.goal import goal_from_json
-
-    goal = goal_from_json(body.goal.model_dump(exclude_none=True))
-    sent = body.problem
-    if isinstance(sent, str):
-        place = Sent(str(problem_named(sent).path))
-    else:
-        problem_sent(sent.source, sent.toml)  # refuses what is no problem
-        place = Sent(None, sent.source, sent.toml)
-    if body.hardware != "auto":
-        parts.registry.resolve(body.hardware)
-    run_id = processes.start(place, body.hardware, goal.as_json(), tuple(body.proposers))
+    """Search for a faster kernel. With the proposer `external`, the run waits for
+    `POST /runs/{run_id}/candidates`; `GET /runs/{run_id}/context` says what it waits for."""
+    fields = body.model_dump()
+    goal = body.goal.model_dump(exclude_none=True)
+    run_id = processes.start(fields["problem"], body.hardware, goal, body.proposers)
     return {"id": run_id, "state": "starting"}
 
 
-@router.get("/runs/{run_id}", summary="Goal, state and result of a run")
-def show(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
-    from optimizer.search.runs.run_store import run_store
-
-    try:
-        row = run_store(parts).run(run_id).as_json()
-    except NotFound:
-        told: dict[str, Any] | None = processes.state(run_id)
-        if told is None:
-            raise
-        return told
-    if row["state"] == "running" and not processes.alive(run_id):
-        row["note"] = "no process of this service works on it; `kernlore runs resume` goes on"
-    return row
+@router.get("/runs/{run_id}", summary="Show the goal, state and result of a run")
+def show(run_id: str, processes: Processes) -> dict[str, Any]:
+    """`state` is starting, running, finished, cancelled or failed; `ended` says why it ended."""
+    return processes.show(run_id)
 
 
-@router.get("/runs/{run_id}/tree", summary="Every candidate of a run")
+@router.get("/runs/{run_id}/tree", summary="List every candidate of a run")
 def tree(run_id: str, parts: Parts) -> dict[str, Any]:
-    from optimizer.search.runs.run_store import run_store
-    from optimizer.search.synthesizers.external import shown_node
+    """`parent` is the number of the candidate that it changes; 0 is the reference."""
+    from optimizer.search.runs.run_store import node_views
 
-    store = run_store(parts)
-    store.run(run_id)
-    nodes = store.nodes(run_id)
-    rows = [{**shown_node(n, source=False), "parent": n.parent} for n in nodes]
-    return {"nodes": plain(rows)}
+    return {"nodes": node_views(parts, run_id)}
 
 
-@router.get("/runs/{run_id}/candidates/{number}", summary="One candidate with its evaluation")
+@router.get("/runs/{run_id}/candidates/{number}", summary="Show one candidate with its evaluation")
 def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
-    from optimizer.search.runs.run_store import run_store
+    """Its files, plan, the knowledge that it was shown, and what was measured."""
+    from optimizer.search.runs.run_store import node_record
 
-    store = run_store(parts)
-    store.run(run_id)
-    nodes = store.nodes(run_id)
-    if not (number.isascii() and number.isdigit() and int(number) < len(nodes)):
-        raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(nodes) - 1}.")
-    told: dict[str, Any] = plain(nodes[int(number)].as_json())
-    return told
+    return node_record(parts, run_id, number)
 
 
 @router.post(
@@ -126,19 +94,15 @@ def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
     summary="End a run",
     dependencies=[Depends(from_this_machine)],
 )
-def cancel(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
-    """Nothing of it is alive when this answers."""
-    processes.cancel(run_id)
-    return show(run_id, parts, processes)
+def cancel(run_id: str, processes: Processes) -> dict[str, Any]:
+    """When this answers, every process of the run has ended."""
+    return processes.cancel(run_id)
 
 
-@router.get("/runs/{run_id}/context", summary="What the next candidate is to be made from")
-def context(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
+@router.get("/runs/{run_id}/context", summary="Show what the next candidate is to be made from")
+def context(run_id: str, processes: Processes) -> dict[str, Any]:
     """`waiting` is false while the run is measuring, or has ended."""
-    told = show(run_id, parts, processes)
-    asked = processes.mailbox(run_id).open_context()
-    waiting = asked is not None and processes.alive(run_id)
-    return {"waiting": waiting, "state": told["state"], "context": asked if waiting else None}
+    return processes.context(run_id)
 
 
 @router.post(
@@ -149,17 +113,52 @@ def context(run_id: str, parts: Parts, processes: Processes) -> dict[str, Any]:
     openapi_extra=json_request(StepBody),
 )
 def propose(
-    run_id: str,
-    parts: Parts,
-    processes: Processes,
-    body: Annotated[StepBody, Depends(json_body(StepBody))],
+    run_id: str, processes: Processes, body: Annotated[StepBody, Depends(json_body(StepBody))]
 ) -> dict[str, Any]:
-    show(run_id, parts, processes)
-    given: CandidateBody = body.candidate
-    told = {**given.model_dump(exclude_none=True), "plan": body.plan, "used": body.used}
-    if "entry" not in told:
-        from optimizer.evaluation.bundle import default_entry
+    """404 for a step that the run does not wait for, 409 for one that has a candidate already."""
+    fields = body.candidate.model_dump(exclude_none=True)
+    return processes.propose(run_id, body.step, fields, body.plan, body.used)
 
-        told["entry"] = default_entry(given.main)
-    processes.mailbox(run_id).answer(body.step, told)
-    return {"run": run_id, "step": body.step, "state": "accepted"}
+
+# -- integrity flags: what waits for a person, and the person's decision. Runs nothing.
+
+
+@router.get("/runs/{run_id}/flagged", summary="List candidates that wait for a person's decision")
+def flagged(run_id: str, parts: Parts, access: Access) -> dict[str, Any]:
+    """Candidates with integrity flags that only a person can decide on. `run_id` may be the id of a
+    run, or of an external trajectory that is ready. `decision` is the newest decision, and null
+    while there is none: until then nothing is learned from the candidate, and it is left out of
+    training data."""
+    from skills.trajectories.reviews import flagged_nodes
+
+    nodes = flagged_nodes(parts, run_id, access)
+    return {"run": run_id, "flagged": [node.as_json() for node in nodes]}
+
+
+@router.post(
+    "/runs/{run_id}/nodes/{number}/review",
+    summary="Accept or refuse a flagged candidate",
+    status_code=201,
+    openapi_extra=json_request(ReviewBody),
+)
+def review(
+    run_id: str,
+    number: str,
+    parts: Parts,
+    access: Access,
+    body: Annotated[ReviewBody, Depends(json_body(ReviewBody))],
+) -> dict[str, Any]:
+    """Every decision is kept, and the newest counts. 409 where no flag of the candidate waits for a
+    person, or where a check rejected it, which nobody can overrule."""
+    from skills.trajectories.reviews import flagged_nodes, review_node
+
+    if not (number.isascii() and number.isdigit() and len(number) < 10):
+        flagged_nodes(parts, run_id, access)  # an unknown run is reported first
+        raise NotFound(
+            f"{run_id} has no node {number[:80]!r}",
+            hint=f"GET /runs/{run_id}/flagged shows what waits for a person.",
+        )
+    decided = review_node(
+        parts, run_id, int(number), body.decision, body.actor, body.reason, access
+    )
+    return decided.as_json()

@@ -1,7 +1,7 @@
-"""The skill library: read, approve and retire, out as a zip and in as a candidate.
+"""The skill library: read, approve and retire, export as a zip, import as a candidate.
 
-Measuring a skill takes minutes of the whole machine and stays with the shell (`kernlore skills
-verify`); nothing that comes in here is run.
+Measuring a skill takes minutes of the whole machine and stays with the command line (`kernlore
+skills verify`); nothing that comes in here is run.
 """
 
 from __future__ import annotations
@@ -13,101 +13,90 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
 
-from api.http.bodies import (
-    is_json,
-    json_body,
-    load_json,
-    media_type,
-    read_json_body,
-    too_large,
-    validated,
-)
+from api.bodies import SkillBody, SkillPatch, load_json, validated
+from api.http.bodies import is_json, json_body, media_type, read_json_body, too_large
 from api.http.dependencies import Access, Parts
 from api.http.multipart import read_upload
+from api.http.openapi import json_request
 from api.services import Services
 from kb.errors import InvalidRequest
 from kb.plain import plain
 from skills.folders import MAX_BYTES, packed, placed, unpacked
-from skills.states import Wanted, change_state
+from skills.skill_library import Imported, SkillDetail
+from skills.states import change_state
 
 router = APIRouter(tags=["skills"])
 ACTOR = "http"
-Line = Annotated[str, Field(min_length=1, max_length=2_000, pattern=r"\S")]
 
 
-class SkillPatch(BaseModel):
-    """What is to become of a skill, who says so, and why."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    state: Wanted = Field(description="`restored` brings back what is retired or quarantined.")
-    actor: Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
-    reason: Line
-    force: bool = Field(False, description="Approve although no trial bears it out.")
-
-
-class SkillBody(BaseModel):
-    """A skill's folder as texts."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9-]+$")]
-    files: dict[Annotated[str, Field(min_length=1, max_length=200)], str] = Field(
-        min_length=1, description="Relative path to text; SKILL.md among them."
-    )
-    actor: Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")] = ACTOR
-
-
-def _body(model: type[BaseModel], **others: Any) -> dict[str, Any]:
-    content = {"application/json": {"schema": model.model_json_schema()}, **others}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-_ZIP = {
-    "schema": {
-        "type": "object",
-        "required": ["file"],
-        "properties": {"file": {"type": "string", "format": "binary"}},
+def _import_request() -> dict[str, Any]:
+    """A skill as JSON, or as a zip in a form."""
+    extra = json_request(SkillBody)
+    extra["requestBody"]["content"]["multipart/form-data"] = {
+        "schema": {
+            "type": "object",
+            "required": ["file"],
+            "properties": {
+                "file": {
+                    "type": "string",
+                    "format": "binary",
+                    "description": "A zip of the skill's folder.",
+                }
+            },
+        }
     }
-}
+    return extra
 
 
-@router.get("/skills", summary="Every skill, or those that fit")
+@router.get("/skills", summary="List skills")
 def list_skills(
     parts: Parts,
     access: Access,
-    state: Annotated[str | None, Query(description="Like active; several with commas.")] = None,
-    tier: Annotated[str | None, Query(description="curated or learned.")] = None,
-    hardware: Annotated[str | None, Query(description="That hold for it, and so of any.")] = None,
-    signal: str | None = None,
-    q: Annotated[str | None, Query(description="Words of name, text, operators, signals.")] = None,
+    state: Annotated[
+        str | None, Query(description="Only skills in this state, like active; or in several: a,b.")
+    ] = None,
+    tier: Annotated[
+        str | None, Query(description="Only skills of this tier: curated or learned.")
+    ] = None,
+    hardware: Annotated[
+        str | None, Query(description="Only skills that hold for this hardware.")
+    ] = None,
+    signal: Annotated[str | None, Query(description="Only skills about this signal.")] = None,
+    q: Annotated[
+        str | None, Query(description="Words of the name, text, operators or signals.")
+    ] = None,
 ) -> dict[str, Any]:
-    states = _listed(state)
-    found = parts.skills.list(
-        states=states, tier=tier, hardware=hardware, signal=signal, access_scope=access
+    """By name; with `q`, skills that contain the most of the words first."""
+    skills = parts.skills.find(
+        states=_listed(state),
+        tier=tier,
+        hardware=hardware,
+        signal=signal,
+        words=q,
+        access_scope=access,
     )
-    if q is not None:
-        fitting = {skill.name: skill for skill in found}
-        by_words = parts.skills.search(q, states=states, access_scope=access)
-        found = [fitting[skill.name] for skill in by_words if skill.name in fitting]
-    return {"skills": plain(found)}
+    return {"skills": plain(skills)}
 
 
 def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-@router.get("/skills/{name}", summary="One skill")
+@router.get(
+    "/skills/{name}",
+    summary="Show one skill",
+    responses={200: {"model": SkillDetail, "description": "The skill with its evidence."}},
+)
 def show_skill(name: str, parts: Parts, access: Access) -> JSONResponse:
+    """Its text, precondition, moves, recipe, sources, measurements and history."""
     return JSONResponse(plain(parts.skills.show(name, access_scope=access)))
 
 
 @router.patch(
     "/skills/{name}",
-    summary="Approve, quarantine, retire or restore",
-    openapi_extra=_body(SkillPatch),
+    summary="Approve, quarantine, retire or restore a skill",
+    openapi_extra=json_request(SkillPatch),
 )
 def patch_skill(
     name: str,
@@ -115,8 +104,8 @@ def patch_skill(
     access: Access,
     body: Annotated[SkillPatch, Depends(json_body(SkillPatch))],
 ) -> dict[str, Any]:
-    """The event that it made. A learned skill is approved once trials bear out its text, or by
-    `force`, which its history keeps."""
+    """A learned skill can be approved once trials support it, or with `force`, which its history
+    records. The answer has the new entry of the history."""
     event = change_state(
         parts,
         name,
@@ -129,14 +118,15 @@ def patch_skill(
     return {"name": name, "state": event.to_state, "event": plain(event)}
 
 
-@router.get("/skills/{name}/history", summary="Everything that became of it, oldest first")
+@router.get("/skills/{name}/history", summary="Show the history of a skill, oldest first")
 def history(name: str, parts: Parts, access: Access) -> dict[str, Any]:
+    """Every change of its text and state: when, who and why."""
     return {"name": name, "events": plain(parts.skills.show(name, access_scope=access).events)}
 
 
 @router.get(
     "/skills/{name}/export",
-    summary="Its folder as a zip",
+    summary="Download a skill's folder as a zip",
     response_class=Response,
     responses={200: {"content": {"application/zip": {}}}},
 )
@@ -145,32 +135,33 @@ def export(name: str, parts: Parts, access: Access) -> Response:
     with tempfile.TemporaryDirectory(prefix="kernlore-export-") as folder:
         (written,) = parts.skills.export(Path(folder), [name], access_scope=access)
         data = packed(written)
-    told = {"content-disposition": f'attachment; filename="{written.name}.zip"'}
-    return Response(data, media_type="application/zip", headers=told)
+    headers = {"content-disposition": f'attachment; filename="{written.name}.zip"'}
+    return Response(data, media_type="application/zip", headers=headers)
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A folder: zipped, or as texts."""
+class _Folder:
+    """A skill's folder as it was sent: zipped, or as texts."""
 
     zipped: bytes = b""
     texts: SkillBody | None = None
 
 
-async def _incoming(request: Request) -> Sent:
+async def _folder(request: Request) -> _Folder:
     if is_json(media_type(request)):
-        return Sent(texts=validated(SkillBody, load_json(await read_json_body(request))))
+        return _Folder(texts=validated(SkillBody, load_json(await read_json_body(request))))
     form = await read_upload(request)
     try:
         if len(form.files) != 1 or form.fields:
             raise InvalidRequest(
-                "a skill comes alone", hint="Send one zip in the field `file`, and no other field."
+                "a skill is sent alone",
+                hint="Send one zip in the field `file`, and no other field.",
             )
-        (sent,) = form.files
-        data = sent.file.read(MAX_BYTES + 1)
-        if sent.oversized or len(data) > MAX_BYTES:
+        (file,) = form.files
+        data = file.file.read(MAX_BYTES + 1)
+        if file.oversized or len(data) > MAX_BYTES:
             raise too_large("zip", MAX_BYTES, "nothing: a skill is one page")
-        return Sent(data)
+        return _Folder(data)
     finally:
         for file in form.files:
             file.close()
@@ -178,22 +169,25 @@ async def _incoming(request: Request) -> Sent:
 
 @router.post(
     "/skills",
-    summary="Take a skill in as a candidate",
+    summary="Import a skill as a candidate",
     status_code=201,
-    responses={200: {"description": "It is here already, word for word."}},
-    openapi_extra=_body(SkillBody, **{"multipart/form-data": _ZIP}),
+    responses={
+        200: {"model": Imported, "description": "It is here already, word for word."},
+        201: {"model": Imported, "description": "Imported as a candidate."},
+    },
+    openapi_extra=_import_request(),
 )
 def add_skill(
-    parts: Parts, access: Access, sent: Annotated[Sent, Depends(_incoming)]
+    parts: Parts, access: Access, folder: Annotated[_Folder, Depends(_folder)]
 ) -> JSONResponse:
-    """Whatever it claims of its state and its evidence is left out, and so are its scripts."""
-    if sent.texts is None:
-        with unpacked(sent.zipped) as folder:
-            return _imported(parts, folder, ACTOR, access)
-    with placed(sent.texts.name, sent.texts.files) as folder:
-        return _imported(parts, folder, sent.texts.actor, access)
+    """What it claims about its state and its evidence is left out, and so are its scripts."""
+    if folder.texts is None:
+        with unpacked(folder.zipped) as path:
+            return _imported(parts, path, ACTOR, access)
+    with placed(folder.texts.name, folder.texts.files) as path:
+        return _imported(parts, path, folder.texts.actor, access)
 
 
 def _imported(parts: Services, folder: Path, actor: str, access: str) -> JSONResponse:
-    found = parts.skills.import_folder(folder, actor=actor, access_scope=access)
-    return JSONResponse(plain(found), 200 if found.outcome == "unchanged" else 201)
+    imported = parts.skills.import_folder(folder, actor=actor, access_scope=access)
+    return JSONResponse(plain(imported), 200 if imported.outcome == "unchanged" else 201)

@@ -1,34 +1,30 @@
-"""Trajectories over HTTP: what another optimizer tells of its search, evaluated here before it is
-believed.
+"""Trajectories over HTTP: searches of other optimizers, evaluated here before they are used.
 
-Telling one runs its code on this machine, so the same callers may do it as for /evaluations.
+Sending one runs its code on this machine, so the same callers may do it as for /evaluations.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 
-from api.http.bodies import is_json, load_json, media_type, read_limited, validated
+from api.bodies import TrajectoryBody, load_json, validated
+from api.http.bodies import is_json, media_type, read_limited
 from api.http.dependencies import Parts
 from api.http.routes.evaluations import from_this_machine
-from api.http.trajectory_bodies import TrajectoryBody
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.plain import plain
 from skills.trajectories.queue import TrajectoryQueue
-
-if TYPE_CHECKING:
-    from kb.catalog.search.trajectories import StoredTrajectory
 
 LINES = ("application/x-ndjson", "application/jsonl", "application/jsonlines")
 
 
 def _queue(request: Request) -> TrajectoryQueue:
-    told: TrajectoryQueue = request.app.state.trajectories
-    return told
+    queue: TrajectoryQueue = request.app.state.trajectories
+    return queue
 
 
 @asynccontextmanager
@@ -54,7 +50,7 @@ async def _read(request: Request) -> tuple[bytes, bool]:
     return await read_limited(request, limit, "body", "KERNLORE_MAX_BODY_BYTES"), kind in LINES
 
 
-def _told(read: Annotated[tuple[bytes, bool], Depends(_read)]) -> TrajectoryBody:
+def _body(read: Annotated[tuple[bytes, bool], Depends(_read)]) -> TrajectoryBody:
     raw, lines = read
     if not lines:
         return validated(TrajectoryBody, load_json(raw))
@@ -69,7 +65,7 @@ def _told(read: Annotated[tuple[bytes, bool], Depends(_read)]) -> TrajectoryBody
 
 
 def _inlined(schema: Any, known: Mapping[str, Any]) -> Any:
-    """The schema with its own definitions put where they are referred to."""
+    """The schema with its definitions in place of the references to them."""
     if isinstance(schema, dict):
         name = str(schema.get("$ref", "")).rpartition("/")[2]
         if name:
@@ -95,51 +91,40 @@ Queue = Annotated[TrajectoryQueue, Depends(_queue)]
 
 @router.post(
     "/trajectories",
-    summary="Tell of a search",
+    summary="Send the search of another optimizer",
     status_code=202,
     dependencies=[Depends(from_this_machine)],
     openapi_extra=_request(),
 )
 def submit(
-    parts: Parts, queue: Queue, body: Annotated[TrajectoryBody, Depends(_told)]
+    parts: Parts, queue: Queue, body: Annotated[TrajectoryBody, Depends(_body)]
 ) -> dict[str, Any]:
-    """Every step is evaluated here; what the teller claims is kept beside it and used for nothing.
-    `state`: queued, running, ready or failed; unverified where its hardware is not here. The same
-    trajectory again is the same id, and is tried again where it was not ready."""
+    """Every step is evaluated here; what the sender claims is kept beside the measurements and used
+    for nothing. `state` is queued, running, ready or failed, and unverified where the hardware is
+    not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
+    if it was not ready."""
+    from api.trajectory_parser import accept_body
+    from skills.trajectories.reading import shown
 
     queue.check_room()
-    from api.http.trajectory_parser import accept_body
-
     row = accept_body(parts, body)
     if row.state == "queued":
         queue.wake()
-    return _shown(row)
-
-
-@router.get("/trajectories", summary="Every told trajectory, the newest first")
-def list_trajectories(parts: Parts) -> dict[str, Any]:
-    from skills.trajectories.accept import trajectory_store
-
-    return {"trajectories": [_shown(row) for row in trajectory_store(parts).latest()]}
-
-
-@router.get("/trajectories/{trajectory_id}", summary="How far it is, and what was measured")
-def show(trajectory_id: str, parts: Parts) -> dict[str, Any]:
-    """`trajectory` is there once it is ready. The id of a run is an id too."""
-    from skills.trajectories.accept import trajectory_store
-    from skills.trajectories.reading import trajectory
-
-    if trajectory_id.startswith("run_"):
-        found = trajectory(parts, trajectory_id)
-        told: dict[str, Any] = plain({"id": trajectory_id, "trajectory": found})
-        return told
-    row = trajectory_store(parts).find(trajectory_id)
-    ready = row.state == "ready"
-    return _shown(row, trajectory=trajectory(parts, row.id) if ready else None)
-
-
-def _shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
-    from skills.trajectories.reading import shown
-
-    answer: dict[str, Any] = plain(shown(row, **more))
+    answer: dict[str, Any] = plain(shown(row))
     return answer
+
+
+@router.get("/trajectories", summary="List external trajectories, newest first")
+def list_trajectories(parts: Parts) -> dict[str, Any]:
+    """Each with its state, problem, hardware and number of steps."""
+    from skills.trajectories.reading import list_trajectories
+
+    return {"trajectories": list_trajectories(parts)}
+
+
+@router.get("/trajectories/{trajectory_id}", summary="Show how far it is, and what was measured")
+def show(trajectory_id: str, parts: Parts) -> dict[str, Any]:
+    """`trajectory` is present once it is ready. The id of a run may be given too."""
+    from skills.trajectories.reading import show_trajectory
+
+    return show_trajectory(parts, trajectory_id)

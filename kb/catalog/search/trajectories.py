@@ -26,6 +26,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.tables import search as t
 from kb.errors import NotFound, StoreError
 from kb.ids import derived_id
+from kb.jobs import check_transition
 from kb.scope import ALL_ACCESS
 
 # unverified: the hardware is not here, so nothing in it was measured. failed: it could not be.
@@ -221,6 +222,8 @@ class Trajectories:
 def _set(
     connection: Connection, row: sa.Row[Any], state: State, summary: Mapping[str, Any]
 ) -> None:
+    if state != row.state:  # a renewed lease leaves it as it is
+        check_transition(row.state, state)
     connection.execute(
         sa.update(t.trajectories)
         .where(t.trajectories.c.id == row.id)

@@ -43,8 +43,8 @@ class RecipeSource:
 
 
 class ServiceKnowledge:
-    """Asks the retriever of this process. A skill keeps the text that it was first shown with, so
-    that one run sees one version of it.
+    """Knowledge from the retriever of this process. A skill keeps the text that it was first shown
+    with, so that a run sees one version of it.
     """
 
     def __init__(self, base: KnowledgeBase) -> None:
@@ -52,11 +52,11 @@ class ServiceKnowledge:
         self._skills: dict[str, rows.SkillRow] = {}  # by name
 
     def consult(self, query: Query) -> Knowledge:
-        """A verdict without a signal is asked about by its operator."""
+        """What is known about a candidate; without a signal or a log, about its operator."""
         return self._knowledge(self._base.retriever.retrieve(_request(query)), query)
 
     def remedies(self, query: Query) -> Knowledge:
-        """Moves, skills and facts without excerpts: a tenth of the time."""
+        """Moves, skills and facts without excerpts, in a tenth of the time of `consult`."""
         return self._knowledge(self._base.retriever.moves_and_skills(_request(query)), query)
 
     def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
@@ -92,9 +92,9 @@ class ServiceKnowledge:
         return self._skills[name]
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
-        """What came of an answer; only ids that it showed count."""
+        """Report the outcome of an answer; only ids that it showed count."""
         shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
-        found = node.speedup
+        speedup = node.speedup
         # A skill's move is credited to the skill, which is what the answer showed.
         named = (skill_of(name) if skill_of(name) in node.shown.skills else name for name in used)
         kept = list(dict.fromkeys(name for name in named if name in shown))
@@ -102,7 +102,7 @@ class ServiceKnowledge:
             retrieval_id,
             used=kept,
             correct=node.correct if node.evaluation is not None else None,
-            speedup=found.value if found is not None and found.value > 0 else None,
+            speedup=speedup.value if speedup is not None and speedup.value > 0 else None,
         )
         self._base.report_skill_use(kept)
 
@@ -148,7 +148,7 @@ def _move(move: AnsweredMove) -> Move:
 
 
 def library_recipes(base: KnowledgeBase) -> list[Recipe]:
-    """Recipes of skills that are active. Raises InvalidKnowledge for one that cannot be read."""
+    """The recipes of active skills. Raises InvalidKnowledge for one that cannot be read."""
     recipes = []
     for name, source in library_sources(base).items():
         problems = Problems(f"skill {name}")
@@ -162,9 +162,9 @@ def library_recipes(base: KnowledgeBase) -> list[Recipe]:
 def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
     """Recipes of active skills as they are stored, by name."""
     with base.catalog.read() as connection:
-        found = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
+        skills = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
         row.name: RecipeSource(row.recipe, row.metadata.get("files", {}), row.scopes.signals)
-        for row in found
+        for row in skills
         if row.recipe is not None
     }

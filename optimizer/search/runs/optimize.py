@@ -40,7 +40,13 @@ from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
-BUILTIN = ("recipe", "sample", "compiler")
+# The built-in synthesizers, and what each of them requires.
+REQUIRES = {
+    "recipe": "recipes of active skills",
+    "sample": "code samples of an uploaded manual",
+    "compiler": "--language torch, or no --language",
+}
+BUILTIN = tuple(REQUIRES)
 INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
 NOT_PROVEN = Outcome(None, None, "it was cancelled before the winner was measured again")
@@ -68,10 +74,12 @@ def optimize(
     resume: str | None = None,
     run_id: str | None = None,
 ) -> Finished:
-    """Search until the goal's end and prove the winner. resume: id of a run to go on with.
+    """Search until the goal is reached or its budget is spent, then measure the winner again.
 
-    proposers: instead of the built-in ones. models: language models to ask beside them, as
-    `name=weight,name`. run_id: of a new run, where somebody knows it already.
+    `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
+    are language models to ask too, as `name=weight,name`. `resume` is the id of a run to continue;
+    `run_id` is the id of a new run, where the caller has chosen it. Raises InvalidRequest,
+    NotFound, Conflict for a run that has ended, and Unavailable where nothing can be run here.
     """
     problem = load_problem(problem_path)
     _check_models(goal, models)
@@ -118,17 +126,20 @@ def _check_models(goal: Goal, models: str) -> None:
     """Raises InvalidRequest where synthesizers are named and do not go with the models."""
     named = "llm" in goal.synthesizers
     if named and not models:
-        raise InvalidRequest("llm is to propose and no model is named", hint="Give --models NAME.")
+        raise InvalidRequest(
+            "the llm synthesizer needs a language model", hint="Give --models NAME."
+        )
     if models and goal.synthesizers and not named:
         raise InvalidRequest(
-            "--models names a model that may not propose", hint="Add llm to --synthesizers."
+            "--models is given, but --synthesizers leaves llm out",
+            hint="Add llm to --synthesizers.",
         )
 
 
 def bench_for(
     base: KnowledgeBase, problem: Problem, places: dict[str, Place]
 ) -> LocalBench | SimulatedBench:
-    """What measures in these places."""
+    """What evaluates candidates in these places: really, or by a chip's simulator."""
     target = next(iter(places.values())).target
     settings = EvaluationSettings()
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
@@ -140,10 +151,13 @@ def bench_for(
 
 
 def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Place]:
-    """Every language that can be built and run here, or the one that was asked for with torch, in
-    which the reference is written. Simulated ones stand alone: their times compare with no other.
-    Raises Unavailable with what is missing."""
-    found: dict[str, Place] = {}
+    """Where candidates of each language are built and run: target and toolchain by language.
+
+    With `language`, that one and torch, in which the reference is written; else every language that
+    works here. Simulated languages are never mixed with others: their times do not compare. Raises
+    Unavailable with what is missing.
+    """
+    places: dict[str, Place] = {}
     reasons = []
     known = (*LANGUAGES, *_own_languages(base, hardware))
     for name in dict.fromkeys(known if language is None else (language, "torch")):
@@ -156,22 +170,22 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
             reasons.append(f"{name}: {problem.message}")
             continue
         if chosen.target.device is not None or simulated(toolchain):
-            found[name] = Place(chosen.target, toolchain)
-    apart = {name: place for name, place in found.items() if simulated(place.toolchain)}
-    if language in apart or len(apart) == len(found):
-        found = apart
+            places[name] = Place(chosen.target, toolchain)
+    apart = {name: place for name, place in places.items() if simulated(place.toolchain)}
+    if language in apart or len(apart) == len(places):
+        places = apart
     else:
-        found = {name: place for name, place in found.items() if name not in apart}
-    if not found:
+        places = {name: place for name, place in places.items() if name not in apart}
+    if not places:
         raise Unavailable(
             f"nothing can be run on {hardware} here ({'; '.join(reasons)})",
             hint="Search on a machine that has it, or pack a portable session.",
         )
-    return found
+    return places
 
 
 def _own_languages(base: KnowledgeBase, hardware: str) -> list[str]:
-    """Those that the description of a named chip says how to compile."""
+    """Languages that the description of a named chip says how to compile."""
     if hardware == AUTO:
         return []
     registry = base.registry
@@ -181,19 +195,21 @@ def _own_languages(base: KnowledgeBase, hardware: str) -> list[str]:
 
 
 def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
-    """Recipes, samples of manuals and torch's compiler: what needs no key; of these, the ones that
-    the goal names. Raises InvalidRequest where none of those is to be had here."""
-    found = _builtin(base, goal, places)
+    """The synthesizers that need no key: recipes, samples of manuals, torch's compiler.
+
+    If the goal names some of them, only those. Raises InvalidRequest for one that is unavailable.
+    """
+    available = _builtin(base, goal, places)
     if not goal.synthesizers:
-        return found
-    chosen = [one for one in found if one.name in goal.synthesizers]
+        return available
+    chosen = [synthesizer for synthesizer in available if synthesizer.name in goal.synthesizers]
     named = set(goal.synthesizers) & set(BUILTIN)
-    absent = sorted(named - {one.name for one in chosen})
+    absent = sorted(named - {synthesizer.name for synthesizer in chosen})
     if absent:
+        names = ", ".join(synthesizer.name for synthesizer in available)
         raise InvalidRequest(
-            f"{absent[0]} has nothing to propose from here",
-            hint=f"Here are {', '.join(one.name for one in found)}; sample needs code samples of a"
-            " manual, compiler candidates in torch.",
+            f"the {absent[0]} synthesizer is unavailable: it requires {REQUIRES[absent[0]]}",
+            hint=f"Available here: {names}.",
         )
     return chosen
 
@@ -216,7 +232,7 @@ def _builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[
 def language_models(
     base: KnowledgeBase, models: str, goal: Goal, listener: Listener
 ) -> Synthesizer:
-    """Raises Unavailable where litellm is not installed."""
+    """The synthesizer that asks language models. Raises Unavailable without litellm."""
     from optimizer.search.synthesizers.llm.asker import price_known
     from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
     from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
@@ -233,15 +249,22 @@ def language_models(
 def hardware_view_of(
     target: Target, places: Mapping[str, Place], language: str | None = None
 ) -> HardwareView:
-    """The target as proposers see it. language: the only one that candidates may be in; torch is
-    among the places for the reference's sake then."""
+    """The target as proposers see it.
+
+    `language` is the only one that candidates may be in; torch is then among the places only for
+    the reference.
+    """
     ordered = tuple(sorted(places, key=lambda name: name == "torch"))
     offered = (language,) if language is not None and language in places else ordered
     return HardwareView(target.hardware, target.lineage, target.device, offered, dict(target.facts))
 
 
 def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
-    """What of the shown knowledge made each candidate of a run, by asking its proposers again."""
+    """Which of the shown knowledge changed each candidate of a run.
+
+    The proposers of the run are asked again, with all that was shown and without each item of it.
+    Raises NotFound.
+    """
     store = run_store(base)
     row = store.run(run_id)
     problem = load_problem(Path(row.problem))
@@ -302,14 +325,14 @@ def _inherited(
     recipes = {recipe.name: recipe for recipe in library_recipes(base)}
     family, dtype = op_family(problem.op), view.main.dtype
     winners = store.winners(family, dtype, hardware.lineage, problem.sha256, LOOKED_AT)
-    found: dict[str, Proposal] = {}
+    proposals: dict[str, Proposal] = {}
     for winner, same in winners:
-        if len(found) == INHERITED:
+        if len(proposals) == INHERITED:
             break
         if winner.bundle.language in places:
             fitting = adapt_winner(winner, view, recipes, hardware.facts, same_problem=same)
             if fitting is not None:
-                found.setdefault(fitting.bundle.sha256, fitting)
+                proposals.setdefault(fitting.bundle.sha256, fitting)
     plan = "A stored winner of the same family, measured again."
     return [
         replace(
@@ -317,8 +340,8 @@ def _inherited(
             synthesizer="inherited",
             parent=REFERENCE,
             plan=plan,
-            cost=Cost(),  # the run that found it paid for it
+            cost=Cost(),  # the earlier run paid for it
             model=None,
         )
-        for proposal in found.values()
+        for proposal in proposals.values()
     ]

@@ -1,4 +1,4 @@
-"""Sessions out, results in."""
+"""Runs in and out: sessions packed, their results imported, a stored run exported as files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.search.confirm import outcome_from_json
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
+from optimizer.search.output.account import model_costs
+from optimizer.search.output.module import write_module
+from optimizer.search.output.report import write_report
 from optimizer.search.portable.session import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
-from optimizer.search.records import Node
+from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import LANGUAGES
+from optimizer.search.runs.optimize import LANGUAGES, Finished
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
+from optimizer.search.tree import Tree
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -39,7 +44,11 @@ CUDA_VENDORS = ("nvidia", "amd")
 def pack_session(
     base: KnowledgeBase, paths: Sequence[Path], hardware: str, goal: Goal, output: Path
 ) -> Path:
-    """A session for this hardware, whether or not it is here."""
+    """Pack a session for a hardware, which need not be in this machine, as the zip file `output`.
+
+    Raises InvalidRequest for two problems of one name, UnknownHardware, and Unavailable where no
+    built-in toolchain runs kernels on that hardware.
+    """
     problems = [load_problem(path) for path in paths]
     twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
     if twice:
@@ -106,7 +115,11 @@ def _recipe(base: KnowledgeBase, recipe: Recipe) -> dict[str, Any]:
 
 
 def import_results(base: KnowledgeBase, results: Path) -> list[RunRow]:
-    """Runs with their nodes; evaluations get rows of their own where the problem is known here."""
+    """Import the runs of a session with their nodes and evaluations.
+
+    `results` is its results.zip or folder. Raises NotFound, InvalidRequest, and Conflict for a run
+    that was imported before.
+    """
     if not results.exists():
         raise NotFound(f"{results} is not there", hint="Give results.zip or its folder.")
     if results.is_dir():
@@ -123,13 +136,13 @@ def import_results(base: KnowledgeBase, results: Path) -> list[RunRow]:
 
 
 def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
-    found = sorted(path.parent.name for path in source.folder.glob("*/run.json"))
-    if not found:
+    names = sorted(path.parent.name for path in source.folder.glob("*/run.json"))
+    if not names:
         raise InvalidRequest(
             f"{source.folder} holds no run", hint="Give the --out folder of a portable session."
         )
     imported = []
-    for name in found:
+    for name in names:
         run = source.run(name)
         problem = load_problem(Path(run.problem))
         adopted = adopt(base, source, replace(run, problem=str(problem.path)))
@@ -139,10 +152,11 @@ def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
 
 
 def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
-    """Take a run, its nodes and their evaluations over from files. run: as it is to be kept. What
-    became of the answers that it was given is not reported: who searched may have done that.
+    """Store a run that `source` has as files, with its nodes and evaluations; `run` is its row.
 
-    Raises Conflict where it is here already, InvalidRequest where its problem is another one here.
+    The outcomes of the answers that it was shown are not reported: whoever searched may have done
+    that. Raises Conflict for a run that is here already, and InvalidRequest where its problem file
+    differs here.
     """
     store = run_store(base)
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
@@ -171,7 +185,7 @@ def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
 
 
 def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
-    """What came of the answers that the session was packed with, where they were given here."""
+    """Report the outcomes of the answers that the session was packed with."""
     for node in nodes:
         if node.proposal is None or node.state == "duplicate" or not node.shown.retrieval_id:
             continue
@@ -193,3 +207,60 @@ def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle:
     signatures = {case.name: open_case(problem, case).signature for case in cases}
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
+
+
+def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
+    """Write everything about one run into a folder; the paths. Raises NotFound, and Conflict for a
+    folder that is not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
+    store = run_store(base)
+    run = store.run(run_id)
+    problem = load_problem(Path(run.problem))
+    nodes = store.nodes(run_id)
+    tree, outcome = Tree(nodes), outcome_from_json(run.result)
+    rows = FileStore(folder / "rows")
+    rows.begin(run)
+    for node in nodes:
+        rows.add(run.id, node)
+    module = write_module(tree, outcome, problem, folder)
+    report = write_report(run, tree, outcome, problem, folder)
+    return {"module": str(module), "report": str(report), "rows": str(folder / "rows" / run.id)}
+
+
+def write_result(finished: Finished, output: Path | None = None) -> dict[str, Any]:
+    """Write the module and the report of a finished run, and describe them.
+
+    `output` is the folder; the default is a new one in the working directory, named after the run.
+
+    `speedup` is over the reference in the final measurement, 1.0 where the reference stays.
+    `correct` is about what the module calls, the winner or the reference. `models` is what each
+    language model cost.
+    """
+    outcome, tree = finished.outcome, finished.tree
+    simulated = outcome.clock == "simulator"  # then the gain is no speed-up over the reference
+    folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
+    module = write_module(finished.tree, finished.outcome, finished.problem, folder)
+    report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
+    return {
+        "run": finished.run.id,
+        "ended": finished.run.ended,
+        "speedup": None if simulated else outcome.gain.value if outcome.gain is not None else 1.0,
+        "correct": tree[outcome.node if outcome.node is not None else REFERENCE].correct,
+        "models": model_costs(tree),
+        "outcome": outcome.as_json(),
+        "module": str(module),
+        "report": str(report),
+        "import": _through_tools(module, finished.run.hardware)
+        if simulated
+        else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
+    }
+
+
+def _through_tools(module: Path, hardware: str) -> str:
+    """How to use a kernel that only the chip's own tools run."""
+    kernel = next(iter(sorted(module.glob("kernel.*"))), None)
+    if kernel is None:
+        return "the module contains no kernel"
+    return f"{kernel} runs through the command templates of {hardware}, not from torch"

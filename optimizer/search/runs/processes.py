@@ -7,17 +7,16 @@ What is remembered here is only what runs now; runs and nodes are rows of the ca
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from kb.child_process import ROOT, end_group, environment
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id
+from kb.jobs import ChildProcess
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.external import Mailbox
 from retrieval.knowledge_base import KnowledgeBase
@@ -27,118 +26,177 @@ MAX_RUNNING = 2
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A problem: where it lies here, or its text and that of the toml beside it."""
+class SubmittedProblem:
+    """A problem: where its file lies here, or its text and that of the toml beside it."""
 
     path: str | None
     source: str = ""
     toml: str | None = None
 
-    def placed(self, folder: Path) -> str:
-        """Its path; what was sent as text is kept beside the run."""
+    def place(self, folder: Path) -> str:
+        """The path of its file; what was sent as text is written to the run's folder."""
         if self.path is not None:
             return self.path
-        place = folder / "problem.py"
-        place.write_text(self.source, encoding="utf-8")
+        file = folder / "problem.py"
+        file.write_text(self.source, encoding="utf-8")
         if self.toml is not None:
-            place.with_suffix(".toml").write_text(self.toml, encoding="utf-8")
-        return str(place)
+            file.with_suffix(".toml").write_text(self.toml, encoding="utf-8")
+        return str(file)
 
 
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
-    goal: Mapping[str, Any]
+def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
+    """Check a shipped name, or `source` with `toml` or None, without running any of it. Raises
+    NotFound and InvalidRequest.
+    """
+    from optimizer.evaluation.evaluate import problem_named, problem_sent
+
+    if isinstance(problem, str):
+        return SubmittedProblem(str(problem_named(problem).path))
+    source, toml = problem["source"], problem.get("toml")
+    problem_sent(source, toml)
+    return SubmittedProblem(None, source, toml)
 
 
 class RunProcesses:
-    """Starts, watches and ends runs."""
+    """Starts, shows and ends the runs of a service, and hands candidates to them."""
 
     def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:
         """`command` starts one run; its description is appended as one JSON argument."""
         self._base = base
         self._command = tuple(command)
         self._changing = threading.Lock()  # protects _children
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, ChildProcess] = {}
 
     def start(
-        self, problem: Sent, hardware: str, goal: Mapping[str, Any], proposers: tuple[str, ...]
+        self,
+        problem: str | Mapping[str, Any],
+        hardware: str,
+        goal: Mapping[str, Any],
+        proposers: Sequence[str],
     ) -> str:
-        """The id of a run that has begun. Raises Conflict where too many run already: they would
-        wait for the same device."""
+        """The id of a run that has begun.
+
+        `problem` is a shipped name, or `source` with `toml` or None; `goal` has the fields of
+        `Goal`; `hardware` is an id, name or alias, or `auto`. Raises InvalidRequest, NotFound and
+        UnknownHardware, and Conflict where too many run already: they would wait for the same
+        device.
+        """
+        from optimizer.search.goal import goal_from_json
+
+        checked_goal = goal_from_json(goal).as_json()
+        submitted = submitted_problem(problem)
+        if hardware != "auto":
+            self._base.registry.resolve(hardware)
         run_id = new_id("run")
         folder = self.folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
-        told = {
+        description = {
             "run": run_id,
-            "problem": problem.placed(folder),
+            "problem": submitted.place(folder),
             "hardware": hardware,
-            "goal": dict(goal),
+            "goal": dict(checked_goal),
             "proposers": list(proposers),
         }
         with self._changing:
-            running = sum(child.process.poll() is None for child in self._children.values())
+            running = sum(child.alive for child in self._children.values())
             if running >= MAX_RUNNING:
                 raise Conflict(f"{running} runs are going on", hint="Cancel one, or wait for it.")
-            log = (folder / "log").open("wb")
-            process = subprocess.Popen(
-                [*self._command, json.dumps(told)],
-                cwd=ROOT,
-                env=environment(self._base.settings),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            self._children[run_id] = _Child(process, log, goal)
+            command = [*self._command, json.dumps(description)]
+            log = folder / "log"
+            self._children[run_id] = ChildProcess(command, self._base.settings, output=log)
         return run_id
 
     def folder(self, run_id: str) -> Path:
+        """Where a run of the service keeps its files."""
         return self._base.settings.data_dir.absolute() / "runs" / run_id
 
     def mailbox(self, run_id: str) -> Mailbox:
+        """Where a run asks for candidates and finds them."""
         return Mailbox(self.folder(run_id) / "mail")
 
-    def state(self, run_id: str) -> dict[str, Any] | None:
-        """Of a run that has no row yet: starting, or failed with what its process said."""
+    def show(self, run_id: str) -> dict[str, Any]:
+        """Goal, state and result of a run. One without a row yet is `starting`, or `failed` with
+        the end of what its process printed. Raises NotFound.
+        """
+        try:
+            row = run_store(self._base).run(run_id).as_json()
+        except NotFound:
+            beginning = self._beginning(run_id)
+            if beginning is None:
+                raise
+            return beginning
+        if row["state"] == "running" and not self.alive(run_id):
+            row["note"] = "no process of this service works on it; `kernlore runs resume` goes on"
+        return row
+
+    def _beginning(self, run_id: str) -> dict[str, Any] | None:
         with self._changing:
             child = self._children.get(run_id)
         if child is None:
             return None
-        if child.process.poll() is None:
+        if child.alive:
             return {"id": run_id, "state": "starting"}
-        said = (self.folder(run_id) / "log").read_bytes()[-4_000:].decode("utf-8", "replace")
-        return {"id": run_id, "state": "failed", "ended": said.strip()}
+        printed = (self.folder(run_id) / "log").read_bytes()[-4_000:].decode("utf-8", "replace")
+        return {"id": run_id, "state": "failed", "ended": printed.strip()}
 
     def alive(self, run_id: str) -> bool:
+        """Whether a process of this service works on it."""
         with self._changing:
             child = self._children.get(run_id)
-        return child is not None and child.process.poll() is None
+        return child is not None and child.alive
 
-    def cancel(self, run_id: str) -> None:
-        """Nothing of it is alive when this returns: it is asked first, then ended."""
+    def context(self, run_id: str) -> dict[str, Any]:
+        """What the next candidate of a run is to be made from. `waiting` is false while the run is
+        measuring, or has ended; `context` is None then. Raises NotFound.
+        """
+        state = self.show(run_id)["state"]
+        context = self.mailbox(run_id).open_context()
+        waiting = context is not None and self.alive(run_id)
+        return {"waiting": waiting, "state": state, "context": context if waiting else None}
+
+    def propose(
+        self,
+        run_id: str,
+        step: int,
+        candidate: Mapping[str, Any],
+        plan: str = "",
+        used: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Hand a run the candidate that it waits for; `step` is that of its context.
+
+        `candidate` has `files`, `main`, `language`, `parameters` and maybe `entry`; `used` are ids
+        of shown knowledge. Raises NotFound, and Conflict for a step that it does not wait for.
+        """
+        from optimizer.evaluation.bundle import default_entry
+
+        self.show(run_id)
+        answer = {**candidate, "plan": plan, "used": list(used)}
+        if answer.get("entry") is None:
+            answer["entry"] = default_entry(candidate["main"])
+        self.mailbox(run_id).answer(step, answer)
+        return {"run": run_id, "step": step, "state": "accepted"}
+
+    def cancel(self, run_id: str) -> dict[str, Any]:
+        """End a run and show it. It is asked to end first; nothing of it is alive when this
+        returns. Raises NotFound.
+        """
         store = run_store(self._base)
         with suppress(NotFound):
             store.cancel(run_id)
         with self._changing:
             child = self._children.get(run_id)
-        if child is None:
-            return
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(GRACE_SECONDS)
-        self._end(child)
-        with suppress(NotFound):
-            run = store.run(run_id)
-            if run.state == "running":
-                store.update(replace(run, state="cancelled", ended="it was cancelled"))
+        if child is not None:
+            child.wait(GRACE_SECONDS)
+            child.end(GRACE_SECONDS / 2)
+            with suppress(NotFound):
+                run = store.run(run_id)
+                if run.state == "running":
+                    store.update(replace(run, state="cancelled", ended="it was cancelled"))
+        return self.show(run_id)
 
     def close(self) -> None:
+        """End every run of this service."""
         with self._changing:
             children = list(self._children.values())
         for child in children:
-            self._end(child)
-
-    def _end(self, child: _Child) -> None:
-        end_group(child.process, GRACE_SECONDS / 2)
-        child.log.close()
+            child.end(GRACE_SECONDS / 2)

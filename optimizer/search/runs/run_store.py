@@ -1,12 +1,142 @@
-"""The runs of a catalog. Whoever only reads them needs neither torch nor a toolchain."""
+"""The runs of a catalog, and what is read of them: summaries, trees, comparisons.
+
+Whoever only reads runs needs neither torch nor a toolchain. Every function below `run_store`
+returns what JSON can carry.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
+from kb.errors import NotFound
+from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
+from optimizer.search.records import Node
+from optimizer.search.store import RunRow
+from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
+
+Json = dict[str, Any]
 
 
 def run_store(base: KnowledgeBase) -> CatalogStore:
+    """The rows of runs and nodes in this data directory."""
     return CatalogStore(Runs(base.catalog), Evaluations(base.catalog), base.blobs)
+
+
+def summary_of(run: RunRow) -> Json:
+    """One run in a row of a list; `gain` says why there is none where there is none."""
+    gain = run.result.get("gain")
+    figure = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
+    return {
+        "run": run.id,
+        "problem": _problem_name(Path(run.problem)),
+        "hardware": run.hardware,
+        "state": run.state,
+        "gain": figure or run.result.get("reason", ""),
+        "ended": run.ended,
+    }
+
+
+def list_runs(base: KnowledgeBase) -> list[Json]:
+    """Summaries of the runs, newest first."""
+    return [summary_of(run) for run in run_store(base).latest()]
+
+
+def run_account(base: KnowledgeBase, run_id: str) -> Json:
+    """Goal, result, verdicts, and what each origin and model contributed. Raises NotFound."""
+    from optimizer.search.output.account import model_costs
+
+    run, tree = _loaded(base, run_id)
+    goal = {name: value for name, value in run.goal.as_json().items() if value not in (None, ())}
+    return {
+        **summary_of(run),
+        "goal": goal,
+        "candidates": len(tree) - 1,
+        "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
+        "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
+        "models": model_costs(tree),
+        "best in the search": str(tree.best.speedup) if tree.best else "none",
+        "seconds": run.seconds,
+        **{f"{name} version": version for name, version in run.environment.items()},
+    }
+
+
+def candidate_rows(base: KnowledgeBase, run_id: str) -> list[Json]:
+    """Every candidate of a run in one row, the reference first. Raises NotFound."""
+    _, tree = _loaded(base, run_id)
+    return [_candidate_row(node) for node in tree]
+
+
+def compare_runs(base: KnowledgeBase, *run_ids: str) -> dict[str, dict[str, str]]:
+    """What to compare of each run, by its id. Raises NotFound."""
+    return {run_id: _comparison(*_loaded(base, run_id)) for run_id in run_ids}
+
+
+def node_views(base: KnowledgeBase, run_id: str) -> list[Json]:
+    """Every node of a run as an external proposer sees it, without sources. Raises NotFound."""
+    from optimizer.search.synthesizers.external import shown_node
+
+    _, tree = _loaded(base, run_id)
+    return [plain({**shown_node(node, source=False), "parent": node.parent}) for node in tree]
+
+
+def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
+    """One node with its proposal and evaluation. Raises NotFound for a number that is none."""
+    _, tree = _loaded(base, run_id)
+    if not (number.isascii() and number.isdigit() and int(number) < len(tree)):
+        raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(tree) - 1}.")
+    record: Json = plain(tree[int(number)].as_json())
+    return record
+
+
+def _loaded(base: KnowledgeBase, run_id: str) -> tuple[RunRow, Tree]:
+    store = run_store(base)
+    return store.run(run_id), Tree(store.nodes(run_id))
+
+
+def _problem_name(path: Path) -> str:
+    """As a problem without a name of its own is called: by its folder or its file."""
+    return path.parent.name if path.name == "problem.py" else path.stem
+
+
+def _candidate_row(node: Node) -> Json:
+    proposal = node.proposal
+    return {
+        "number": node.number,
+        "parent": node.parent,
+        "verdict": node.verdict,
+        "speedup": str(node.speedup) if node.speedup is not None else "",
+        "signals": list(node.signals),
+        "plan": proposal.plan if proposal is not None else _root_plan(node),
+        "synthesizer": proposal.synthesizer if proposal is not None else "",
+        "attributed": list(proposal.attributed) if proposal is not None else [],
+    }
+
+
+def _root_plan(node: Node) -> str:
+    """A chip that is simulated has no reference: its root is what the others are compared with."""
+    evaluation = node.evaluation
+    simulated = evaluation is not None and evaluation.timing == "simulator"
+    return "what the others are compared with" if simulated else "the reference"
+
+
+def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
+    best = tree.best
+    counts = Counter(node.verdict for node in tree.nodes[1:])
+    return {
+        "problem": run.problem,
+        "hardware": run.hardware,
+        "policy": run.goal.policy,
+        "knowledge": "on" if run.goal.knowledge else "off",
+        "gain": summary_of(run)["gain"],
+        "candidates": str(len(tree) - 1),
+        "candidates to the best": str(best.number) if best is not None else "",
+        "verdicts": json.dumps(dict(counts)),
+        "seconds": f"{run.seconds:.0f}",
+    }

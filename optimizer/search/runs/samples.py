@@ -1,5 +1,6 @@
-"""Samples of uploaded manuals for a search: which there are, and what a simulated run compares
-with."""
+"""Code samples of uploaded manuals in a search: which there are, and what a simulated run is
+compared with.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
 
 
 def manual_samples(base: KnowledgeBase, places: Mapping[str, Place]) -> list[ManualSample]:
-    """Those of the chip's own manuals that nobody rejected, in languages whose toolchain is given
-    by command templates."""
+    """Samples of the chip's own manuals that nobody rejected, in languages whose toolchain is given
+    by command templates.
+    """
     languages = {name for name, place in places.items() if simulated(place.toolchain)}
     if not languages:
         return []
     target = next(iter(places.values())).target
     with base.catalog.read() as connection:
-        found = proposed_recipes.listed(
+        recipes = proposed_recipes.listed(
             connection, target.lineage, statuses=("proposed", "accepted")
         )
     return [
@@ -38,7 +40,7 @@ def manual_samples(base: KnowledgeBase, places: Mapping[str, Place]) -> list[Man
             _source(recipe),
             recipe.body,
         )
-        for recipe in found
+        for recipe in recipes
         if recipe.language in languages
     ]
 
@@ -56,7 +58,11 @@ def compared_with(
     store: RunStore,
     resume: str | None,
 ) -> str:
-    """Tell the bench what its figures are over; the same in words."""
+    """Set what the figures of the bench are relative to, and return that in words.
+
+    It is the first sample of the manual if there is one that is correct, else the first correct
+    candidate. `resume` is the id of a run to continue, whose first correct candidate counts.
+    """
     samples = next((p for p in proposers if isinstance(p, SampleSynthesizer)), None)
     bench.first = samples.first(problem, hardware) if samples is not None else None
     if resume is not None:

@@ -1,11 +1,12 @@
 """`kernlore serve`: one process, one port, one data directory.
 
-The port and the directory are taken before anything heavy is loaded, so a mistake costs a moment;
-requests that arrive while the application loads wait in the socket's queue.
+The port and the directory are claimed before anything heavy is loaded, so that a mistake is
+reported at once; requests that arrive while the application loads wait in the socket's queue.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.backends import read_settings, send_logs_to_stderr
+from api.cli.options import DataDir
 from kb.errors import Conflict
 
 QUEUE = 2048
@@ -26,46 +28,42 @@ LOG_EXAMPLE = (
 
 def serve(
     host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on [default 127.0.0.1].")
+        str | None, typer.Option("--host", help="Address to listen on. Default: 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port to listen on [default 8321].")
+        int | None, typer.Option("--port", help="Port to listen on. Default: 8321.")
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", help="Data directory [env KERNLORE_DATA_DIR, default ./data]."),
-    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
-    """Run the service: HTTP, web pages, ingestion. One process; Ctrl-C stops it."""
-    from api.http.logs import configure_logs
+    """Run the service: HTTP and background reading. Ctrl-C stops it."""
     from kb.service_lock import ServiceLock
 
     settings = read_settings(data_dir, host=host, port=port)
     send_logs_to_stderr(settings.log_level)  # checks the level
     configure_logs(settings.log_level)
-    with listen(settings.host, settings.port) as taken:
+    with listen(settings.host, settings.port) as listening:
         address = f"{_reachable(settings.host)}:{settings.port}"
         with ServiceLock(settings.data_dir, f"http://{address}"):
             print(greeting(address, settings.data_dir), flush=True)
-            _run(settings, taken)
+            _run(settings, listening)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The listening socket, or a Conflict that says what to do."""
+    """A socket that listens there. Raises Conflict where another program has the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    taken = socket.socket(family, socket.SOCK_STREAM)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind((host, port))
-        taken.listen(QUEUE)
+        listening.bind((host, port))
+        listening.listen(QUEUE)
     except OSError as error:
-        taken.close()
+        listening.close()
         raise Conflict(
             f"cannot listen on {host} port {port}: {error.strerror or error}",
-            hint="Another program (perhaps Kernlore) has it; stop that one or give another --port.",
+            hint="Another program has the port, perhaps Kernlore. Stop it, or give another --port.",
             details={"host": host, "port": port},
         ) from error
-    return taken
+    return listening
 
 
 def _reachable(host: str) -> str:
@@ -76,12 +74,12 @@ def _reachable(host: str) -> str:
 
 
 def greeting(address: str, data_dir: Path) -> str:
-    """What the service does, then exactly three lines to try."""
+    """What the service does, then three commands to try."""
     return "\n".join(
         [
             f"Kernlore serves http://{address} from {data_dir.absolute()}.",
-            "The built-in knowledge is read and embedded in the background; answers grow with it,"
-            " GET /readyz says how far it is.",
+            "The built-in knowledge is read in the background, and answers grow with it;"
+            " GET /readyz says how far that is.",
             "Try:",
             f"curl '{address}/retrieve?signal=memory_bound'",
             f"curl '{address}/retrieve?signal=memory_bound&hardware=h100'",
@@ -90,12 +88,12 @@ def greeting(address: str, data_dir: Path) -> str:
     )
 
 
-def _run(settings: Any, taken: socket.socket) -> None:
+def _run(settings: Any, listening: socket.socket) -> None:
     import uvicorn
 
     from api.http.app import create_app
 
-    # uvicorn hands a caught signal on when it has shut down; to be told to stop is no failure.
+    # uvicorn hands a caught signal on when it has shut down; being stopped is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
         create_app(settings),
@@ -104,6 +102,26 @@ def _run(settings: Any, taken: socket.socket) -> None:
         timeout_graceful_shutdown=10,
     )
     try:
-        uvicorn.Server(config).run(sockets=[taken])
+        uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
+
+
+def configure_logs(level: str) -> None:
+    """Log one JSON object a line on standard error, from `level` up, with the request's id."""
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,4 +1,4 @@
-"""The checks of `kernlore doctor`, one generator each; every check says what it saw.
+"""The checks of `kernlore doctor`; each reports what it saw, and what to do where that is wrong.
 
 Chroma is opened only under the service's own lock: two processes on one directory serve deleted
 vectors.
@@ -35,6 +35,8 @@ PARSERS = ("pdf.document", "html", "markdown", "rst.document", "docx", "notebook
 
 @dataclass(frozen=True)
 class Check:
+    """What one check saw; `hint` says what to do where it is not ok."""
+
     name: str
     ok: bool
     detail: str
@@ -42,7 +44,7 @@ class Check:
 
 
 def of_service(url: str) -> Iterator[Check]:
-    """What a service says of itself."""
+    """What a running service reports about itself."""
     from api.cli.backends.remote import RemoteTarget
 
     service = RemoteTarget(url)
@@ -57,7 +59,7 @@ def of_service(url: str) -> Iterator[Check]:
 
 
 def of_directory(settings: Settings) -> Iterator[Check]:
-    """Everything that can be seen of a data directory and of this installation."""
+    """Check a data directory and this installation."""
     yield _versions()
     yield from _parsers()
     try:
@@ -78,7 +80,7 @@ def of_directory(settings: Settings) -> Iterator[Check]:
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:
-    """One check; what keeps it from being made is its finding."""
+    """Run one check; an error that ends it is its result."""
     try:
         yield check()
     except KernloreError as error:
@@ -88,14 +90,14 @@ def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:
 
 
 def _versions() -> Check:
-    found = [f"python {platform.python_version()}"]
+    installed = [f"python {platform.python_version()}"]
     missing = []
     for name in LIBRARIES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            installed.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    detail = ", ".join(found) + (f"; missing: {', '.join(missing)}" if missing else "")
+    detail = ", ".join(installed) + (f"; missing: {', '.join(missing)}" if missing else "")
     return Check("versions", not missing, detail, "Install them: `make setup`.")
 
 
@@ -113,7 +115,9 @@ def _parsers() -> Iterator[Check]:
 def _disk(settings: Settings) -> Check:
     free = shutil.disk_usage(settings.data_dir).free // MIB
     detail = f"{free:,} MiB free at {settings.data_dir.absolute()}"
-    return Check("disk", free >= FREE_MIB, detail, f"Free some: below {FREE_MIB} MiB writes fail.")
+    return Check(
+        "disk", free >= FREE_MIB, detail, f"Free some space: below {FREE_MIB} MiB writes fail."
+    )
 
 
 def _catalog(services: Services) -> Check:
@@ -122,11 +126,11 @@ def _catalog(services: Services) -> Check:
         schema = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
         state = revision(connection)
     jobs = services.jobs.counts()
-    said = ", ".join(f"{n} jobs {name}" for name, n in sorted(jobs.items())) or "no jobs"
+    job_counts = ", ".join(f"{n} jobs {name}" for name, n in sorted(jobs.items())) or "no jobs"
     return Check(
         "catalog",
         verdict == "ok",
-        f"{verdict}; schema {schema}, revision {state}, {said}",
+        f"{verdict}; schema {schema}, revision {state}, {job_counts}",
         "Restore the data directory from a backup.",
     )
 
@@ -199,7 +203,7 @@ def _parity(services: Services) -> Check:
     settings, model = services.settings, services.embedder.fingerprint
     exact = ExactIndex(services.catalog, model)
     index = ChromaIndex(services.catalog, model, settings.data_dir / "chroma", settings.chroma_url)
-    asked, differing = 0, []
+    probes, differing = 0, []
     try:
         caught_up = index.sync()  # what was ingested without a service is not in it yet
         with services.catalog.read() as connection:
@@ -208,14 +212,14 @@ def _parity(services: Services) -> Check:
         for scope, vectors in sets.items():
             step = max(1, len(vectors.seqs) // PROBES)
             for n in range(0, len(vectors.seqs), step):
-                asked += 1
+                probes += 1
                 best = next(iter(exact.query([scope], vectors.matrix[n], 1).values()), 0.0)
-                found = next(iter(index.query([scope], vectors.matrix[n], 1).values()), 0.0)
-                if abs(best - found) > CLOSE:
+                answer = next(iter(index.query([scope], vectors.matrix[n], 1).values()), 0.0)
+                if abs(best - answer) > CLOSE:
                     differing.append(scope)
     finally:
         index.close()
-    detail = f"{asked} probes in {len(sets)} scopes; caught up by {caught_up.added} vectors"
+    detail = f"{probes} probes in {len(sets)} scopes; caught up by {caught_up.added} vectors"
     if differing:
         detail += f"; differs from exact search in {', '.join(sorted(set(differing)))}"
     return Check("vector index", not differing, detail, "Run `kernlore reindex`.")

@@ -1,4 +1,4 @@
-"""`kernlore reindex`: both indexes made anew from the catalog; nothing is embedded again."""
+"""`kernlore reindex`: both search indexes rebuilt from the catalog. Nothing is embedded again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kb.errors import Conflict
 
 
 def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Rebuild the lexical and the vector index from the catalog, while no service runs on it."""
+    """Rebuild the search indexes from the catalog. No service may run on the data directory."""
     from kb.service_lock import ServiceLock, running_service
 
     settings = read_settings(data_dir)
@@ -17,8 +17,8 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if running:
         raise Conflict(
             f"a service runs on {settings.data_dir} ({running}) and owns its vector index",
-            hint="Stop it and run `kernlore reindex`; on starting, it also repairs the index"
-            " by itself.",
+            hint="Stop it and run `kernlore reindex`. A service also repairs the index when it"
+            " starts.",
         )
     send_logs_to_stderr("warning")
     # Held without an address: no service may start, and no command takes this for one.

@@ -12,25 +12,27 @@ from api.cli.backends import read_settings
 from api.cli.options import AsJson, DataDir
 from api.cli.output import show, table
 
-app = typer.Typer(help="The settings in effect.")
+app = typer.Typer(help="Settings in effect.")
 
 
 @app.callback()
 def group() -> None:
-    """The settings in effect."""
+    """Settings in effect."""
 
 
 @app.command("show")
 def show_(
-    names: Annotated[list[str] | None, typer.Argument(help="Only these settings.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of settings to show. Default: all of them.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Effective values, each with its source."""
+    """Show settings with their values, sources and meaning."""
     settings = read_settings(data_dir)
     environment = {name.upper() for name in os.environ}
     given = {"data_dir"} if data_dir is not None else set()
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         if names and name not in names:
             continue
@@ -40,13 +42,13 @@ def show_(
             source = f"--{name.replace('_', '-')}"
         elif variable in environment:
             source = f"environment {variable}"
-        found[name] = {
-            "value": _shown(getattr(settings, name)),
+        rows[name] = {
+            "value": _plain_value(getattr(settings, name)),
             "source": source,
             "help": field.description or "",
         }
     show(
-        found,
+        rows,
         as_json,
         lambda values: table(
             ("setting", "value", "source", "meaning"),
@@ -55,5 +57,5 @@ def show_(
     )
 
 
-def _shown(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value

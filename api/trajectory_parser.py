@@ -1,11 +1,10 @@
-"""From the body of `POST /trajectories` to what is told. Nothing of it runs here."""
+"""From the body of `POST /trajectories` to an external trajectory. Nothing of it runs here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from api.http.models import ProblemBody
-from api.http.trajectory_bodies import ToldStepBody, TrajectoryBody
+from api.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, default_entry
@@ -26,17 +25,21 @@ from skills.trajectories.jsonl_reader import ToldRun, read_lines
 
 
 def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
-    """Check a body as far as that goes without running any of it, and store it for evaluation."""
-    told, problem = told_from(body, lambda name: resolved_hardware(base, name))
-    return accept(base, told, problem, "export" if body.lines is not None else "told")
+    """Check a body without running any of it, and store it to be evaluated. Raises InvalidRequest,
+    NotFound and UnknownHardware.
+    """
+    trajectory, problem = external_trajectory(body, lambda name: resolved_hardware(base, name))
+    return accept(base, trajectory, problem, "export" if body.lines is not None else "told")
 
 
-def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told, Problem]:
-    """What is told, and its problem; nothing of it runs. resolve: a name of hardware to its id."""
+def external_trajectory(
+    body: TrajectoryBody, resolve: Callable[[str], str]
+) -> tuple[Told, Problem]:
+    """The trajectory and its problem. `resolve` gives the id of a hardware by its name."""
     if (body.steps is None) == (body.lines is None):
         raise InvalidRequest(
             "give `steps` or `lines`, one of them",
-            hint="`steps` tells of another optimizer, `lines` are those of an exported run.",
+            hint="`steps` are those of another optimizer, `lines` those of an exported run.",
         )
     if body.lines is not None:
         return _of_lines(body, read_lines(body.lines), resolve)
@@ -45,19 +48,19 @@ def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told
             "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
         )
     steps = tuple(_step(number, step, body) for number, step in enumerate(body.steps or (), 1))
-    told = Told(
+    trajectory = Told(
         _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
     )
-    return told, problem_of(told.problem)
+    return trajectory, problem_of(trajectory.problem)
 
 
-def _place(given: str | ProblemBody) -> ToldProblem:
-    if isinstance(given, str):
-        return ToldProblem(name=problem_named(given).path.parent.name)
-    return ToldProblem(None, given.source, given.toml)
+def _place(problem: str | ProblemBody) -> ToldProblem:
+    if isinstance(problem, str):
+        return ToldProblem(name=problem_named(problem).path.parent.name)
+    return ToldProblem(None, problem.source, problem.toml)
 
 
-def _step(number: int, step: ToldStepBody, body: TrajectoryBody) -> ToldStep:
+def _step(number: int, step: TrajectoryStepBody, body: TrajectoryBody) -> ToldStep:
     language = step.language or body.language
     if language is None:
         raise InvalidRequest(
@@ -82,7 +85,7 @@ def _step(number: int, step: ToldStepBody, body: TrajectoryBody) -> ToldStep:
     )
 
 
-def _files(step: ToldStepBody, language: str) -> tuple[dict[str, str], str]:
+def _files(step: TrajectoryStepBody, language: str) -> tuple[dict[str, str], str]:
     if (step.source is None) == (step.files is None):
         raise InvalidRequest(
             "give `source` or `files`, one of them", hint="`files` go with `main`."
@@ -103,7 +106,7 @@ def _of_lines(
     problem = problem_of(place)
     if problem.sha256 != run.problem_sha256:
         raise InvalidRequest(
-            f"{problem.name} here is not the problem of {run.run[:80]}",
+            f"the problem {problem.name} here differs from that of {run.run[:80]}",
             hint="Send `problem` with the source and toml that were searched.",
         )
     hardware = resolve(body.hardware or run.hardware)
@@ -115,6 +118,6 @@ def _shipped(sha256: str) -> ToldProblem:
         if load_problem(SHIPPED / name).sha256 == sha256:
             return ToldProblem(name=name)
     raise InvalidRequest(
-        "the lines are about a problem that is not shipped",
+        "the lines are about a problem that is not built in",
         hint="Send `problem` with its source and toml beside the lines.",
     )

@@ -1,51 +1,51 @@
-"""`kernlore knowledge tree` and `kernlore signals`: what there is to ask for; `knowledge lint`."""
+"""`kernlore knowledge` and `kernlore signals`: what is known, and checks of a folder of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.backends import Target, open_target, read_settings
+from api.cli.backends import Target, open_target, opened, read_settings
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, shortened, show, table
 from kb.errors import NotFound
 
 if TYPE_CHECKING:
-    from api.cli.backends.local import LocalTarget
     from ingestion.linter import Vocabulary
-    from kb.catalog.knowledge.proposed_recipes import RecipeStatus
 
-app = typer.Typer(help="Walk through what is known.")
+app = typer.Typer(help="Browse and check what is known.")
 
 
 @app.callback()
 def group() -> None:
-    """Walk through what is known."""
+    """Browse and check what is known."""
 
 
 @app.command("tree")
 def tree(
-    path: Annotated[str, typer.Argument(help="A place, like hardware/h100/memory.")] = "",
-    depth: Annotated[int, typer.Option(min=1, max=8, help="Levels below it.")] = 2,
+    path: Annotated[
+        str, typer.Argument(help="A path like hardware/h100/memory. Default: the root.")
+    ] = "",
+    depth: Annotated[int, typer.Option(min=1, max=8, help="Levels to show.")] = 2,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """The knowledge as a tree, with counts."""
+    """Show the tree of knowledge with counts."""
     with open_target(data_dir, url) as target:
-        node = _grown(target, path, depth)
-    show(node, as_json, lambda found: "\n".join(_lines(found, 0)))
+        node = _subtree(target, path, depth)
+    show(node, as_json, lambda root: "\n".join(_lines(root, 0)))
 
 
-def _grown(target: Target, path: str, depth: int) -> Json:
-    """The place with its children, and theirs, down to `depth` levels."""
+def _subtree(target: Target, path: str, depth: int) -> Json:
+    """A node of the tree with its children, down to `depth` levels."""
     node = dict(target.knowledge(path))
     if depth > 1:
         node["children"] = [
-            {**child, **_grown(target, child["path"], depth - 1)} for child in node["children"]
+            {**child, **_subtree(target, child["path"], depth - 1)} for child in node["children"]
         ]
     return node
 
@@ -64,42 +64,33 @@ def _lines(node: Json, level: int) -> Iterator[str]:
 
 @app.command("recipes")
 def recipes(
-    hardware: Annotated[str, typer.Option(help="Of this chip and those above it.")] = "",
-    accept: Annotated[str | None, typer.Option(metavar="ID", help="Accept one.")] = None,
-    reject: Annotated[str | None, typer.Option(metavar="ID", help="Never use it.")] = None,
+    hardware: Annotated[
+        str, typer.Option(help="Only recipes for this chip, its family or its vendor.")
+    ] = "",
+    accept: Annotated[str | None, typer.Option(metavar="ID", help="Accept this recipe.")] = None,
+    reject: Annotated[
+        str | None, typer.Option(metavar="ID", help="Reject this recipe: it is never used.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recipes proposed from the code samples of uploaded manuals."""
-    from api.cli.backends.local import LocalTarget
+    """List recipes proposed from uploaded manuals. They come from code samples; a person accepts or
+    rejects them."""
+    with opened(data_dir) as local:
+        from retrieval.documents import decide_proposed_recipe, list_proposed_recipes
 
-    local = LocalTarget(read_settings(data_dir))
-    try:
-        found = _decided(local, hardware, {"accepted": accept, "rejected": reject})
-    finally:
-        local.close()
-    show(found, as_json, _recipe_lines)
-
-
-def _decided(
-    local: LocalTarget, hardware: str, decisions: Mapping[RecipeStatus, str | None]
-) -> list[Json]:
-    from api.http.routes import knowledge
-    from kb.catalog.knowledge import proposed_recipes
-    from kb.scope import ALL_ACCESS
-
-    services = local.services
-    for status, recipe_id in decisions.items():
-        if recipe_id is not None:
-            with services.catalog.write() as connection:
-                proposed_recipes.decide(connection, recipe_id, status)
-    return list(knowledge.recipes(services, ALL_ACCESS, hardware)["recipes"])
+        if accept is not None:
+            decide_proposed_recipe(local.services, accept, "accepted")
+        if reject is not None:
+            decide_proposed_recipe(local.services, reject, "rejected")
+        rows = list_proposed_recipes(local.services, hardware)
+    show(rows, as_json, _recipe_lines)
 
 
-def _recipe_lines(found: list[Json]) -> str:
-    """Each with where it stands, its domains and what binds them."""
+def _recipe_lines(recipes: list[Json]) -> str:
+    """Each recipe with its source, the values of its parameters, and its constraints."""
     lines = []
-    for recipe in found:
+    for recipe in recipes:
         lines.append(
             f"{recipe['id']}  {recipe['status']}  {recipe['language']} on"
             f" {', '.join(recipe['hardware'])}: {recipe['name']}"
@@ -119,16 +110,18 @@ def _recipe_lines(found: list[Json]) -> str:
 def lint(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="A folder in the form of hw_manuals/FORMAT.md; default the built-in."),
+        typer.Argument(
+            help="A folder in the format of hw_manuals/FORMAT.md. Default: the built-in one."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """What is wrong with a folder of knowledge; exit code 1 when anything is."""
+    """Check a folder of knowledge for mistakes. Exits 1 if there are any."""
     from ingestion.linter import lint_folder
 
     folder = folder or read_settings().knowledge_dir
     if not folder.is_dir():
-        raise NotFound(f"{folder} is no folder", hint="Give the folder that holds hardware/.")
+        raise NotFound(f"{folder} is no folder", hint="Give the folder that contains hardware/.")
     findings = lint_folder(folder, vocabulary())
     show(findings, as_json, lambda rows: "\n".join(f"{r['path']}: {r['message']}" for r in rows))
     return 1 if findings else 0
@@ -153,11 +146,11 @@ def vocabulary() -> Vocabulary:
 
 
 def signals(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Every run-time signal that can be asked for."""
+    """List the run-time signals. A signal names what went wrong, such as memory_bound."""
     with open_target(data_dir, url) as target:
-        found = target.signals()
+        rows = target.signals()
     show(
-        found,
+        rows,
         as_json,
         lambda rows: table(("signal", "group", "title"), [_row(row) for row in rows]),
     )

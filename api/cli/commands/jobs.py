@@ -1,6 +1,7 @@
-"""Watching files being read: a moving line on a terminal, one plain line a file elsewhere.
+"""`kernlore jobs`: how far the reading of a document is, and watching files being read.
 
-Knows nothing about how a file came in; it asks for jobs until each has ended.
+Watching knows nothing about how a file came in; it asks for jobs until each has ended. On a
+terminal it moves one line, elsewhere it prints one plain line a file.
 """
 
 from __future__ import annotations
@@ -11,20 +12,60 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from api.cli.backends import Target
-from api.cli.output import Json
+import typer
 
+from api.cli.backends import Target, open_target
+from api.cli.options import AsJson, DataDir, Url
+from api.cli.output import Json, pairs, show
+
+app = typer.Typer(help="Jobs: how far the reading of a document is.")
+
+JobId = Annotated[str, typer.Argument(help="The job_id that an upload returned.")]
 POLL_SECONDS = 0.2
 # Jobs end roughly in order; asking for the first few is enough to see all of them end.
-ASKED_AT_ONCE = 32
+POLLED_AT_ONCE = 32
 ENDED = ("ready", "partial", "failed")
+
+
+@app.command("show")
+def show_(
+    job_id: JobId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """Show the state, progress and result of one job."""
+    with open_target(data_dir, url) as target:
+        job = target.job(job_id)
+    show(job, as_json, _job_text)
+
+
+@app.command("retry")
+def retry(
+    job_id: JobId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """Run a failed job again and wait for its end."""
+    with open_target(data_dir, url) as target:
+        target.retry_job(job_id)
+        entry = Entry(name=job_id, outcome="retried", job_id=job_id)
+        read_all(target, [entry], quiet=as_json)
+        job = target.job(job_id)
+    show(job, as_json, _job_text)
+    if job["state"] == "failed":
+        raise typer.Exit(1)
+
+
+def _job_text(job: Json) -> str:
+    kept = ("id", "state", "kind", "document_id", "attempts", "created_at", "finished_at")
+    lines = {key: job.get(key) for key in kept}
+    error = job.get("error") or {}
+    lines |= {"progress": job.get("progress"), "result": job.get("result")}
+    lines |= {"error": error.get("message"), "hint": error.get("hint")}
+    return pairs(lines)
 
 
 @dataclass
 class Entry:
-    """One file on its way. `state` is its job's last one; None where nothing had to be read."""
+    """One file of an upload. `state` is that of its job; None where nothing had to be read."""
 
     name: str
     outcome: str
@@ -37,28 +78,29 @@ class Entry:
 
     @property
     def bad(self) -> bool:
+        """Whether it was refused or could not be read."""
         return self.outcome == "refused" or self.state == "failed"
 
 
 def read_all(target: Target, entries: Sequence[Entry], *, quiet: bool) -> None:
-    """Wait until every job of the entries has ended, and say of each how it ended."""
+    """Wait until the job of every entry has ended, and print how each ended."""
     waiting = [entry for entry in entries if entry.job_id is not None]
     if not waiting:
         return
-    with progress(quiet, len(waiting)) as shown, target.reading():
+    with progress(quiet, len(waiting)) as display, target.reading():
         while waiting:
-            for entry in waiting[:ASKED_AT_ONCE]:
-                _ask(target, entry)
+            for entry in waiting[:POLLED_AT_ONCE]:
+                _poll(target, entry)
                 if entry.state in ENDED:
-                    shown.line(describe(entry))
+                    display.line(describe(entry))
             left = [e for e in waiting if e.state not in ENDED]
-            shown.done(len(waiting) - len(left))
+            display.done(len(waiting) - len(left))
             if left and len(left) == len(waiting):
                 time.sleep(POLL_SECONDS)
             waiting = left
 
 
-def _ask(target: Target, entry: Entry) -> None:
+def _poll(target: Target, entry: Entry) -> None:
     job = target.job(str(entry.job_id))
     entry.state = job["state"]
     entry.result = job.get("result") or {}
@@ -87,23 +129,23 @@ def problems(entry: Entry) -> list[str]:
     if entry.state != "partial":
         return []
     failed = entry.result.get("pages_failed") or ()
-    found = [f"page {int(f['page_index']) + 1}: {f['reason']}" for f in failed if "reason" in f]
-    return [*found[:3], *(str(warning) for warning in (entry.result.get("warnings") or ())[:3])]
+    pages = [f"page {int(f['page_index']) + 1}: {f['reason']}" for f in failed if "reason" in f]
+    return [*pages[:3], *(str(warning) for warning in (entry.result.get("warnings") or ())[:3])]
 
 
 def counts(entries: Sequence[Entry]) -> dict[str, int]:
     """How many files had which outcome, and how many ended in which state."""
-    found = Counter(entry.outcome for entry in entries)
-    found.update(entry.state for entry in entries if entry.state)
+    counted = Counter(entry.outcome for entry in entries)
+    counted.update(entry.state for entry in entries if entry.state)
     order = ("created", "new_version", "unchanged", "duplicate_of", "refused")
     known = (*order, "ready", "partial", "failed")
-    return {name: found[name] for name in known} | {
-        name: n for name, n in found.items() if name not in known
+    return {name: counted[name] for name in known} | {
+        name: n for name, n in counted.items() if name not in known
     }
 
 
 class Progress:
-    """Lines as they come. On standard error when the answer is JSON."""
+    """Where lines and counts are shown while files are read."""
 
     def __init__(self, write: Callable[[str], None], advance: Callable[[int], None]) -> None:
         self.line = write
@@ -112,7 +154,7 @@ class Progress:
 
 @contextmanager
 def progress(quiet: bool, total: int) -> Iterator[Progress]:
-    """`quiet` keeps standard output for the answer."""
+    """Show progress; `quiet` keeps standard output for the answer."""
     stream = sys.stderr if quiet else sys.stdout
     if not stream.isatty():
         yield Progress(lambda text: print(text, file=stream, flush=True), lambda count: None)

@@ -1,4 +1,4 @@
-"""`kernlore ingest`: files and folders in, each accounted for, and what is still missing."""
+"""`kernlore ingest`: read files and folders, report on each, and say what is still missing."""
 
 from __future__ import annotations
 
@@ -9,34 +9,42 @@ from typing import Annotated
 import typer
 
 from api.cli.backends import About, Target, open_target
-from api.cli.knowledge.coverage_table import coverage_text
+from api.cli.commands.hardware import coverage_text
+from api.cli.commands.jobs import Entry, counts, describe, read_all
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, write_json
-from api.cli.store.watch import Entry, counts, describe, read_all
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 
 
 def ingest(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Files and folders.")] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(help="Files and folders to read.")] = None,
     hardware: Annotated[
-        list[str] | None, typer.Option(help="Hardware they are about; may be repeated.")
+        list[str] | None, typer.Option(help="Hardware that they are about; repeat for each.")
     ] = None,
-    category: Annotated[str | None, typer.Option(help="constraint, guidance, hardware.")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="Category: constraint, guidance or hardware.")
+    ] = None,
     language: Annotated[
-        list[str] | None, typer.Option(help="Language they are about, like triton; repeat.")
+        list[str] | None,
+        typer.Option(help="Language that they are about, like triton; repeat for each."),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of a single file.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of a single document.")] = None,
     source_key: Annotated[
-        str | None, typer.Option(help="Name of a single file's document across its revisions.")
+        str | None,
+        typer.Option(help="A name that stays the same over the revisions of a document."),
     ] = None,
     builtin: Annotated[
-        bool, typer.Option("--builtin", help="Load the built-in knowledge into the data directory.")
+        bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
     ] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read documents into the store; wait until each is searchable or refused with a reason."""
+    """Read files and folders into the knowledge base.
+
+    Waits until each file is searchable, or refused with a reason. Exits 1 if any was refused or
+    could not be read.
+    """
     about = About(
         hardware=tuple(hardware or ()),
         category=category,
@@ -46,14 +54,14 @@ def ingest(
     )
     _check(paths or [], builtin)
     with open_target(data_dir, url) as target:
-        entries = list(_builtin(target)) if builtin else []
+        entries = list(_upload_builtin(target)) if builtin else []
         if paths:
             _known_hardware(target, about.hardware)
-            entries += _send(target, paths, about, as_json)
+            entries += _upload(target, paths, about, as_json)
         try:
             read_all(target, entries, quiet=as_json)
         except KeyboardInterrupt:
-            note("stopped; nothing handed in is lost, the same command again goes on from here")
+            note("stopped; nothing is lost, the same command continues from here")
             raise
         coverage = {name: target.coverage(name) for name in about.hardware}
     _report(entries, coverage, as_json)
@@ -74,18 +82,15 @@ def _known_hardware(target: Target, names: Sequence[str]) -> None:
         target.hardware_one(name)
 
 
-def _builtin(target: Target) -> Iterator[Entry]:
-    from api.cli.backends.local import LocalTarget
-
-    if not isinstance(target, LocalTarget):
+def _upload_builtin(target: Target) -> Iterator[Entry]:
+    if target.loads_builtin:
         note(f"{target.name} loads the built-in knowledge by itself when it starts")
-        return
-    for sent in target.upload_builtin():
-        yield _entry(target, sent["name"], sent)
+    for submitted in target.upload_builtin():
+        yield _entry(target, submitted["name"], submitted)
 
 
-def _send(target: Target, paths: Sequence[Path], about: About, quiet: bool) -> list[Entry]:
-    """Hand every file in; a refusal is an entry with its reason, and the next file follows."""
+def _upload(target: Target, paths: Sequence[Path], about: About, quiet: bool) -> list[Entry]:
+    """Upload every file. A refused file becomes an entry with the reason, and the next follows."""
     from ingestion.uploads import files_under
 
     files = list(files_under(paths))
@@ -94,7 +99,7 @@ def _send(target: Target, paths: Sequence[Path], about: About, quiet: bool) -> l
     if len(files) > 1 and (about.title or about.source_key):
         raise InvalidRequest(
             f"one title or source key for {len(files)} files",
-            hint="Ingest them one by one to name them, or leave both out.",
+            hint="Give --title and --source-key for one file at a time, or leave both out.",
         )
     entries = []
     for file in files:
@@ -117,15 +122,16 @@ def _send(target: Target, paths: Sequence[Path], about: About, quiet: bool) -> l
     return entries
 
 
-def _entry(target: Target, name: str, sent: Json) -> Entry:
-    entry = Entry(name, str(sent["outcome"]), str(sent["document_id"]), sent.get("job_id"))
+def _entry(target: Target, name: str, submitted: Json) -> Entry:
+    job_id = submitted.get("job_id")
+    entry = Entry(name, str(submitted["outcome"]), str(submitted["document_id"]), job_id)
     if entry.job_id is None:
         _resume(target, entry)
     return entry
 
 
 def _resume(target: Target, entry: Entry) -> None:
-    """A known file whose reading has not ended well is read again, not called unchanged."""
+    """A known file that was not read to its end is read again, instead of counting as unchanged."""
     document = target.document(str(entry.document_id))
     job_id, state = document.get("job_id"), document.get("job_state")
     if job_id is None or state in ("ready", "partial", None):
@@ -140,10 +146,10 @@ def _report(entries: Sequence[Entry], coverage: dict[str, Json], as_json: bool) 
     if as_json:
         write_json({"files": entries, "summary": summary, "coverage": coverage})
         return
-    said = ", ".join(f"{count} {name}" for name, count in summary.items() if count)
-    print(f"\n{len(entries)} files: {said or 'nothing to do'}")
+    listed = ", ".join(f"{count} {name}" for name, count in summary.items() if count)
+    print(f"\n{len(entries)} files: {listed or 'nothing to do'}")
     for entry in entries:
         if entry.bad:
             print(describe(entry))
-    for found in coverage.values():
-        print(f"\n{coverage_text(found)}")
+    for of_hardware in coverage.values():
+        print(f"\n{coverage_text(of_hardware)}")

@@ -1,4 +1,4 @@
-"""`kernlore documents`: what was read, passage by passage, and corrections to it."""
+"""`kernlore documents`: what was read, passage by passage, and corrections of it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, table
 from kb.errors import InvalidRequest
 
-app = typer.Typer(help="Documents in the store.")
+app = typer.Typer(help="Documents: list, show, correct, delete.")
 
-DocumentId = Annotated[str, typer.Argument(help="A document id, see `documents list`.")]
+DocumentId = Annotated[str, typer.Argument(help="Id of a document; see `kernlore documents list`.")]
 
 
 @app.command("list")
 def list_(
-    hardware: Annotated[str | None, typer.Option(help="Only those about this hardware.")] = None,
-    category: Annotated[str | None, typer.Option(help="Only those of this category.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Only documents about this hardware.")
+    ] = None,
+    category: Annotated[
+        str | None,
+        typer.Option(help="Only documents of this category: constraint, guidance or hardware."),
+    ] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """All documents by category and title."""
+    """List documents by category and title."""
     with open_target(data_dir, url) as target:
-        found = target.documents(hardware, category)
+        documents = target.documents(hardware, category)
     show(
-        found,
+        documents,
         as_json,
         lambda rows: table(
             ("document", "category", "hardware", "state", "passages", "title"),
@@ -53,13 +58,13 @@ def _row(document: Json) -> tuple[Any, ...]:
 def show_(
     document_id: DocumentId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """One document: its versions, what was read of it, its headings."""
+    """Show one document: versions, what was read of it, headings."""
     with open_target(data_dir, url) as target:
-        found = {**target.document(document_id), "sections": target.sections(document_id)}
-    show(found, as_json, _one)
+        document = {**target.document(document_id), "sections": target.sections(document_id)}
+    show(document, as_json, _document_text)
 
 
-def _one(document: Json) -> str:
+def _document_text(document: Json) -> str:
     known = ("id", "title", "category", "source_key", "origin", "hardware", "languages")
     version = document.get("version") or {}
     head = pairs(
@@ -83,18 +88,18 @@ def _one(document: Json) -> str:
 @app.command("delete")
 def delete(
     document_id: DocumentId,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a document with everything made of it."""
+    """Delete a document and everything read from it."""
     with open_target(data_dir, url) as target:
         title = target.document(document_id).get("title")
         if not yes and not as_json and not typer.confirm(f"Delete {title!r}?"):
             raise typer.Exit(1)
-        gone = target.delete_document(document_id)
-    show(gone, as_json, lambda _: f"deleted {document_id}")
+        deleted = target.delete_document(document_id)
+    show(deleted, as_json, lambda _: f"deleted {document_id}")
 
 
 @app.command("passages")
@@ -106,10 +111,10 @@ def passages(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Its passages in reading order."""
+    """List the passages of a document in reading order."""
     with open_target(data_dir, url) as target:
-        found = target.passages(document_id, offset, limit)
-    show(found, as_json, lambda rows: "\n".join(_passage(row) for row in rows))
+        rows = target.passages(document_id, offset, limit)
+    show(rows, as_json, lambda rows: "\n".join(_passage(row) for row in rows))
 
 
 def _passage(passage: Json) -> str:
@@ -121,20 +126,24 @@ def _passage(passage: Json) -> str:
 
 @app.command("correct")
 def correct(
-    passage_id: Annotated[str, typer.Argument(help="A passage id, see `documents passages`.")],
-    text: Annotated[str | None, typer.Option(help="Its right text.")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="File with its right text.")] = None,
+    passage_id: Annotated[
+        str, typer.Argument(help="Id of a passage; see `kernlore documents passages`.")
+    ],
+    text: Annotated[str | None, typer.Option(help="The corrected text.")] = None,
+    text_file: Annotated[Path | None, typer.Option(help="A file with the corrected text.")] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(help="KIND=VALUE, all of its tags; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A tag as KIND=VALUE; repeat for each. They replace the present tags."),
     ] = None,
     hardware: Annotated[
-        list[str] | None, typer.Option(help="Hardware it is about; `any` for none; repeat.")
+        list[str] | None,
+        typer.Option(help="Hardware that it is about; repeat for each. `any`: about no hardware."),
     ] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a passage now and in every later revision that has the same text."""
+    """Correct a passage. It also holds in later revisions that have the same text."""
     patch: dict[str, Any] = {}
     if text is not None and text_file is not None:
         raise InvalidRequest("two texts for one passage", hint="Give --text or --text-file.")

@@ -1,7 +1,7 @@
-"""`kernlore doctor`: whether everything that has to fit together does.
+"""`kernlore doctor`: checks of the data directory and of the installation.
 
-Runs each check of `api.cli.store.checks` and reports all of them; with `--exploits` the known ways
-to cheat an evaluation, against this harness.
+Runs each check of `api.cli.checks` and reports all of them; with `--exploits`, runs the known ways
+to cheat an evaluation against this installation.
 """
 
 from __future__ import annotations
@@ -23,30 +23,41 @@ def doctor(
     data_dir: DataDir = None,
     url: Url = None,
     exploits: Annotated[
-        bool, typer.Option("--exploits", help="Run the known exploits against the evaluation.")
+        bool,
+        typer.Option(
+            "--exploits",
+            help="Instead, run the known ways to cheat an evaluation against this one.",
+        ),
     ] = False,
     without: Annotated[
         int | None,
-        typer.Option("--without", metavar="ROW", help="Switch the defence of one exploit off."),
+        typer.Option(
+            "--without",
+            metavar="ROW",
+            help="With --exploits: switch off the defence of this exploit.",
+        ),
     ] = None,
     only: Annotated[
-        list[int] | None, typer.Option("--only", metavar="ROW", help="Run only these exploits.")
+        list[int] | None,
+        typer.Option(
+            "--only", metavar="ROW", help="With --exploits: run only this exploit; repeat for more."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the store, the model, the parsers and the index; exit code 1 if something is wrong."""
+    """Check the data directory and the installation. Exits 1 if something is wrong."""
     send_logs_to_stderr("error")
     if exploits or without is not None or only:
         _exploits(without, only, as_json)
         return
-    from api.cli.store import checks
+    from api.cli import checks
 
-    found = list(
+    results = list(
         checks.of_service(url) if url is not None else checks.of_directory(read_settings(data_dir))
     )
-    healthy = all(check.ok for check in found)
+    healthy = all(check.ok for check in results)
     show(
-        {"ok": healthy, "checks": found},
+        {"ok": healthy, "checks": results},
         as_json,
         lambda answer: "\n".join(
             f"{'ok' if c['ok'] else 'WRONG':<6}{c['name']}: {c['detail']}"

@@ -1,4 +1,4 @@
-"""`kernlore problem`: write one, see whether it can be trusted, list and show those there are."""
+"""`kernlore problem`: write a problem, check whether it can be trusted, list and show problems."""
 
 from __future__ import annotations
 
@@ -16,45 +16,48 @@ from kb.problem_terms import canonical_op
 if TYPE_CHECKING:
     from optimizer.evaluation.problem.spec import Case, Problem
 
-app = typer.Typer(help="What is to be optimized.")
+app = typer.Typer(help="Problems: what a kernel has to compute.")
 Which = Annotated[
-    str, typer.Argument(metavar="PROBLEM", help="A file, a folder or the name of a built-in one.")
+    str,
+    typer.Argument(
+        metavar="PROBLEM", help="A problem file, folder or the name of a built-in problem."
+    ),
 ]
 
 
 @app.callback()
 def group() -> None:
-    """What is to be optimized."""
+    """Problems: what a kernel has to compute."""
 
 
 @app.command("new")
 def new(
-    name: Annotated[str, typer.Argument(help="Lower case, digits and underscores.")],
-    op: Annotated[str, typer.Option("--op", help="What it computes, like softmax.")] = (
+    name: Annotated[str, typer.Argument(help="Name: lower case, digits and underscores.")],
+    op: Annotated[str, typer.Option("--op", help="Operator that it computes, like softmax.")] = (
         "elementwise"
     ),
-    folder: Annotated[Path, typer.Option("--dir", help="Where its folder is made.")] = Path(),
+    folder: Annotated[Path, typer.Option("--dir", help="Folder to create it in.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Write a problem to start from, with comments."""
+    """Write a commented problem to start from."""
     from optimizer.evaluation.problem.template import known_ops, write_problem
 
     where = write_problem(name, folder, op)
     if canonical_op(op) not in known_ops():
         near = ", ".join(nearest(op, known_ops())) or ", ".join(known_ops())
-        note(f"{op!r} is no known operator (near: {near}); it is kept as written")
-    told = {"path": where, "next": f"edit {where}, then `kernlore problem check {where}`"}
-    show({k: str(v) for k, v in told.items()}, as_json, pairs)
+        note(f"{op!r} is not a known operator (similar: {near}); it is kept as written")
+    answer = {"path": where, "next": f"edit {where}, then `kernlore problem check {where}`"}
+    show({key: str(value) for key, value in answer.items()}, as_json, pairs)
 
 
 @app.command("list")
 def list_problems(as_json: AsJson = False) -> None:
-    """The built-in problems."""
+    """List the built-in problems."""
     from optimizer.evaluation.problem.load import load_problem, shipped_problems
 
     rows = [_summary(load_problem(Path(name))) for name in shipped_problems()]
     headers = ("name", "op", "cases", "timed", "summary")
-    show(rows, as_json, lambda found: table(headers, [[r[h] for h in headers] for r in found]))
+    show(rows, as_json, lambda rows: table(headers, [[r[h] for h in headers] for r in rows]))
 
 
 def _summary(problem: Problem) -> dict[str, Any]:
@@ -69,29 +72,30 @@ def _summary(problem: Problem) -> dict[str, Any]:
 
 @app.command("show")
 def show_problem(problem: Which, as_json: AsJson = False) -> None:
-    """One problem with its cases. Runs nothing of it."""
+    """Show one problem with its cases. Runs nothing of it."""
     from optimizer.evaluation.problem.load import load_problem
 
-    found = load_problem(Path(problem))
-    told = {
-        **_summary(found),
-        "path": str(found.path),
-        "sha256": found.sha256,
-        "declared": found.declared,
-        "policy": asdict(found.policy),
-        "cases": [{**asdict(case), "constants": dict(case.constants)} for case in found.cases],
+    loaded = load_problem(Path(problem))
+    description = {
+        **_summary(loaded),
+        "path": str(loaded.path),
+        "sha256": loaded.sha256,
+        "declared": loaded.declared,
+        "policy": asdict(loaded.policy),
+        "cases": [{**asdict(case), "constants": dict(case.constants)} for case in loaded.cases],
     }
-    show(told, as_json, _shown)
+    show(description, as_json, _description_text)
 
 
-def _shown(told: dict[str, Any]) -> str:
+def _description_text(description: dict[str, Any]) -> str:
     headers = ("name", "constants", "dtype", "distribution", "timed", "held_out", "devices")
     rows = [
         [_sizes(case[h]) if h == "constants" else case[h] for h in headers]
-        for case in told["cases"]
+        for case in description["cases"]
     ]
-    head = {key: value for key, value in told.items() if key not in ("cases", "policy", "timed")}
-    return f"{pairs({**head, **told['policy']})}\n\n{table(headers, rows)}"
+    apart = ("cases", "policy", "timed")
+    head = {key: value for key, value in description.items() if key not in apart}
+    return f"{pairs({**head, **description['policy']})}\n\n{table(headers, rows)}"
 
 
 def _sizes(constants: dict[str, Any]) -> str:
@@ -102,15 +106,17 @@ def _sizes(constants: dict[str, Any]) -> str:
 def check(
     problem: Which,
     case: Annotated[
-        list[str] | None, typer.Option("--case", help="Only this case; may be repeated.")
+        list[str] | None, typer.Option("--case", help="Check only this case; repeat for more.")
     ] = None,
     device: Annotated[
         str,
-        typer.Option(help="Where the reference runs: cpu or cuda; cases for others are left out."),
+        typer.Option(
+            help="Device of the reference: cpu or cuda. Cases for other devices are left out."
+        ),
     ] = "cpu",
     as_json: AsJson = False,
 ) -> int:
-    """Whether it can tell a right kernel from a wrong one; exit code 1 when a case cannot.
+    """Check that a problem tells correct kernels from wrong ones. Exits 1 if a case does not.
 
     Runs the problem file. Trivial outputs must fail the error bound, the result must depend on
     every input and weight, and timed cases must be large enough to time.
@@ -118,17 +124,17 @@ def check(
     from optimizer.evaluation.problem.check import check_problem
     from optimizer.evaluation.problem.load import load_problem
 
-    found = load_problem(Path(problem))
-    chosen = _chosen(found, case or [], device)
-    findings = check_problem(found, cases=chosen, device=device)
+    loaded = load_problem(Path(problem))
+    chosen = _chosen(loaded, case or [], device)
+    findings = check_problem(loaded, cases=chosen, device=device)
     invalid = [f for f in findings if f.severity == "invalid"]
-    told = {
-        "problem": found.name,
+    answer = {
+        "problem": loaded.name,
         "ok": not invalid,
         "cases": [c.name for c in chosen],
         "findings": [asdict(finding) for finding in findings],
     }
-    show(told, as_json, _findings)
+    show(answer, as_json, _findings_text)
     return 1 if invalid else 0
 
 
@@ -144,10 +150,10 @@ def _chosen(problem: Problem, names: list[str], device: str) -> list[Case]:
     return [case for case in problem.cases if case.fits(device)]
 
 
-def _findings(told: dict[str, Any]) -> str:
+def _findings_text(answer: dict[str, Any]) -> str:
     lines = [
         f"{row['severity']}: case {row['case']}: {row['message']}\n    {row['hint']}"
-        for row in told["findings"]
+        for row in answer["findings"]
     ]
-    verdict = "can be trusted" if told["ok"] else "cannot be trusted"
-    return "\n".join([*lines, f"{told['problem']} {verdict} on {', '.join(told['cases'])}"])
+    verdict = "can be trusted" if answer["ok"] else "cannot be trusted"
+    return "\n".join([*lines, f"{answer['problem']} {verdict} on {', '.join(answer['cases'])}"])

@@ -1,31 +1,31 @@
-"""`kernlore hardware`: the registry of chips, their facts, what is here and what is covered."""
+"""`kernlore hardware`: the registry of chips, their facts, what is installed, what is covered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from api.cli.backends import actor, open_target, read_settings
-from api.cli.knowledge.coverage_table import coverage_text
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, pairs, show, table
 from kb.errors import Conflict, InvalidRequest
 
-app = typer.Typer(help="Hardware: specs, facts, detection, coverage.")
+app = typer.Typer(help="Hardware: descriptions, facts, coverage.")
 
-HardwareId = Annotated[str, typer.Argument(help="A hardware id, alias or name.")]
+HardwareId = Annotated[str, typer.Argument(help="Id, alias or name of a hardware.")]
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Every registered hardware."""
+    """List registered hardware."""
     with open_target(data_dir, url) as target:
-        found = target.hardware()
+        specs = target.hardware()
     show(
-        found,
+        specs,
         as_json,
         lambda rows: table(
             ("hardware", "kind", "parent", "languages", "name"),
@@ -41,14 +41,14 @@ def list_(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) ->
 def show_(
     hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """One hardware: lineage, toolchains, facts."""
+    """Show one hardware: lineage, toolchains, facts."""
     with open_target(data_dir, url) as target:
-        found = target.hardware_one(hardware_id)
-        stated = {} if as_json else target.facts(hardware_id, proposed=False)
-    show(found, as_json, lambda hardware: _one(hardware, stated))
+        spec = target.hardware_one(hardware_id)
+        facts = {} if as_json else target.facts(hardware_id, proposed=False)
+    show(spec, as_json, lambda hardware: _hardware_text(hardware, facts))
 
 
-def _one(hardware: Json, facts: Json) -> str:
+def _hardware_text(hardware: Json, facts: Json) -> str:
     known = ("id", "name", "vendor", "kind", "aliases", "languages", "summary")
     head = pairs({key: hardware.get(key) for key in known})
     lineage = " > ".join(hardware.get("lineage") or ())
@@ -59,28 +59,35 @@ def _one(hardware: Json, facts: Json) -> str:
             f"lineage     {lineage}",
             f"toolchains  {', '.join(chains) or 'none'}",
             "",
-            _facts(facts),
+            _facts_text(facts),
         ]
     )
 
 
 @app.command("facts")
-def facts(
+def list_facts(
     hardware_id: HardwareId,
     proposed: Annotated[
-        bool, typer.Option("--proposed", help="Those read from tables, waiting for a person.")
+        bool,
+        typer.Option(
+            "--proposed", help="Facts that were read from tables and wait for a decision."
+        ),
     ] = False,
-    accept: Annotated[list[str] | None, typer.Option(help="Accept this fact; repeat.")] = None,
-    reject: Annotated[list[str] | None, typer.Option(help="Reject this fact; repeat.")] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(help="Accept this fact (id); repeat for more.")
+    ] = None,
+    reject: Annotated[
+        list[str] | None, typer.Option(help="Reject this fact (id); repeat for more.")
+    ] = None,
     set_: Annotated[
         tuple[str, str] | None,
-        typer.Option("--set", metavar="FACT_ID VALUE", help="Correct and accept a fact."),
+        typer.Option("--set", metavar="FACT_ID VALUE", help="Correct a fact, and accept it."),
     ] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Its numbers, each with its source; with --accept, --reject or --set: decide on one."""
+    """List facts with their sources. With --accept, --reject or --set, decide about facts."""
     patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept or ()]
     patches += [(i, {"status": "rejected"}) for i in reject or ()]
     if set_ is not None:
@@ -89,10 +96,10 @@ def facts(
         if patches:
             known = target.hardware_one(hardware_id)["id"]
             decided = [target.patch_fact(i, {**patch, "actor": actor()}) for i, patch in patches]
-            found: Json = {"hardware": known, "facts": decided}
+            answer: Json = {"hardware": known, "facts": decided}
         else:
-            found = target.facts(hardware_id, proposed=proposed)
-    show(found, as_json, _facts)
+            answer = target.facts(hardware_id, proposed=proposed)
+    show(answer, as_json, _facts_text)
 
 
 def _value(text: str) -> dict[str, Any]:
@@ -103,8 +110,8 @@ def _value(text: str) -> dict[str, Any]:
         return {"text": text}
 
 
-def _facts(answer: Json) -> str:
-    """One fact in a few lines: the number, where it stands, how it came about."""
+def _facts_text(answer: Json) -> str:
+    """A few lines for each fact: the value, its source, how it was derived."""
     if not answer["facts"]:
         return "no facts"
     lines = [line for fact in answer["facts"] for line in _fact_lines(fact)]
@@ -125,11 +132,11 @@ def _fact_lines(fact: Json) -> Iterator[str]:
     value = f"{fact['key']} = {_exact(fact['value'])}{unit}"
     yield f"{value}  ({fact['kind']}{status}{of}; {fact['id']})"
     source = [fact["title"], fact["publisher"], fact["locator"]]
-    told = ", ".join(part for part in source if part)
+    place = ", ".join(part for part in source if part)
     read = f" (read {fact['date']})" if fact["date"] else ""
     link = f"  {fact['url']}" if fact["url"] else ""
-    if told:
-        yield f"    {told}{read}{link}"
+    if place:
+        yield f"    {place}{read}{link}"
     if fact["formula"]:
         yield f"    = {fact['formula']}"
     if fact["note"]:
@@ -148,14 +155,14 @@ def _exact(value: float | str) -> str:
 
 @app.command("new")
 def new(
-    hardware_id: Annotated[str, typer.Argument(help="The id of the new hardware.")],
+    hardware_id: Annotated[str, typer.Argument(help="Id of the new hardware.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write it; default prints it.")
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: print it.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A commented hardware.toml to fill in."""
+    """Write a commented hardware.toml to fill in."""
     from kb.hardware.writer import hardware_template
 
     text = hardware_template(hardware_id)
@@ -170,24 +177,29 @@ def new(
 
 @app.command("add")
 def add(
-    file: Annotated[Path, typer.Argument(help="A hardware.toml.")],
+    file: Annotated[Path, typer.Argument(help="A hardware.toml file.")],
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register or replace a hardware."""
+    """Register a hardware, or replace its description."""
+    import tomllib
+
+    from kb.hardware.schema import parse_hardware
+
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file} is not UTF-8: {error}", hint="Save it as UTF-8.") from error
+    parse_hardware(text, str(file))  # refuses what is incomplete, with the file's name
     with open_target(data_dir, url) as target:
-        added = target.add_hardware(text, str(file))
+        added = target.add_hardware(tomllib.loads(text), str(file))
     show(added, as_json, lambda a: f"{a.get('outcome', 'registered')} {a.get('id')}")
 
 
 @app.command("detect")
 def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The devices of this machine and the hardware they are."""
+    """List the devices of this machine as hardware."""
     from ingestion.builtin import builtin_hardware
     from kb.hardware.detection import probe
     from kb.hardware.lineage import find
@@ -199,14 +211,14 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         from kb.catalog.hardware import HardwareRegistry
 
         known |= HardwareRegistry(open_catalog(settings.data_dir)).all()
-    found = probe(lambda name: find(name, known))
-    for remark in found.notes:
+    probed = probe(lambda name: find(name, known))
+    for remark in probed.notes:
         note(remark)
     show(
-        found.devices,
+        probed.devices,
         as_json,
         lambda rows: table(
-            ("hardware", "kind", "device", "driver", "found by"),
+            ("hardware", "kind", "device", "driver", "detected by"),
             [
                 (row["hardware_id_hint"], row["kind"], row["name"], row["driver"], row["how"])
                 for row in rows
@@ -219,7 +231,38 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def coverage(
     hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """What the store holds about it, topic by topic, and what is missing."""
+    """Show what is known about a hardware, and what is missing."""
     with open_target(data_dir, url) as target:
-        found = target.coverage(hardware_id)
-    show(found, as_json, lambda c: coverage_text(c, signals=True))
+        answer = target.coverage(hardware_id)
+    show(answer, as_json, lambda c: coverage_text(c, signals=True))
+
+
+def coverage_text(coverage: Json, *, signals: bool = False) -> str:
+    """The topics that something is known about, and the most useful ones that are missing. With
+    `signals`, also every signal, covered or not.
+    """
+    states = Counter(subject["state"] for subject in coverage["signals"])
+    lines = [
+        f"coverage of {coverage['hardware']}: {coverage['documents']} documents,"
+        f" {coverage['passages']} passages, {len(coverage['facts_known'])} facts;"
+        f" signals: {states['covered']} covered, {states['thin']} thin, {states['missing']} missing"
+    ]
+    if signals:
+        lines.append(_subjects("signal", coverage["signals"]))
+    known = [topic for topic in coverage["topics"] if topic["state"] != "missing"]
+    if known:
+        lines.append(_subjects("topic", known))
+    unknown = len(coverage["topics"]) - len(known)
+    if unknown:
+        lines.append(f"{unknown} topics that nothing is known about")
+    if coverage["missing_topics"]:
+        lines.append("most useful to add:")
+        lines += [f"  {row['topic']}: {row['upload']}" for row in coverage["missing_topics"]]
+    return "\n".join(lines)
+
+
+def _subjects(name: str, subjects: Sequence[Json]) -> str:
+    return table(
+        (name, "state", "own", "inherited", "documents"),
+        [(s["id"], s["state"], s["own"], s["inherited"], s["documents"]) for s in subjects],
+    )

@@ -18,7 +18,10 @@ PLAIN_EVERY = 5.0  # seconds between plain lines that bring nothing new
 
 @contextmanager
 def progress(goal: Goal, quiet: bool) -> Iterator[Listener]:
-    """quiet: remarks alone, where the answer is JSON for a program."""
+    """A listener that prints the progress of a search on standard error.
+
+    With `quiet` it prints remarks alone: the answer is JSON for a program.
+    """
     if quiet:
         yield _Remarks()
     elif sys.stderr.isatty():
@@ -29,12 +32,12 @@ def progress(goal: Goal, quiet: bool) -> Iterator[Listener]:
 
 
 def plain_lines(goal: Goal) -> Listener:
-    """For a log."""
+    """A listener that prints plain lines, for a log."""
     return _Plain(goal)
 
 
 class _Remarks:
-    """No progress; what somebody has to know, as that a price is unknown, all the same."""
+    """No progress, only remarks that somebody has to know, such as an unknown price."""
 
     def node(self, node: Node, tree: Tree) -> None: ...
 
@@ -43,7 +46,7 @@ class _Remarks:
 
 
 class _Plain:
-    """A line when something is better, and now and then where the search stands."""
+    """A line when there is a better candidate, and now and then the state of the search."""
 
     def __init__(self, goal: Goal) -> None:
         self._goal = goal
@@ -65,7 +68,7 @@ class _Plain:
 
 
 class _Live:
-    """One status line, with what was said above it."""
+    """One status line that changes, with remarks above it."""
 
     def __init__(self, goal: Goal) -> None:
         from rich.console import Console
@@ -94,12 +97,12 @@ def status(tree: Tree, goal: Goal, seconds: float) -> str:
     tried = tree.nodes[1:]
     counts = Counter(node.verdict for node in tried)
     best = tree.best
-    told = "none yet" if best is None or best.speedup is None else str(best.speedup)
+    leader = "none yet" if best is None or best.speedup is None else str(best.speedup)
     if best is not None and best.proposal is not None:
-        told += f" ({best.proposal.recipe or best.proposal.synthesizer})"
+        leader += f" ({best.proposal.recipe or best.proposal.synthesizer})"
     verdicts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     rate = 60 * len(tried) / seconds if seconds > 0 else 0.0
     left = f"{max(0, goal.candidates - len(tried))} candidates"
     if goal.minutes is not None:
         left += f", {max(0.0, goal.minutes - seconds / 60):.1f} min"
-    return f"best {told} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
+    return f"best {leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"

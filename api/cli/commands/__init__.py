@@ -1,0 +1,1 @@
+"""One module for each command or group of commands, named after it."""

@@ -1,0 +1,193 @@
+"""`kernlore optimize PROBLEM`: search for a faster kernel; says so where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli.backends import opened
+from api.cli.options import AsJson, DataDir, DeviceHardware, Models, ProblemPath, Seed, switched_on
+from api.cli.output import note, show
+
+if TYPE_CHECKING:
+    from api.cli.backends.local import LocalTarget
+    from optimizer.search.runs.optimize import Finished
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="Stop at this speed-up (1.5x), time of a call (120us), or share of what the device's"
+        " measured ceilings allow (0.85roofline)."
+    ),
+]
+Synthesizers = Annotated[
+    str,
+    typer.Option(
+        help="Only these proposers: recipe, sample, compiler, llm; separate them by commas."
+    ),
+]
+Knowledge = Annotated[
+    str, typer.Option(help="Whether proposers are shown retrieved knowledge: on or off.")
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="How the next candidate to improve is chosen: best-first, mcts or evolutionary."
+    ),
+]
+Memory = Annotated[
+    str,
+    typer.Option(
+        help="Earlier candidates that proposers are shown: none, parent, siblings, both or"
+        " ancestors."
+    ),
+]
+Stall = Annotated[
+    int | None, typer.Option(help="Stop after this many candidates without an improvement.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Folder for the module and the report. Default: a new one here."
+    ),
+]
+Distill = Annotated[
+    bool, typer.Option("--distill", help="Afterwards, distil what the run teaches into skills.")
+]
+
+
+def optimize(
+    problem: ProblemPath,
+    hardware: DeviceHardware = "auto",
+    language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
+    target: Target = None,
+    candidates: Annotated[int, typer.Option(help="Try at most this many candidates.")] = 30,
+    minutes: Annotated[
+        float | None, typer.Option(help="Search for at most this many minutes.")
+    ] = None,
+    usd: Annotated[
+        float | None, typer.Option(help="Spend at most this many US dollars on language models.")
+    ] = None,
+    models: Models = "",
+    synthesizers: Synthesizers = "",
+    knowledge: Knowledge = "on",
+    policy: Policy = "best-first",
+    memory: Memory = "both",
+    seed: Seed = 0,
+    stall: Stall = None,
+    output: Output = None,
+    distill: Distill = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Search for a faster kernel. Exits 0 even without a gain."""
+    from optimizer.search.goal import goal_from_json
+
+    goal = goal_from_json(
+        {
+            "language": language,
+            **_target(target),
+            "synthesizers": _synthesizers(synthesizers),
+            "candidates": candidates,
+            "minutes": minutes,
+            "usd": usd,
+            "knowledge": switched_on(knowledge),
+            "policy": policy,
+            "memory": memory,
+            "seed": seed,
+            "stall": stall,
+        }
+    )
+    with opened(data_dir) as local:
+        from optimizer.search.runs.portable import write_result
+
+        finished = _search(local, problem, goal, hardware, models, as_json)
+        answer = write_result(finished, output)
+        if distill and finished.run.state == "finished":
+            from skills.curator.distil import distil_source
+
+            answer["distilled"] = distil_source(local.services, finished.run.id).as_json()
+    show(answer, as_json, _rendered)
+    if not distill and answer["outcome"]["gain"] is not None:
+        note(f"to learn from it: kernlore skills distill {finished.run.id}")
+    return 0
+
+
+TARGETS = {"x": "target", "us": "target_us", "roofline": "target_roofline"}
+
+
+def _target(text: str | None) -> dict[str, float]:
+    """The field of the goal that a target sets. Raises InvalidRequest."""
+    from kb.errors import InvalidRequest
+
+    if text is None:
+        return {}
+    unit = next((unit for unit in ("roofline", "us", "x") if text.endswith(unit)), "")
+    try:
+        value = float(text.removesuffix(unit))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf") or (unit == "roofline" and value > 1):
+        raise InvalidRequest(
+            f"--target is {text!r}",
+            hint="Give a speed-up over the reference (1.5x), microseconds a call (120us), or a"
+            " share of the roofline up to 1 (0.85roofline).",
+        )
+    return {TARGETS[unit or "x"]: value}
+
+
+def _synthesizers(text: str) -> tuple[str, ...]:
+    from kb.errors import InvalidRequest
+
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if "external" in names:
+        raise InvalidRequest(
+            "external candidates cannot be sent to a search of the command line",
+            hint='Start the run at a service: POST /runs with "proposers": ["external"].',
+        )
+    return names
+
+
+def _search(
+    local: LocalTarget, problem: str, goal: Any, hardware: str, models: str, quiet: bool
+) -> Finished:
+    from optimizer.evaluation.problem.load import load_problem
+
+    load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
+    if hardware != "auto":
+        local.services.registry.resolve(hardware)
+    from api.cli.progress import progress
+    from optimizer.search.runs.optimize import optimize as run
+    from skills.upkeep import prepare_library
+
+    if goal.knowledge:
+        local.load_knowledge(note)
+    with progress(goal, quiet) as listener:
+        prepare_library(local.services, hardware, goal.language, listener.log)
+        return run(local.services, Path(problem), goal, hardware, listener, models=models)
+
+
+def _rendered(answer: Any) -> str:
+    """The gain, the file, how to use it; then what was distilled, with --distill."""
+    gain, over = answer["outcome"]["gain"], answer["outcome"]["over"]
+    if gain is None:
+        stays = f"{over} stays" if answer["correct"] else "there is no correct kernel"
+        first = f"no gain ({answer['ended']}): {stays}"
+    elif answer["outcome"]["clock"] == "simulator":
+        first = (
+            f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
+            f" ({answer['ended']})"
+        )
+    else:
+        first = (
+            f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over the reference"
+            f" ({answer['ended']})"
+        )
+    lines = [first, answer["module"], answer["import"]]
+    if "distilled" in answer:
+        from api.cli.commands.skills import distilled_text
+
+        lines.append(distilled_text(answer["distilled"]))
+    return "\n".join(lines)

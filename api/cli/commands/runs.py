@@ -1,0 +1,307 @@
+"""`kernlore runs`: what was searched, how, and what came of it; reviews of flagged candidates."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.backends import actor as login
+from api.cli.backends import opened
+from api.cli.options import Actor, AsJson, DataDir, Models, Seed, switched_on
+from api.cli.output import Json, note, pairs, show, table
+from kb.errors import InvalidRequest
+
+app = typer.Typer(help="Runs: searches for a faster kernel.")
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`.")]
+ReviewedId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Id of a run or of an external trajectory; see `kernlore runs list` and"
+        " `kernlore trajectories list`.",
+    ),
+]
+HEADERS = ("run", "problem", "hardware", "state", "gain", "ended")
+
+
+@app.callback()
+def group() -> None:
+    """Runs: searches for a faster kernel."""
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List runs, newest first."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.run_store import list_runs
+
+        rows = list_runs(local.services)
+    show(rows, as_json, _runs_table)
+
+
+@app.command("show")
+def show_run(
+    run: RunId,
+    attribution: Annotated[
+        bool,
+        typer.Option("--attribution", help="Instead, show which knowledge changed each candidate."),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the goal and result of a run. Also its verdicts, and what each proposer contributed."""
+    with opened(data_dir) as local:
+        if attribution:
+            from optimizer.search.runs.optimize import attributed
+
+            rows = [row.as_json() for row in attributed(local.services, run)]
+            show(rows, as_json, _attribution_text)
+        else:
+            from optimizer.search.runs.run_store import run_account
+
+            show(run_account(local.services, run), as_json, pairs)
+
+
+def _attribution_text(rows: Any) -> str:
+    if not rows:
+        return "no candidate was shown knowledge"
+    headers = ("node", "shown", "claimed", "attributed", "note")
+    cells = [
+        [
+            row["node"],
+            len(row["shown"]),
+            ", ".join(row["claimed"]) or "-",
+            ", ".join(row["attributed"]) or "-",
+            row["note"],
+        ]
+        for row in rows
+    ]
+    return table(headers, cells)
+
+
+@app.command("tree")
+def tree(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show every candidate under the one that it changes."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.run_store import candidate_rows
+
+        rows = candidate_rows(local.services, run)
+    show(rows, as_json, _tree_text)
+
+
+def _tree_text(rows: Any) -> str:
+    children: dict[int | None, list[Json]] = defaultdict(list)
+    for row in rows:
+        children[row["parent"]].append(row)
+
+    def lines(row: Json, depth: int) -> list[str]:
+        head = f"{'  ' * depth}{row['number']} {row['verdict']} {row['speedup']}".rstrip()
+        below = [line for child in children[row["number"]] for line in lines(child, depth + 1)]
+        return [f"{head}  {row['plan'][:90]}", *below]
+
+    return "\n".join(line for root in children[None] for line in lines(root, 0))
+
+
+@app.command("compare")
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Id of another run.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs side by side."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.run_store import compare_runs
+
+        comparison = compare_runs(local.services, first, second)
+
+    def rendered(columns: Any) -> str:
+        names = list(next(iter(columns.values())))
+        return table(["", *columns], [[n, *(columns[run][n] for run in columns)] for n in names])
+
+    show(comparison, as_json, rendered)
+
+
+@app.command("resume")
+def resume(
+    run: RunId, models: Models = "", data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Continue a run that was killed or cancelled."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.run_store import run_store, summary_of
+
+        row = run_store(local.services).run(run)
+        from api.cli.progress import progress
+        from optimizer.search.runs.optimize import optimize
+        from skills.upkeep import prepare_library
+
+        with progress(row.goal, as_json) as listener:
+            prepare_library(local.services, row.hardware, row.goal.language, listener.log)
+            finished = optimize(
+                local.services,
+                Path(row.problem),
+                row.goal,
+                row.hardware,
+                listener,
+                models=models,
+                resume=run,
+            )
+    show(summary_of(finished.run), as_json, pairs)
+
+
+@app.command("cancel")
+def cancel(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """End a run after the candidate that it is measuring."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.run_store import run_store
+
+        run_store(local.services).cancel(run)
+    show({"run": run, "cancel": "requested"}, as_json, pairs)
+
+
+@app.command("export")
+def export(
+    run: RunId,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new or empty folder.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run as files: module, report, plots and rows."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.portable import export_run
+
+        written = export_run(local.services, run, output)
+    show(written, as_json, pairs)
+
+
+@app.command("pack")
+def pack(
+    problems: Annotated[
+        list[str], typer.Argument(help="Problem files, folders or names of built-in problems.")
+    ],
+    hardware: Annotated[str, typer.Option(help="Id of the hardware that it will run on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The zip file to write.")],
+    candidates: Annotated[
+        int, typer.Option(help="Try at most this many candidates for each problem.")
+    ] = 30,
+    minutes: Annotated[
+        float | None, typer.Option(help="Search for at most this many minutes for each problem.")
+    ] = None,
+    seed: Seed = 0,
+    knowledge: Annotated[
+        str, typer.Option(help="Whether to pack retrieved knowledge: on or off.")
+    ] = "on",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack a search for a machine that has only torch and triton."""
+    from optimizer.search.goal import Goal
+
+    goal = Goal(candidates=candidates, minutes=minutes, seed=seed, knowledge=switched_on(knowledge))
+    with opened(data_dir) as local:
+        from optimizer.evaluation.problem.load import load_problem
+
+        for name in problems:  # a wrong name is reported before anything is read
+            load_problem(Path(name))
+        local.services.registry.resolve(hardware)
+        if goal.knowledge:
+            local.load_knowledge(note)
+        from optimizer.search.runs.portable import pack_session
+
+        written = pack_session(
+            local.services, [Path(name) for name in problems], hardware, goal, output
+        )
+    answer = {"session": str(written), "run it with": f"python {written.name} --out results"}
+    show(answer, as_json, pairs)
+
+
+@app.command("import")
+def import_runs(
+    results: Annotated[
+        Path, typer.Argument(help="results.zip of a packed search, or the folder of its results.")
+    ],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import the runs and evaluations of a packed search."""
+    with opened(data_dir) as local:
+        from optimizer.search.runs.portable import import_results
+        from optimizer.search.runs.run_store import summary_of
+
+        rows = [summary_of(run) for run in import_results(local.services, results)]
+    show(rows, as_json, _runs_table)
+
+
+def _runs_table(rows: Any) -> str:
+    return table(HEADERS, [[row[name] for name in HEADERS] for row in rows])
+
+
+# -- integrity flags: candidates that wait for a person
+
+
+@app.command("flagged")
+def flagged(run: ReviewedId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List candidates that wait for a person, and decisions.
+
+    A candidate with integrity flags, such as one that is faster than the hardware should allow, is
+    looked at by a person before anything is learned from it.
+    """
+    with opened(data_dir) as local:
+        from skills.trajectories.reviews import flagged_nodes
+
+        rows = [node.as_json() for node in flagged_nodes(local.services, run)]
+    show(rows, as_json, _flagged_text)
+
+
+@app.command("review")
+def review(
+    run: ReviewedId,
+    node: Annotated[
+        int, typer.Argument(metavar="NODE", help="Its number in `kernlore runs flagged RUN`.")
+    ],
+    reason: Annotated[str, typer.Option(help="What you looked at. It is kept.")],
+    accept: Annotated[
+        bool,
+        typer.Option("--accept", help="The candidate does the whole work; ignore its flags."),
+    ] = False,
+    refuse: Annotated[
+        bool,
+        typer.Option(
+            "--refuse", help="The candidate does not do the whole work; count it as rejected."
+        ),
+    ] = False,
+    actor: Actor = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accept or refuse a flagged candidate. Every decision is kept, and the newest counts."""
+    if accept == refuse:
+        raise InvalidRequest(
+            "a review accepts or refuses", hint="Give one of --accept and --refuse."
+        )
+    decision = "accepted" if accept else "refused"
+    with opened(data_dir) as local:
+        from skills.trajectories.reviews import review_node
+
+        decided = review_node(
+            local.services, run, node, decision, login() if actor is None else actor, reason
+        )
+    show(decided.as_json(), as_json, lambda row: _flagged_text([row]))
+
+
+def _flagged_text(rows: Any) -> str:
+    if not rows:
+        return "nothing waits for a person"
+    cells = [
+        [row["node"], _figure(row["speedup"]), row["told"], "; ".join(row["flags"])] for row in rows
+    ]
+    return table(("node", "speed-up", "answer", "flagged"), cells)
+
+
+def _figure(speedup: Any) -> str | None:
+    if speedup is None:
+        return None
+    return f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"

@@ -1,1 +1,0 @@
-"""Commands of the skill library and its curator."""

@@ -1,1 +1,0 @@
-"""Commands of the optimizer: problems, evaluations, runs and trajectories."""

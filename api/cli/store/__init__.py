@@ -1,1 +1,0 @@
-"""Commands about the store: what goes in, what lies there, and whether it is well."""

@@ -1,0 +1,166 @@
+"""What the service records about itself: a log line, a count and an id for every request.
+
+Counts are in the Prometheus text format. Their labels come from closed lists (route templates,
+signal ids, states), never from a request's own text, so the number of series stays small.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.http.errors import internal_error, respond
+from api.services import Readiness
+from kb.ids import new_id
+from retrieval.answer import Answer
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_STATES = ("queued", "running", "ready", "partial", "failed")
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CLIENT_GONE = 499
+
+log = structlog.get_logger(__name__)
+
+
+class Metrics:
+    """The counters of one application."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "kernlore_http_requests",
+            "Requests by route, method and status.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "kernlore_http_request_seconds",
+            "Time to the end of the answer, by route.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._retrievals = Counter(
+            "kernlore_retrievals",
+            "Retrievals by the strongest signal; `none` without one.",
+            ["signal"],
+            registry=self.registry,
+        )
+        self._excerpts = Counter(
+            "kernlore_excerpts_returned", "Excerpts in answers.", registry=self.registry
+        )
+        self._uploads = Counter(
+            "kernlore_uploads", "Uploaded files by outcome.", ["outcome"], registry=self.registry
+        )
+
+    def observe(self, readiness: Callable[[], Readiness]) -> None:
+        """Report the state of the store at each scrape."""
+        self.registry.register(_State(readiness))
+
+    def request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request; `route` is its template."""
+        method = method if method in _METHODS else "other"
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def retrieval(self, answer: Answer) -> None:
+        """Count an answer by its strongest signal."""
+        signals = answer.diagnosis.signals
+        self._retrievals.labels(signals[0].id if signals else "none").inc()
+        self._excerpts.inc(len(answer.excerpts))
+
+    def upload(self, outcome: str) -> None:
+        """Count a file of an upload."""
+        self._uploads.labels(outcome).inc()
+
+    def text(self) -> bytes:
+        """All counts in the Prometheus text format."""
+        return bytes(generate_latest(self.registry))
+
+
+class _State(Collector):
+    def __init__(self, readiness: Callable[[], Readiness]) -> None:
+        self._readiness = readiness
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else registering would already ask the store."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._readiness()
+        yield GaugeMetricFamily("kernlore_ready", "1 when nothing is left to do.", int(state.ready))
+        yield GaugeMetricFamily("kernlore_passages", "Searchable passages.", state.passages)
+        yield GaugeMetricFamily(
+            "kernlore_passages_embedded", "Passages with a vector.", state.embedded
+        )
+        jobs = GaugeMetricFamily("kernlore_jobs", "Jobs by state.", labels=["state"])
+        for name in _STATES:
+            jobs.add_metric([name], state.jobs.get(name, 0))
+        yield jobs
+
+
+class RequestLog:
+    """Middleware around every request: its id, log line and count, and the answer to an error that
+    nothing else handles.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        status = 0
+
+        async def marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"
+            await send(message)
+
+        started = time.perf_counter()
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, marked)
+            except ClientDisconnect:
+                status = status or _CLIENT_GONE
+            except Exception:  # the door's boundary: recorded, and answered in the one shape
+                log.exception("request failed", route=_route(scope), method=scope["method"])
+                if status:
+                    raise  # half an answer is out; only closing the connection tells its reader
+                await respond(internal_error(request_id))(scope, receive, marked)
+            finally:
+                self._finish(scope, status or 500, time.perf_counter() - started)
+
+    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
+        route, method = _route(scope), scope["method"]
+        self._metrics.request(route, method, status, seconds)
+        log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2))
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's own, where it is one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _GIVEN_ID.fullmatch(given) else new_id("req")
+
+
+def _route(scope: Scope) -> str:
+    """The template, never the path: paths are as many as there are ids."""
+    return str(getattr(scope.get("route"), "path", "") or "other")
