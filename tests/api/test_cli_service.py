@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.cli_process import COMMAND, ROOT, document_of, free_port, kernlore
+from tests.api.cli_process import COMMAND, ROOT, document_of, free_port, kernlore, kernlore_process
 
 # -- beside a running service
 
@@ -140,7 +140,7 @@ def test_a_corrected_text_is_found_by_its_words(service: Path) -> None:
 def test_what_the_service_owns_is_not_touched(service: Path) -> None:
     ran = kernlore("reindex", "--json", data=service)
     assert (ran.code, ran.json["code"]) == (2, "conflict")
-    second = kernlore("serve", "--port", str(free_port()), data=service)
+    second = kernlore_process("serve", "--port", str(free_port()), data=service)
     assert second.code == 2
     assert "already runs" in second.err
 
