@@ -15,7 +15,6 @@ from api.cli.output import note, show
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from optimizer.search.runs.optimize import Finished
-    from skills.upkeep import prepare_library
 
 Target = Annotated[
     str | None,
@@ -145,6 +144,7 @@ def _search(
         local.services.registry.resolve(hardware)
     from api.cli.search.progress import progress
     from optimizer.search.runs.optimize import optimize as run
+    from skills.upkeep import prepare_library
 
     if goal.knowledge:
         local.load_knowledge(note)
