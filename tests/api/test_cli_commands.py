@@ -21,6 +21,8 @@ from tests.api.cli_process import (
     kernlore_process,
 )
 
+pytestmark = pytest.mark.slow(seconds=25)
+
 HEAVY = (
     "chromadb",
     "torch",

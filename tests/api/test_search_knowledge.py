@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import json
 import shutil
 from pathlib import Path
@@ -18,8 +19,11 @@ from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from skills.states import change_state
-from tests.api.conftest import BUILTIN, small_knowledge
+from tests.api.conftest import small_knowledge
+from tests.shared import BUILTIN
 from tests.skills.trials.curated import skill_in
+
+pytestmark = pytest.mark.slow(seconds=15)
 
 PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
 

@@ -10,6 +10,8 @@ from benchmarks.knowledge import ingestion
 from benchmarks.retrieval import ablation, latency, quality
 from benchmarks.retrieval.scoring import read_jsonl
 
+pytestmark = pytest.mark.slow(seconds=40)
+
 
 @pytest.fixture(scope="module")
 def scored(shared_small, without_builtin) -> str:

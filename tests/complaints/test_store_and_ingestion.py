@@ -28,6 +28,8 @@ from kb.index.chroma import ChromaIndex
 from kb.index.exact import ExactIndex
 from tests.ingestion import golden
 
+pytestmark = pytest.mark.slow(seconds=40)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

@@ -29,6 +29,8 @@ from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import Told
 
+pytestmark = pytest.mark.slow(seconds=30)
+
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 CANDIDATES = 12
 RECTANGULAR = """

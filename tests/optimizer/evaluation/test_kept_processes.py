@@ -23,6 +23,8 @@ from optimizer.evaluation.timing.blocks import Measured, TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
+pytestmark = pytest.mark.slow(seconds=20)
+
 PROBLEM = """
 import torch
 import torch.nn as nn

@@ -26,7 +26,7 @@ TEMPLATE = (
 REWARDED = ("problem_source", "best_known", "language", "hardware")
 
 # TRL asks for options by names that transformers has given new ones.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [pytest.mark.slow(seconds=30), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.fixture(autouse=True)

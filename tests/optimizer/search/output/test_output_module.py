@@ -28,7 +28,7 @@ from optimizer.search.confirm import Figure, Outcome
 from optimizer.search.output.module import package_name, write_module
 from optimizer.search.output.shipped import c_kernel
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [pytest.mark.slow(seconds=20), pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 HEAD = """
 import sys, warnings

@@ -29,6 +29,8 @@ from optimizer.search.output.report import write_report
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 WITH_INTERVAL = re.compile(r"\d+\.\d+x \[\d+\.\d+, \d+\.\d+\] n=\d+")
 
 
