@@ -44,7 +44,7 @@ def read_builtin_knowledge(data_dir: Path) -> None:
 def copy_knowledge(folder: Path, documents: tuple[str, ...]) -> Path:
     """All chips, few documents: embedding is what takes time."""
     chips = [path.relative_to(BUILTIN) for path in (BUILTIN / "hardware").glob("*/hardware.toml")]
-    for name in (*chips, *documents):
+    for name in (*chips, *map(Path, documents)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(BUILTIN / name, folder / name)
     return folder

@@ -101,8 +101,8 @@ def check(planted: Planted, target: Target) -> list[object]:
             found = evaluator.evaluate(bundle, chain, small)
             right = found.validity if found.correct else f"{found.validity}: {found.message}"
     told = compiled.metrics
-    names = ("n_regs", "n_spills", "shared", "mma_instructions")
-    names += ("ld_global_vector", "ld_global_scalar")
+    names = ["n_regs", "n_spills", "shared", "mma_instructions"]
+    names += ["ld_global_vector", "ld_global_scalar"]
     state = "compiled" if compiled.ok else compiled.log[:300]
     return [planted.name, state, right, *(told.get(name, "") for name in names)]
 

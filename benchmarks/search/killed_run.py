@@ -38,7 +38,8 @@ from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
 from optimizer.search.replay import ReplayBench
-from optimizer.search.runs.optimize import builtin, places_for, run_store
+from optimizer.search.runs.optimize import builtin, places_for
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 
@@ -127,7 +128,7 @@ class KilledRun:
     def finished(self) -> bool:
         with self._catalog() as connection:
             found = connection.execute("SELECT state FROM runs WHERE id = ?", (self.run_id,))
-            return found.fetchone() == ("finished",)
+            return bool(found.fetchone() == ("finished",))
 
     def start(self) -> subprocess.Popen[bytes]:
         """Its first process, or one that goes on with it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import json
 import shutil
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from api.cli.backends.local import LocalTarget
 from api.services import Services
@@ -44,7 +45,7 @@ def measured_skill(services: Services, folder: Path) -> None:
     told["kb.ops"] = "softmax"
     skill = skill_in(services.catalog, folder, "", name="unroll-rows", files=files, metadata=told)
     figures: dict[str, Any] = {"n": 6, "speedup": 1.5, "low": 1.4, "high": 1.6}
-    signed = {"actor": "ann", "reason": "a test"}
+    signed: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     with services.catalog.write() as connection:
         store.add_evidence(
             connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed

@@ -403,7 +403,8 @@ def test_measuring_goes_on_where_it_was_stopped(tmp_path: Path, space: Space) ->
     from api.cli.backends import read_settings
     from api.cli.backends.local import LocalTarget
 
-    path, said = tmp_path / "rows.jsonl", []
+    path = tmp_path / "rows.jsonl"
+    said: list[str] = []
     small = space_of(space.problem, [scale(parameters=SMALL)], 2, 1)
     local = LocalTarget(read_settings(store_ceilings(tmp_path / "data")))
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from test_tree import add, chips
 
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -23,6 +22,7 @@ from retrieval.browse.coverage import (
     load_coverage_data,
 )
 from retrieval.diagnose.signals import DATA, load_signals
+from tests.retrieval.test_tree import add, chips
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")

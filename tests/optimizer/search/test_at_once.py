@@ -28,7 +28,7 @@ Shape = list[tuple[int, int | None, str, str | None, int | None]]
 def shape(tree: Tree) -> Shape:
     """What makes a tree what it is."""
     return [
-        (n.number, n.parent, n.state, n.proposal and n.proposal.bundle.sha256, n.same_as)
+        (n.number, n.parent, n.state, n.proposal.bundle.sha256 if n.proposal else None, n.same_as)
         for n in tree
     ]
 

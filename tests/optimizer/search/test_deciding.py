@@ -13,8 +13,10 @@ def remedy(when: str) -> Remedy:
 
 
 def asked(**problem: float) -> Query:
-    signals, metrics = ("memory_bound",), {"roofline_pct": 40.0, "kernel": "k"}
-    return Query(signals, metrics, "", "h200", "mm", "triton", "fp32", "", 1, 100, problem)
+    metrics: dict[str, float | str] = {"roofline_pct": 40.0, "kernel": "k"}
+    return Query(
+        ("memory_bound",), metrics, "", "h200", "mm", "triton", "fp32", "", 1, 100, problem
+    )
 
 
 def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() -> None:

@@ -67,7 +67,7 @@ def taken(source: Source) -> Snapshot:
 
 def query(*signals: str, **told: object) -> Query:
     given = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **told}
-    return Query(**given)  # type: ignore[arg-type]
+    return Query(**given)
 
 
 def test_documents_are_searched_once_for_a_signal(source: Source, taken: Snapshot) -> None:

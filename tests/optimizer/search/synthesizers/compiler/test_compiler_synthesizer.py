@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, op
 def neighbours(problem: ProblemView, node: Node, *remedies: Remedy) -> list[Proposal]:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried = [node]
-    found = []
+    found: list[Proposal] = []
     while True:
         made = synthesizer.propose(context(problem, node, tried, remedies=remedies))
         if made is None:
@@ -204,7 +205,8 @@ def test_defaults_of_the_file_are_those_of_torch() -> None:
 
 def test_the_words_of_the_file_are_known() -> None:
     signals = set(load_signals().ids)
-    for entry in (*shipped().points, *shipped().options):
+    entries: list[Any] = [*shipped().points, *shipped().options]
+    for entry in entries:
         assert set(entry.help.signals) <= signals, entry.name
         assert set(entry.help.roles) <= ROLES, entry.name
         assert set(entry.help.devices) <= {"cpu", "cuda"}, entry.name
