@@ -96,6 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _group(item: pytest.Item) -> str:
     """The name of the service that a test uses, else that of its module."""
+    assert isinstance(item, pytest.Function)
     fixtures = item._fixtureinfo.name2fixturedefs
     for (name, folder), group in SERVICES.items():
         if name in fixtures and fixtures[name][-1].baseid == folder:

@@ -135,7 +135,8 @@ def measure(
     bundle = planted.bundle
     settings = EvaluationSettings(seeds=1, threads=THREADS, profile=True)
     small = [other for other in problem.cases if other.name == SMALL and case.dtype == other.dtype]
-    with Keeping(problem, target, settings, ceilings=ceilings) as evaluator:
+    evaluator = Keeping(problem, target, settings, ceilings=ceilings)
+    with evaluator:
         found = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
         return found, evaluator.collected
 

@@ -124,7 +124,11 @@ def test_07_new_content_replaces_old_in_every_index(store: Store, chroma: Chroma
     chroma.open_or_rebuild()
     revised = MANUAL.replace("persimmon", "tangerine")
     store.submit("manual.md", revised, hardware=("h100",))
-    store.worker(on_vectors=chroma.sync).drain()
+
+    def bring_up_to_date(scopes: set[str]) -> None:
+        chroma.sync(scopes)
+
+    store.worker(on_vectors=bring_up_to_date).drain()
     found = [
         store.by_words("persimmon tangerine unit", "h100"),
         store.by_meaning(SENTENCE, "h100"),

@@ -23,6 +23,8 @@ from kb.embedding.base import Vectors
 from kb.embedding.local import LocalEmbedder
 from tests.ingestion import golden
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

@@ -29,7 +29,7 @@ from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import Told
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=65)
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 CANDIDATES = 12

@@ -1,5 +1,7 @@
 """Verdicts on a real profile, on each vendor's counters, and on evidence that is missing."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from kb.errors import InvalidKnowledge

@@ -48,7 +48,7 @@ class InProcess:
         files: Sequence[Part] | None = None,
     ) -> tuple[int, Any]:
         self.asked.append(json)
-        if json.get("hardware") == "h10":
+        if (json or {}).get("hardware") == "h10":
             return 404, {"code": "unknown_hardware", "message": "h10", "hint": "", "details": {}}
         found = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
         empty = contract.Diagnosis()

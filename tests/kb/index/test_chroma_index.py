@@ -20,6 +20,8 @@ from kb.embedding.base import Vectors
 from kb.embedding.local import LocalEmbedder
 from kb.index.chroma import ChromaIndex
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

@@ -14,6 +14,8 @@ from kb.embedding.local import DEFAULT_MODEL, LocalEmbedder
 from kb.embedding.text import MAX_HEADER_BYTES, embedding_text, header_text
 from kb.errors import InvalidRequest, Unavailable
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 ROOT = Path(__file__).resolve().parents[3]
 QUERIES = [
     "shared memory bank conflicts on H100",

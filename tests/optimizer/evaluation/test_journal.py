@@ -28,6 +28,8 @@ from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 PROBLEM = """
 import torch
 import torch.nn as nn

@@ -21,6 +21,8 @@ from optimizer.search.replay import ReplayBench
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 ROOT = Path(__file__).parents[3]
 Shape = list[tuple[int, int | None, str, str | None, int | None]]
 

@@ -28,6 +28,8 @@ from optimizer.evaluation.collectors.ceilings import (
 from optimizer.evaluation.collectors.device_rows import store_device
 from optimizer.evaluation.collectors.probe import identify
 
+pytestmark = pytest.mark.slow(seconds=25)
+
 MIB = 1 << 20
 
 

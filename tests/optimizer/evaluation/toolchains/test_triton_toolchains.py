@@ -16,6 +16,8 @@ from optimizer.evaluation.toolchains.triton.compile import BF16_NOTE, LIMITS
 from optimizer.evaluation.toolchains.triton.nvidia import TritonNvidia, capability
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
+pytestmark = pytest.mark.slow(seconds=30)
+
 pytest.importorskip("triton")
 
 HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")

@@ -29,7 +29,7 @@ from tests.optimizer.search.output.output_runs import (
 )
 
 pytestmark = [
-    pytest.mark.slow(seconds=20),
+    pytest.mark.slow(seconds=50),
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
 ]
 

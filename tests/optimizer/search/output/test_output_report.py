@@ -29,7 +29,7 @@ from tests.optimizer.search.output.output_runs import (
     winner_run,
 )
 
-pytestmark = pytest.mark.slow(seconds=10)
+pytestmark = pytest.mark.slow(seconds=15)
 
 WITH_INTERVAL = re.compile(r"\d+\.\d+x \[\d+\.\d+, \d+\.\d+\] n=\d+")
 

@@ -19,6 +19,8 @@ from optimizer.search.portable.snapshot import (
     take_snapshot,
 )
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 FACTS: dict[str, float | str] = {"l1d_size": 32768.0}
 TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
