@@ -1,22 +1,28 @@
 # make run    the service on http://127.0.0.1:8321
 # make test   everything, offline after the first set-up
+# make quick  pure logic and small stores, in less than a minute
 # make check  lint, format and types
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+# A module stays on one worker; the order of the modules is that of tests/conftest.py.
+PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 HOST ?= 127.0.0.1
 PORT ?= 8321
 DATA ?= data
 
-.PHONY: run test check lint types setup serve eval clean
+.PHONY: run test quick check lint types setup serve eval clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest $(PARALLEL)
+
+quick: setup
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 check: lint types
 

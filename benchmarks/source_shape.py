@@ -141,7 +141,7 @@ def travelled(carry_out: Callable[[], Any]) -> tuple[Journey, Any]:
         result = carry_out()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return journey, result
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,9 +35,18 @@ from kb.index.exact import ExactIndex
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
 from tests.catalogs import fresh_data_dir
+from tests.shared import copy_knowledge
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE_START_SECONDS = 90
+# The fixture of a service and the folder of its conftest; the group of the tests that share it.
+SERVICES = {("service_url", "tests"): "service", ("client", "tests/api"): "application"}
+SERVED_DOCUMENTS = (
+    "guidance/memory-bound.md",
+    "guidance/uncoalesced-access-and-bank-conflicts.md",
+    "hardware/h100/memory-hierarchy.md",
+    "hardware/h100/programming-and-limits.md",
+)
 
 # id, name, parent, kind
 HARDWARE = (
@@ -65,6 +75,33 @@ def hardware_toml(hardware_id: str, name: str, parent: str | None, kind: str) ->
         f'id = "{hardware_id}"\nname = "{name}"\nvendor = "{name.split()[0].lower()}"\n{above}'
         f'aliases = []\nlanguages = ["triton"]\nkind = "{kind}"\nsummary = "{name} for tests."\n'
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every module stays on one worker, so that its fixtures are made once; so do the tests that
+    share a service. The groups that take longest come first, and nothing long is left at the end.
+    """
+    seconds: Counter[str] = Counter()
+    for item in items:
+        group = _group(item)
+        item.add_marker(pytest.mark.xdist_group(group))
+        if group in SERVICES.values():
+            item.add_marker(pytest.mark.slow)
+            seconds[group] = 200
+        for mark in item.iter_markers("slow"):
+            seconds[group] = max(seconds[group], mark.kwargs.get("seconds", 5))
+    items.sort(key=lambda item: -seconds[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    """The name of the service that a test uses, else that of its module."""
+    assert isinstance(item, pytest.Function)
+    fixtures = item._fixtureinfo.name2fixturedefs
+    for (name, folder), group in SERVICES.items():
+        if name in fixtures and fixtures[name][-1].baseid == folder:
+            return group
+    return item.nodeid.partition("::")[0]
 
 
 class Store:
@@ -222,18 +259,22 @@ def store(data_dir: Path, make_store: Callable[[Path], Store]) -> Store:
 
 @pytest.fixture(scope="session")
 def service_url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[str]:
-    """The real service on a free port with a data directory of its own, killed at the end."""
+    """The real service on a free port with a data directory of its own, killed at the end. It has
+    all chips and some documents: reading and embedding the others would go on beside other tests.
+    """
     folder = tmp_path_factory.mktemp("service")
+    knowledge = copy_knowledge(folder / "knowledge", SERVED_DOCUMENTS)
     if model_cache.exists():
-        shutil.copytree(model_cache, folder / "models")
+        shutil.copytree(model_cache, folder / "data" / "models")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = ["serve", "--port", str(port), "--data-dir", str(folder)]
+    arguments = ["serve", "--port", str(port), "--data-dir", str(folder / "data")]
     output = (folder / "service.log").open("wb")
     process = subprocess.Popen(
         [sys.executable, "-m", "api.cli.main", *arguments],
         cwd=ROOT,
+        env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)},
         stdout=output,
         stderr=subprocess.STDOUT,
     )

@@ -7,6 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow(seconds=15)
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kb", "ingestion", "hw_manuals", "retrieval", "skills", "optimizer", "api")
 

@@ -36,8 +36,7 @@ def target_of(hardware: str, device: str | None) -> Target:
         facts = {**_values(told), **facts}
         place = told.get("parent")
     arch = str(facts.get("compute_capability", "")).replace(".", "") or None
-    here = "cuda" if device == "cuda" else None
-    return Target(hardware, (*lineage, "any"), arch, here, facts)
+    return Target(hardware, (*lineage, "any"), arch, "cuda" if device == "cuda" else None, facts)
 
 
 def _values(told: dict[str, Any]) -> dict[str, float | str]:

@@ -72,7 +72,7 @@ def measure(
     """One problem in these modes; where none gives a time, eager alone."""
     problem = load_problem(Path(name))
     case = next(case for case in problem.cases if case.name == CASE)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Evaluator(problem, target, SETTINGS, ceilings=ceilings) as evaluator:
         for mode in [*modes, ITSELF]:
             timed = any(row["timings"] and row["timings"][0]["baseline_us"] for row in rows)

@@ -105,8 +105,8 @@ def check(planted: Planted, target: Target) -> list[object]:
                 else f"{evaluation.validity}: {evaluation.message}"
             )
     told = compiled.metrics
-    names = ("n_regs", "n_spills", "shared", "mma_instructions")
-    names += ("ld_global_vector", "ld_global_scalar")
+    names = ["n_regs", "n_spills", "shared", "mma_instructions"]
+    names += ["ld_global_vector", "ld_global_scalar"]
     state = "compiled" if compiled.ok else compiled.log[:300]
     return [planted.name, state, right, *(told.get(name, "") for name in names)]
 
@@ -139,7 +139,8 @@ def measure(
     bundle = planted.bundle
     settings = EvaluationSettings(seeds=1, threads=THREADS, profile=True)
     small = [other for other in problem.cases if other.name == SMALL and case.dtype == other.dtype]
-    with Keeping(problem, target, settings, ceilings=ceilings) as evaluator:
+    evaluator = Keeping(problem, target, settings, ceilings=ceilings)
+    with evaluator:
         evaluation = evaluator.evaluate(bundle, toolchain_of(bundle), [*small, case])
         return evaluation, evaluator.collected
 

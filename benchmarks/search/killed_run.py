@@ -37,7 +37,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
-from optimizer.search.runs.optimize import builtin, places_for, run_store
+from optimizer.search.runs.optimize import builtin, places_for
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.tree import Tree
@@ -127,7 +128,7 @@ class KilledRun:
     def finished(self) -> bool:
         with self._catalog() as connection:
             row = connection.execute("SELECT state FROM runs WHERE id = ?", (self.run_id,))
-            return row.fetchone() == ("finished",)
+            return bool(row.fetchone() == ("finished",))
 
     def start(self) -> subprocess.Popen[bytes]:
         """Its first process, or one that goes on with it."""

@@ -100,7 +100,7 @@ def opened(folder: Path, seed: int, manual: str | None) -> LocalTarget:
     chip = folder.parent / f"nova-{seed}"
     if not chip.exists():
         subprocess.run([sys.executable, EXAMPLE / "chip.py", str(seed), chip], check=True)
-    local.add_hardware((chip / "hardware.toml").read_text(encoding="utf-8"), "hardware.toml")
+    local.add_hardware(tomllib.loads((chip / "hardware.toml").read_text()), "hardware.toml")
     if manual is not None:
         services = local.services
         upload = Upload(

@@ -353,7 +353,9 @@ def part_of(plan: Plan, names: Sequence[str]) -> Plan:
         raise InvalidRequest(
             f"{', '.join(unknown)} is not in this folder's plan", hint=f"It has {known}."
         )
-    chosen = {kind: tuple(n for n in getattr(plan, kind) if n in names) for kind in PROBLEMS}
+    chosen: dict[str, Any] = {
+        kind: tuple(n for n in getattr(plan, kind) if n in names) for kind in PROBLEMS
+    }
     return replace(plan, **chosen)
 
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -213,10 +214,9 @@ def ask(places: Sequence[Place], asked: Sequence[RetrieveRequest]) -> None:
     """Each request on each store, in turn, so that a busy moment meets all alike."""
     for number, request in enumerate(asked):
         for place in places if number % 2 else reversed(places):
-            place.time("retrieve", lambda p=place, r=request: p.retriever.retrieve(r))  # type: ignore[misc]
-            place.time(
-                "moves and skills", lambda p=place, r=request: p.retriever.moves_and_skills(r)
-            )  # type: ignore[misc]
+            retriever = place.retriever
+            place.time("retrieve", partial(retriever.retrieve, request))
+            place.time("moves and skills", partial(retriever.moves_and_skills, request))
 
 
 def rows(places: Sequence[Place]) -> list[list[str]]:

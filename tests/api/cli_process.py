@@ -1,4 +1,5 @@
-"""Running the command line for its tests: a process, its answer, a directory of documents."""
+"""Running the command line for its tests: in this process, or in one of its own where that is the
+subject (start-up, locks, signals, what is imported); its answer; a directory of documents."""
 
 from __future__ import annotations
 
@@ -8,11 +9,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+import structlog
+
+from api.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "api.cli.main")
@@ -54,10 +62,39 @@ class Ran:
 
 
 def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") -> Ran:
+    """One command line in this process: it saves the second that an interpreter and imports cost.
+
+    Standard output and standard error are caught at their file descriptors, so that what a child
+    process or a library prints there counts as well.
+    """
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for name in [name for name in os.environ if name.startswith("KERNLORE_")]:
+            patch.delenv(name)
+        patch.chdir(ROOT)
+        given = Path(folder, "in")
+        given.write_text(stdin, encoding="utf-8")
+        out, err = Path(folder, "out"), Path(folder, "err")
+        logging_settings = structlog.get_config()
+        try:
+            with (
+                given.open(encoding="utf-8") as reader,
+                _redirected(1, "stdout", out),
+                _redirected(2, "stderr", err),
+            ):
+                patch.setattr(sys, "stdin", reader)
+                code = _exit_code([*map(str, arguments), *_data_option(data)])
+        finally:
+            structlog.configure(**logging_settings)
+        ran = Ran(code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+    assert "Traceback" not in ran.err, ran.err
+    return ran
+
+
+def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: str = "") -> Ran:
+    """One command line in an interpreter of its own, as a shell starts it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KERNLORE_")}
-    where = ["--data-dir", str(data)] if data is not None else []
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments), *where],
+        [*COMMAND, *map(str, arguments), *_data_option(data)],
         cwd=ROOT,
         env=environment,
         input=stdin,
@@ -67,6 +104,39 @@ def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") 
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def _data_option(data: Path | None) -> list[str]:
+    return ["--data-dir", str(data)] if data is not None else []
+
+
+def _exit_code(arguments: list[str]) -> int:
+    """What `run` would end the process with."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+@contextmanager
+def _redirected(descriptor: int, name: str, file: Path) -> Iterator[None]:
+    """Lets a file take what is written to a descriptor and to the stream of this name in `sys`."""
+    stream: IO[str] = getattr(sys, name)
+    stream.flush()
+    kept = os.dup(descriptor)
+    with file.open("w", encoding="utf-8") as target:
+        os.dup2(target.fileno(), descriptor)
+        setattr(sys, name, os.fdopen(os.dup(descriptor), "w", encoding="utf-8"))
+        try:
+            yield
+        finally:
+            getattr(sys, name).close()
+            setattr(sys, name, stream)
+            os.dup2(kept, descriptor)
+            os.close(kept)
 
 
 @pytest.fixture(scope="session")

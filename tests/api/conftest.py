@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,9 @@ from httpx2 import Response
 from api.http.app import create_app
 from kb.settings import MIB, Settings
 from tests.api.cli_process import data, files  # noqa: F401  (fixtures)
+from tests.known_device import store_ceilings
+from tests.shared import copy_knowledge
 
-BUILTIN = Path(__file__).resolve().parents[2] / "hw_manuals"
 DOCUMENTS = (
     "guidance/memory-bound.md",
     "constraints/masking-and-bounds.md",
@@ -27,22 +27,14 @@ FILE_LIMIT = 2 * MIB
 
 
 def small_knowledge(folder: Path) -> Path:
-    """All chips, few documents: embedding is what takes time."""
-    for path in (BUILTIN / "hardware").glob("*/hardware.toml"):
-        target = folder / path.relative_to(BUILTIN)
-        target.parent.mkdir(parents=True)
-        shutil.copy(path, target)
-    for name in DOCUMENTS:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(BUILTIN / name, folder / name)
-    return folder
+    return copy_knowledge(folder, DOCUMENTS)
 
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     base = tmp_path_factory.mktemp("http")
     return Settings(
-        data_dir=base / "data",
+        data_dir=store_ceilings(base / "data"),
         knowledge_dir=small_knowledge(base / "knowledge"),
         max_file_bytes=FILE_LIMIT,
         max_files_per_upload=20,

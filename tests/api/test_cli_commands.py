@@ -1,4 +1,4 @@
-"""The command line as people and programs use it: real processes on a real data directory."""
+"""The command line as people and programs use it, on a real data directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ import pytest
 
 from api.cli.main import COMMANDS, LazyCommand, main
 from api.cli.main import kernlore as kernlore_group
-from tests.api.cli_process import ERROR_KEYS, ROOT, document_of, free_port, kernlore
+from tests.api.cli_process import (
+    ERROR_KEYS,
+    ROOT,
+    Ran,
+    document_of,
+    free_port,
+    kernlore,
+    kernlore_process,
+)
+
+pytestmark = pytest.mark.slow(seconds=25)
 
 HEAVY = (
     "chromadb",
@@ -130,7 +140,10 @@ def test_help_is_complete_sentences_that_fit_a_terminal(
 def test_a_wrong_request_is_one_error_shape_and_exit_code_2(
     data: Path, arguments: list[str], code: str
 ) -> None:
-    ran = kernlore(*arguments, "--json", data=data)
+    assert_refused(kernlore(*arguments, "--json", data=data), code)
+
+
+def assert_refused(ran: Ran, code: str) -> None:
     assert ran.code == 2
     assert ran.json.keys() == ERROR_KEYS
     assert ran.json["code"] == code
@@ -138,8 +151,17 @@ def test_a_wrong_request_is_one_error_shape_and_exit_code_2(
     assert ran.json["message"] in ran.err
 
 
+def test_a_process_answers_and_ends_as_the_tests_in_this_process_do(data: Path) -> None:
+    for arguments in (("signals",), ("documents", "list"), ("retrieve", "--q", "wombat stall")):
+        ran = kernlore_process(*arguments, "--json", data=data)
+        here = kernlore(*arguments, "--json", data=data)
+        assert (ran.code, ran.err) == (here.code, here.err) == (0, "")
+        assert ran.json == here.json or ran.json.keys() == here.json.keys()
+    assert_refused(kernlore_process("documents", "show", "doc_0", "--json", data=data), "not_found")
+
+
 def test_a_setting_that_cannot_be_is_named(tmp_path: Path) -> None:
-    ran = kernlore("serve", "--port", "70000", data=tmp_path)
+    ran = kernlore_process("serve", "--port", "70000", data=tmp_path)
     assert ran.code == 2
     assert "port" in ran.err
 
@@ -155,7 +177,7 @@ def test_a_taken_port_is_refused_before_anything_is_loaded(tmp_path: Path) -> No
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ran = kernlore("serve", "--port", port, data=tmp_path / "data")
+        ran = kernlore_process("serve", "--port", port, data=tmp_path / "data")
     assert ran.code == 2
     assert port in ran.err
     assert not (tmp_path / "data" / "catalog.sqlite").exists()

@@ -23,10 +23,13 @@ from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
-from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
+from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process
 from tests.api.conftest import DOCUMENTS
+from tests.known_device import store_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
+
+pytestmark = pytest.mark.slow(seconds=70)
 
 PROBLEM = "map_id"
 OPTIONS = ("--language", "cpp", "--candidates", "2", "--knowledge", "off")
@@ -62,7 +65,10 @@ print(sorted({"kb", "optimizer", "numpy", "pydantic"} & set(sys.modules)))
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("optimize")
+    folder = tmp_path_factory.mktemp("optimize")
+    for name in ("data", "home"):
+        store_ceilings(folder / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,7 @@ def ran(place: Path, model: ModelServer) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
         patch.setenv("OPENAI_API_BASE", model.url)
-        done = kernlore("optimize", PROBLEM, *options, "--json", data=place / "data")
+        done = kernlore_process("optimize", PROBLEM, *options, "--json", data=place / "data")
     assert done.code == 0, done.err
     return done
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.api.cli_process import kernlore
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 SHIPPED = "cpp-fused-row-softmax"
 PAGE = """---
 name: gnu-rows

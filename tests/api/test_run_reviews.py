@@ -4,7 +4,6 @@ doors, then distilled and exported as it was answered."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,10 @@ from skills.training.export import Asked, export_trajectories
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from tests.api.cli_process import kernlore
-from tests.api.conftest import BUILTIN, assert_error
+from tests.api.conftest import assert_error
+from tests.shared import copy_knowledge
+
+pytestmark = pytest.mark.slow(seconds=10)
 
 FLAG = "case main: 40.0 times as fast as the reference; look at what it leaves out"
 REVIEW = Flag(29, "review", FLAG)
@@ -50,11 +52,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A service of its own, as these runs were measured by nobody: chips and no documents, so that
     nothing is embedded."""
     base = tmp_path_factory.mktemp("reviews")
-    for path in (BUILTIN / "hardware").glob("*/hardware.toml"):
-        target = base / "knowledge" / path.relative_to(BUILTIN)
-        target.parent.mkdir(parents=True)
-        shutil.copy(path, target)
-    settings = Settings(data_dir=base / "data", knowledge_dir=base / "knowledge")
+    knowledge = copy_knowledge(base / "knowledge", ())
+    settings = Settings(data_dir=base / "data", knowledge_dir=knowledge)
     with TestClient(create_app(settings), raise_server_exceptions=False) as running:
         parts: Services = running.app.state.services  # type: ignore[attr-defined]
         # Beside a start that loads them too: recipes have the licences that exports look up.

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from api.cli.backends.local import LocalTarget
 from api.services import Services
 from kb.catalog import skills as store
@@ -18,8 +20,11 @@ from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from skills.states import change_state
-from tests.api.conftest import BUILTIN, small_knowledge
+from tests.api.conftest import small_knowledge
+from tests.shared import BUILTIN
 from tests.skills.trials.curated import skill_in
+
+pytestmark = pytest.mark.slow(seconds=15)
 
 PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
 
@@ -40,7 +45,7 @@ def measured_skill(services: Services, folder: Path) -> None:
     told["kb.ops"] = "softmax"
     skill = skill_in(services.catalog, folder, "", name="unroll-rows", files=files, metadata=told)
     figures: dict[str, Any] = {"n": 6, "speedup": 1.5, "low": 1.4, "high": 1.6}
-    signed = {"actor": "ann", "reason": "a test"}
+    signed: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     with services.catalog.write() as connection:
         store.add_evidence(
             connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed

@@ -274,7 +274,7 @@ def test_an_exported_run_is_told_again(
     client: TestClient, liar: dict[str, Any], tmp_path: Path
 ) -> None:
     """Its rewards are claims, its lines are checked against the problem."""
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"format": 1, "run": "run_x", "problem_sha256": "0" * 64, "hardware": "x86-64", "node": n}
         for n in (0, 1)
     ]

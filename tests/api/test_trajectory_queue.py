@@ -22,6 +22,8 @@ from skills.trajectories.queue import TrajectoryQueue
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 GONE = -1.0  # seconds: a lease that has run out
 DAMAGED = "trj_damaged"  # fails at once, without any measuring
 UNREADABLE, UNRECORDED = "worker failed", "trajectory not recorded"

@@ -3,16 +3,19 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
 
 
-def request_for(row):
-    body = {"categories": ["hardware"], "k": 5, "hardware": row["hardware"]}
+def request_for(row: Row) -> Row:
+    body: Row = {"categories": ["hardware"], "k": 5, "hardware": row["hardware"]}
     if row["kind"] == "signal":
         return body | {"signal": row["query"]}
     return body | {"log" if row["kind"] == "error" else "query": row["query"]}
 
 
-def score_row(row, excerpts):
+def score_row(row: Row, excerpts: list[Row]) -> dict[str, float]:
     found = [n for n, e in enumerate(excerpts, 1) if row["evidence"] in e["text"]]
     foreign = [e for e in excerpts if e["hardware"] and row["hardware"] not in e["hardware"]]
     hit = 1.0 if found else 0.0
@@ -25,11 +28,11 @@ def score_row(row, excerpts):
     }
 
 
-def rows_of(path):
+def rows_of(path: str) -> list[Row]:
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
-def main(command, gold, answers=None):
+def main(command: str, gold: str, answers: str = "") -> None:
     rows = rows_of(gold)
     if command == "requests":
         for row in rows:

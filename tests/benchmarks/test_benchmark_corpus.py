@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks.retrieval.corpus import MANIFEST, load_corpus
 from kb.errors import InvalidRequest
+from tests.benchmarks.conftest import Small
 
 
-def test_manifest_decides_hardware_and_keeps_paths_apart(small) -> None:
+def test_manifest_decides_hardware_and_keeps_paths_apart(small: Small) -> None:
     corpus = load_corpus(small.corpus)
     assert corpus.hardware == ("omega-2", "zeta-1")
     names = {(file.hardware, file.name) for file in corpus.files}
@@ -18,7 +19,7 @@ def test_manifest_decides_hardware_and_keeps_paths_apart(small) -> None:
     assert (corpus.missing, corpus.extra) == ((), ())
 
 
-def test_missing_and_unlisted_files_are_reported(small) -> None:
+def test_missing_and_unlisted_files_are_reported(small: Small) -> None:
     (small.corpus / "omega/overview.md").unlink()
     (small.corpus / "LICENSE.txt").write_text("do as you like", encoding="utf-8")
     corpus = load_corpus(small.corpus)
@@ -29,7 +30,7 @@ def test_missing_and_unlisted_files_are_reported(small) -> None:
     assert "1 files not listed: LICENSE.txt" in said
 
 
-def test_without_a_manifest_the_top_folder_is_the_hardware(small) -> None:
+def test_without_a_manifest_the_top_folder_is_the_hardware(small: Small) -> None:
     (small.corpus / MANIFEST).unlink()
     (small.corpus / "LICENSES").mkdir()
     (small.corpus / "LICENSES/omega.txt").write_text("do as you like", encoding="utf-8")
@@ -39,13 +40,13 @@ def test_without_a_manifest_the_top_folder_is_the_hardware(small) -> None:
     assert corpus.extra == ("LICENSES/omega.txt",)
 
 
-def test_a_part_of_the_corpus_by_hardware(small) -> None:
+def test_a_part_of_the_corpus_by_hardware(small: Small) -> None:
     assert len(load_corpus(small.corpus).only({"zeta-1"}).files) == 2
     with pytest.raises(InvalidRequest, match="nothing about gamma"):
         load_corpus(small.corpus).only({"gamma"})
 
 
-def test_a_broken_manifest_line_is_named(small) -> None:
+def test_a_broken_manifest_line_is_named(small: Small) -> None:
     (small.corpus / MANIFEST).write_text('{"path": "a.md"}\n', encoding="utf-8")
     with pytest.raises(InvalidRequest, match=r"MANIFEST\.jsonl, line 1"):
         load_corpus(small.corpus)

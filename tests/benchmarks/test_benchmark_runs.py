@@ -9,10 +9,13 @@ import pytest
 from benchmarks.knowledge import ingestion
 from benchmarks.retrieval import ablation, latency, quality
 from benchmarks.retrieval.scoring import read_jsonl
+from tests.benchmarks.conftest import Small
+
+pytestmark = pytest.mark.slow(seconds=40)
 
 
 @pytest.fixture(scope="module")
-def scored(shared_small, without_builtin) -> str:
+def scored(shared_small: Small, without_builtin: None) -> str:
     """The result of a quality run that leaves its store behind."""
     small = shared_small
     result = small.answers.with_name("result.md")
@@ -22,7 +25,7 @@ def scored(shared_small, without_builtin) -> str:
     return result.read_text(encoding="utf-8")
 
 
-def test_quality_loads_asks_and_scores(scored: str, shared_small) -> None:
+def test_quality_loads_asks_and_scores(scored: str, shared_small: Small) -> None:
     assert "uploads: 3 created" in scored
     assert "jobs: 3 ready" in scored
     assert "rows 3 ndcg@10" in scored
@@ -35,7 +38,7 @@ def test_quality_loads_asks_and_scores(scored: str, shared_small) -> None:
 
 
 def test_ablation_runs_on_the_store_left_behind(
-    scored: str, shared_small, capsys: pytest.CaptureFixture[str]
+    scored: str, shared_small: Small, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = shared_small
     options = ["--data-dir", small.data, "--gold", small.gold, "--scorer", small.scorer]
@@ -47,7 +50,7 @@ def test_ablation_runs_on_the_store_left_behind(
 
 
 def test_latency_runs_on_the_store_left_behind(
-    scored: str, shared_small, without_builtin, capsys: pytest.CaptureFixture[str]
+    scored: str, shared_small: Small, without_builtin: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = shared_small
     options = ["--data-dir", small.data, "--gold", small.gold, "--scorer", small.scorer]
@@ -59,7 +62,7 @@ def test_latency_runs_on_the_store_left_behind(
     assert "Memory of the service:" in said
 
 
-def test_ingestion_embeds_nothing_twice(small) -> None:
+def test_ingestion_embeds_nothing_twice(small: Small) -> None:
     result = small.answers.with_name("ingestion.md")
     options = ["--corpus", small.corpus, "--results", result, "--no-encoders"]
     ingestion.run(ingestion.options_of([*map(str, options)]))
@@ -76,7 +79,7 @@ def test_ingestion_embeds_nothing_twice(small) -> None:
     assert 0 < int(changed[embedded]) <= 2 * ingestion.EDITED
 
 
-def test_baselines_answer_within_the_hardware(small, tmp_path: Path) -> None:
+def test_baselines_answer_within_the_hardware(small: Small, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     from benchmarks.retrieval.baselines import METHODS, fixed_answers, read_texts
     from benchmarks.retrieval.corpus import load_corpus

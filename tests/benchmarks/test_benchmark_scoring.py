@@ -7,18 +7,19 @@ import pytest
 
 from benchmarks.retrieval.scoring import Scorer, bootstrap, gold_of, read_jsonl, write_answers
 from kb.errors import InvalidRequest
+from tests.benchmarks.conftest import Small
 
 HIT = [{"text": "it holds 96 KiB", "hardware": ["zeta-1"]}]
 MISS = [{"text": "nothing of it", "hardware": ["omega-2"]}]
 
 
-def test_requests_are_those_of_the_script(small) -> None:
+def test_requests_are_those_of_the_script(small: Small) -> None:
     requests = Scorer(small.scorer, small.gold).requests()
     assert list(requests) == ["g1", "g2", "g3"]
     assert requests["g3"]["signal"] == "memory_bound"
 
 
-def test_scores_follow_the_rows_and_their_kinds(small) -> None:
+def test_scores_follow_the_rows_and_their_kinds(small: Small) -> None:
     scorer = Scorer(small.scorer, small.gold)
     good, bad = scorer.scores({"g1": HIT}), scorer.scores({"g1": MISS})
     assert good.kinds == ("question", "error", "signal")
@@ -30,20 +31,20 @@ def test_scores_follow_the_rows_and_their_kinds(small) -> None:
     assert difference.low <= difference.mean <= difference.high
 
 
-def test_the_table_is_what_the_script_prints(small) -> None:
+def test_the_table_is_what_the_script_prints(small: Small) -> None:
     scorer = Scorer(small.scorer, small.gold)
     write_answers(small.answers, {"g1": HIT, "g2": MISS, "g3": MISS})
     assert scorer.table(small.answers).strip() == "rows 3 ndcg@10 0.333"
 
 
-def test_a_script_that_fails_is_quoted(small) -> None:
+def test_a_script_that_fails_is_quoted(small: Small) -> None:
     scorer = Scorer(small.scorer, small.gold)
     write_answers(small.answers, {"g1": HIT})
     with pytest.raises(InvalidRequest, match="KeyError"):
         scorer.table(small.answers)
 
 
-def test_gold_rows_of_some_hardware(small) -> None:
+def test_gold_rows_of_some_hardware(small: Small) -> None:
     target = small.gold.with_name("part.jsonl")
     assert gold_of(small.gold, frozenset(), target) == small.gold
     assert read_jsonl(gold_of(small.gold, {"omega-2"}, target)) == []

@@ -75,7 +75,10 @@ from tests.benchmarks.test_knowledge_value import (
     scale,
     table_of,
 )
+from tests.shared import once, read_builtin_knowledge
 from tests.skills.curator.planted import catalog_in
+
+pytestmark = pytest.mark.slow(seconds=60)
 
 HERE = "problem.op in ['elementwise']"
 ELSEWHERE = "problem.op in ['softmax']"
@@ -342,11 +345,21 @@ def test_a_part_of_a_plan_has_these_problems_alone(tmp_path: Path) -> None:
         part_of(plan, ["attention"])
 
 
-def test_runs_of_a_copy_are_distilled_where_they_are_put_together(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory that has read what ships."""
+    return once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
+
+
+def test_runs_of_a_copy_are_distilled_where_they_are_put_together(
+    tmp_path: Path, prepared: Path
+) -> None:
     asked = {"taught": ("softmax",), "others": ("row_reduction",), "candidates": 1, "budget": 1,
              "unseen_points": 1, "other_points": 1, "documents": False}  # fmt: skip
     copy, whole = tmp_path / "copy", tmp_path / "whole"
     plan = plan_of(copy, asked)
+    for folder in (copy, whole):
+        shutil.copytree(prepared, folder / "data")
     with opened(copy / "data", plan.documents) as services:
         assert go_on(services, copy, plan, ("runs",), 120)
     shutil.copytree(copy / "runs", whole / "runs")
@@ -358,10 +371,11 @@ def test_runs_of_a_copy_are_distilled_where_they_are_put_together(tmp_path: Path
     assert (whole / "lessons" / "softmax.json").is_file()
 
 
-def test_a_tiny_folder_goes_from_a_run_to_a_report(tmp_path: Path) -> None:
+def test_a_tiny_folder_goes_from_a_run_to_a_report(tmp_path: Path, prepared: Path) -> None:
     asked = {"taught": ("softmax",), "others": ("row_reduction",), "candidates": 1, "budget": 1,
              "unseen_points": 1, "other_points": 1, "documents": False}  # fmt: skip
     plan, stages = plan_of(tmp_path, asked), ("runs", "distil", "trials", "others")
+    shutil.copytree(prepared, tmp_path / "data")
     with opened(tmp_path / "data", plan.documents) as services:
         assert not go_on(services, tmp_path, plan, stages, 0)  # stops before the first run
         assert go_on(services, tmp_path, plan, stages, 300)

@@ -28,6 +28,8 @@ from kb.index.chroma import ChromaIndex
 from kb.index.exact import ExactIndex
 from tests.ingestion import golden
 
+pytestmark = pytest.mark.slow(seconds=40)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 
@@ -96,8 +98,8 @@ def test_04_upsert_loses_no_passages(store: Store) -> None:
 
 
 def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
-    tables = ("documents", "document_versions", "sections", "passages", "embeddings")
-    tables += ("lexical_passages", "lexical_sections", "passage_hardware", "jobs")
+    tables = ["documents", "document_versions", "sections", "passages", "embeddings"]
+    tables += ["lexical_passages", "lexical_sections", "passage_hardware", "jobs"]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     before = {table: store.rows(table) for table in tables}
     for _ in range(2):
@@ -122,7 +124,11 @@ def test_07_new_content_replaces_old_in_every_index(store: Store, chroma: Chroma
     chroma.open_or_rebuild()
     revised = MANUAL.replace("persimmon", "tangerine")
     store.submit("manual.md", revised, hardware=("h100",))
-    store.worker(on_vectors=chroma.sync).drain()
+
+    def bring_up_to_date(scopes: set[str]) -> None:
+        chroma.sync(scopes)
+
+    store.worker(on_vectors=bring_up_to_date).drain()
     found = [
         store.by_words("persimmon tangerine unit", "h100"),
         store.by_meaning(SENTENCE, "h100"),

@@ -29,6 +29,8 @@ from ingestion.parse_process import (
 )
 from kb.errors import ParseFailed, Unavailable, UnsupportedFormat
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 HERE = "tests.ingestion.test_parse_process"
 SMALL = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
 

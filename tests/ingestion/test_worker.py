@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestion import worker as worker_module
+from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
 from kb.embedding import LocalEmbedder, Vectors
 from tests.ingestion import golden
+
+pytestmark = pytest.mark.slow(seconds=15)
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -318,7 +321,7 @@ def test_a_step_that_fails_ends_its_jobs_and_not_the_worker(
         thread.join()
 
 
-def until(store: Store, job_id: str, state: str) -> worker_module.Job:
+def until(store: Store, job_id: str, state: str) -> Job:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         job = store.jobs.get(job_id)

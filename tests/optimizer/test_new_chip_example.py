@@ -27,6 +27,8 @@ from retrieval.diagnose.linear_patterns import compile_linear
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signatures import SignatureIndex, signature_from_mapping
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "new_chip"
 SEEDS = (3, 5, 6)
 SMALL, LARGE = 5, 6  # by their scratchpads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from tests.api.cli_process import kernlore
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import RecordingListener
+
+pytestmark = pytest.mark.slow(seconds=65)
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
 CANDIDATES = 12
@@ -56,7 +59,7 @@ class Chip:
         self.description = folder / "chip" / "hardware.toml"
         CHIPS.write(seed, folder / "chip")
         self.local = LocalTarget(read_settings(folder / "data"))
-        self.local.add_hardware(self.description.read_text(encoding="utf-8"), "hardware.toml")
+        self.local.add_hardware(tomllib.loads(self.description.read_text()), "hardware.toml")
         self.services = self.local.services
         if manual is not None:
             upload = Upload("manual.md", manual.encode(), hardware=(self.id,))

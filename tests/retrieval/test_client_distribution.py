@@ -14,6 +14,8 @@ import pytest
 
 from retrieval import client
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path("clients", "kernlore-client")
 HTTPX = ("httpx", "httpcore", "h11", "anyio", "sniffio", "idna", "certifi", "typing_extensions")

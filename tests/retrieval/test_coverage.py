@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from test_tree import add, chips
 
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -24,6 +23,7 @@ from retrieval.coverage import (
 )
 from retrieval.diagnose.signals import DATA, load_signals
 from tests.catalogs import fresh_data_dir
+from tests.retrieval.test_tree import add, chips
 
 BOUND = ("signal", "memory_bound")
 REGISTERS = ("topic", "registers")

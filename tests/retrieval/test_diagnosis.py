@@ -1,5 +1,7 @@
 """Verdicts on a real profile, on each vendor's counters, and on evidence that is missing."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from kb.errors import InvalidKnowledge
@@ -67,7 +69,7 @@ def ids(verdict: Verdict) -> list[str]:
 
 
 def verdict_of(
-    raw: dict[str, float | str], lineage: tuple[str, ...] = H200, **problem: str
+    raw: Mapping[str, float | str], lineage: tuple[str, ...] = H200, **problem: str
 ) -> Verdict:
     return diagnose(normalise(raw), {}, dict(problem), lineage)
 
@@ -155,7 +157,7 @@ def test_nothing_given_nothing_said() -> None:
     ],
 )
 def test_one_counter_of_each_collector(
-    raw: dict[str, float | str], lineage: tuple[str, ...], problem: dict[str, str], signal: str
+    raw: Mapping[str, float | str], lineage: tuple[str, ...], problem: dict[str, str], signal: str
 ) -> None:
     assert verdict_of(raw, lineage, **problem).primary == signal
 

@@ -48,7 +48,7 @@ class InProcess:
         files: Sequence[Part] | None = None,
     ) -> tuple[int, Any]:
         self.asked.append(json)
-        if json.get("hardware") == "h10":
+        if (json or {}).get("hardware") == "h10":
             return 404, {"code": "unknown_hardware", "message": "h10", "hint": "", "details": {}}
         excerpts = (excerpt(1, 0.9, {"index": 11, "label": "xii"}), excerpt(2, 0.4, None))
         empty = contract.Verdict()
@@ -102,8 +102,9 @@ def test_every_option_narrows_every_query(service: InProcess) -> None:
 
 @pytest.mark.parametrize("option", ["chip", "query"])
 def test_an_unknown_option_is_refused_at_once(service: InProcess, option: str) -> None:
+    options: dict[str, Any] = {option: "h100"}
     with pytest.raises(TypeError, match=option):
-        KernloreRetriever(Kernlore(backend=service), **{option: "h100"})
+        KernloreRetriever(Kernlore(backend=service), **options)
 
 
 def test_the_model_reads_citations_but_no_ids(service: InProcess) -> None:

@@ -271,7 +271,7 @@ def test_state_and_evidence_are_all_that_an_import_loses(
     other.import_folder(first, actor="bob")
     (second,) = other.export(tmp_path / "two")
     before, after = read_skill(first).metadata, read_skill(second).metadata
-    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
     assert changed == {"kb.status", "kb.evidence", "kb.verified-at"}
 
 

@@ -124,5 +124,5 @@ def _judged(
         return f"WRONG: {len(values)} outputs where the reference has {len(opened.outputs)}"
     inputs, state = tensors
     errors = PreparedCase(opened, device).errors(values, SEED, (*inputs, *state.values()))
-    wrong = [error.told() for error in errors if not error.ok]
+    wrong = [error.in_words() for error in errors if not error.ok]
     return f"WRONG: {wrong[0]}" if wrong else f"right, by the {which}"

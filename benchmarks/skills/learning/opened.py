@@ -70,7 +70,7 @@ class RemediesAlone(Retriever):
     """No document is searched, whatever is asked."""
 
     def retrieve(self, request: RetrieveRequest) -> Answer:
-        return self.remedies(request)
+        return self.moves_and_skills(request)
 
 
 class NoEmbedder:

@@ -19,6 +19,8 @@ from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionCon
 from kb.embedding import LocalEmbedder, Vectors
 from kb.index.chroma import ChromaIndex
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

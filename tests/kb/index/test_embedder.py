@@ -19,6 +19,8 @@ from kb.embedding import (
 )
 from kb.errors import InvalidRequest, Unavailable
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 ROOT = Path(__file__).resolve().parents[3]
 QUERIES = [
     "shared memory bank conflicts on H100",

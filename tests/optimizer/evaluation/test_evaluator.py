@@ -18,6 +18,8 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 
+pytestmark = pytest.mark.slow(seconds=30)
+
 PROBLEM = """
 import torch
 import torch.nn as nn

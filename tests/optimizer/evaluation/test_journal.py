@@ -29,6 +29,8 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 from tests.catalogs import fresh_data_dir
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 PROBLEM = """
 import torch
 import torch.nn as nn
@@ -98,11 +100,11 @@ def test_an_evaluation_is_one_row_and_found_again(store: tuple[Path, Catalog]) -
     evaluate(folder, 0)
     evaluate(folder, 0)
     (row,) = rows(catalog, t.evaluations)
-    assert row.state == "finished" and row.validity == "correct"  # type: ignore[attr-defined]
+    assert row.state == "finished" and row.validity == "correct"
     assert len(rows(catalog, t.candidates)) == len(rows(catalog, t.problems)) == 1
     (case,) = rows(catalog, t.evaluation_cases)
-    assert case.correct and case.baseline_us > 0  # type: ignore[attr-defined]
-    record = Evaluations(catalog).find(row.key).record  # type: ignore[attr-defined, union-attr]
+    assert case.correct and case.baseline_us > 0
+    record = Evaluations(catalog).find(row.key).record  # type: ignore[union-attr]
     assert record is not None
     assert json.loads(json.dumps(evaluation_from_json(record).as_json())) == record
 
@@ -117,17 +119,17 @@ def test_a_killed_evaluation_goes_on(store: tuple[Path, Catalog], stage: str) ->
     child = subprocess.Popen(argv, start_new_session=True)
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        if any(row.stage == stage for row in rows(catalog, t.evaluations)):  # type: ignore[attr-defined]
+        if any(row.stage == stage for row in rows(catalog, t.evaluations)):
             break
         time.sleep(0.02)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     (before,) = rows(catalog, t.evaluations)
-    assert before.state == "running"  # type: ignore[attr-defined]
+    assert before.state == "running"
     evaluate(folder, 0.4)
     (after,) = rows(catalog, t.evaluations)
-    assert after.id == before.id and after.state == "finished"  # type: ignore[attr-defined]
-    notes = Evaluations(catalog).find(after.key).record["notes"]  # type: ignore[attr-defined, union-attr, index]
+    assert after.id == before.id and after.state == "finished"
+    notes = Evaluations(catalog).find(after.key).record["notes"]  # type: ignore[union-attr, index]
     assert any("interrupted" in note for note in notes) == (stage == "correctness")
     assert len(rows(catalog, t.evaluation_cases)) == 1
 

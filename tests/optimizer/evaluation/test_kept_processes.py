@@ -15,13 +15,15 @@ import torch
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import Evaluation, Flag
+from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing import blocks
 from optimizer.evaluation.timing.blocks import Measured, TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
+
+pytestmark = pytest.mark.slow(seconds=20)
 
 PROBLEM = """
 import torch
@@ -160,7 +162,7 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
 def test_what_is_no_matter_of_clocks_is_not_looked_at_again() -> None:
     def told(*rows: int) -> bool:
         flags = tuple(Flag(row, "reject", "") for row in rows)
-        return Measured(blocks.CaseTiming("case", "measured"), flags).doubtful
+        return Measured(CaseTiming("case", "measured"), flags).doubtful
 
     assert told(13) and told(1, 13) and told(2)
     assert not told() and not told(4) and not told(4, 13)

@@ -20,6 +20,8 @@ from optimizer.search.synthesizers.base import Context
 from optimizer.search.tree import Tree, seen
 from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 ROOT = Path(__file__).parents[3]
 Shape = list[tuple[int, int | None, str, str | None, int | None]]
 
@@ -27,7 +29,7 @@ Shape = list[tuple[int, int | None, str, str | None, int | None]]
 def shape(tree: Tree) -> Shape:
     """What makes a tree what it is."""
     return [
-        (n.number, n.parent, n.state, n.proposal and n.proposal.bundle.sha256, n.same_as)
+        (n.number, n.parent, n.state, n.proposal.bundle.sha256 if n.proposal else None, n.same_as)
         for n in tree
     ]
 

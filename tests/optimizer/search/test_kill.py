@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 ROOT = Path(__file__).parents[3]
 KILLS = 3
 

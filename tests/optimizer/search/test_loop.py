@@ -159,7 +159,7 @@ def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: P
     assert stored.ended == ended.ended == "3 candidates were tried"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Slow:
     """Proposes what takes long to evaluate and brings nothing."""
 
@@ -198,7 +198,7 @@ def test_proposers_take_turns_by_the_time_that_their_candidates_took(
     assert [n.proposal for n in replayed.tree.nodes] == [n.proposal for n in going.tree.nodes]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Wandering:
     """Proposes something new from anywhere."""
 

@@ -12,7 +12,8 @@ def move_when(when: str) -> Move:
 
 
 def query_with(**problem: float) -> Query:
-    signals, metrics = ("memory_bound",), {"roofline_pct": 40.0, "kernel": "k"}
+    signals = ("memory_bound",)
+    metrics: dict[str, float | str] = {"roofline_pct": 40.0, "kernel": "k"}
     return Query(signals, metrics, "", "h200", "mm", "triton", "fp32", "", 1, 100, problem)
 
 

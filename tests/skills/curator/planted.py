@@ -135,7 +135,8 @@ def at_random(seed: int) -> Trajectory:
         steps.append(tuned(values, after, (speedup, gained), (node - 1, node)))
         if gained > speedup:
             values, speedup = after, gained
-    return trajectory(*steps, run=f"run_{seed}")
+    drawn: Trajectory = trajectory(*steps, run=f"run_{seed}")
+    return drawn
 
 
 def relabelled(made: Trajectory, run: str) -> Trajectory:

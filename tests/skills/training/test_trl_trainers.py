@@ -26,7 +26,7 @@ TEMPLATE = (
 REWARDED = ("problem_source", "best_known", "language", "hardware")
 
 # TRL asks for options by names that transformers has given new ones.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [pytest.mark.slow(seconds=30), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE({token: at for at, token in enumerate([*MARKS, *alphabet])}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<end>")
+    found = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<end>"
+    )
     found.chat_template = TEMPLATE
     return found
 
@@ -137,7 +139,7 @@ def test_rewards_are_told_what_they_need(tmp_path: Path) -> None:
     before = copied(net)
     trainer = GRPOTrainer(
         model=net,
-        reward_funcs=reward,
+        reward_funcs=reward,  # type: ignore[arg-type]
         args=GRPOConfig(num_generations=2, max_completion_length=8, **settings(tmp_path)),
         train_dataset=exported("grpo", "jsonl", tmp_path),
         processing_class=tokenizer(),

@@ -145,7 +145,7 @@ def test_more_than_a_ceiling_says_that_the_ceiling_is_wrong() -> None:
 def test_a_verdict_keeps_what_it_was_derived_from() -> None:
     verdict = diagnose_evaluation(timed(3_600.0, metrics={"packed_instructions": 8}), around())
     assert verdict.metrics["packed_instructions"] == 8 and verdict.metrics["call_us"] == 3_600
-    assert 60 < verdict.metrics["copy_bandwidth_pct"] < 85
+    assert 60 < float(verdict.metrics["copy_bandwidth_pct"]) < 85
     assert verdict.problem["compulsory_bytes"] == STREAM.compulsory_bytes
     broken = diagnose_evaluation(failed("not_compiled", "no", "error: x"), around())
     assert broken.metrics == {}  # nothing was timed

@@ -24,6 +24,8 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains.base import Loader
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 PROBLEM = """
 import torch
 import torch.nn as nn

@@ -20,6 +20,8 @@ from optimizer.evaluation.toolchains.base import Compiled, Target
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 from optimizer.evaluation.toolchains.processes import Limits, members
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 RUN = "python {source} {input}"
 TARGET = Target("toy", ("toy",), arch="t1")
 ADD = Signature(

@@ -98,7 +98,10 @@ src/k.cpp:21:3: missed: not vectorized: no vectype for stmt
 /usr/include/c++/12/bits/stl_algo.h:10:3: missed: couldn't vectorize loop
 """
     loops = parse_loops(report, Path("src"))
-    assert (loops.vectorised, loops.missed) == ({"src/k.cpp:9"}, {"src/k.cpp:20"})
+    assert (loops.vectorised, loops.missed) == (
+        frozenset({"src/k.cpp:9"}),
+        frozenset({"src/k.cpp:20"}),
+    )
     assert loops.summary == "loops vectorised: 1, widest 256 bits; missed: 1"
 
 

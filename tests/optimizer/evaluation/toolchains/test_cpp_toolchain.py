@@ -31,7 +31,10 @@ CHAIN = (
 )
 SUM = BEGIN + "float s = 0; for (int64_t i = 0; i < n; i++) s += a[i]; o[0] = s; return 0; }"
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+pytestmark = [
+    pytest.mark.slow(seconds=10),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"),
+]
 
 
 def build(source: str, workdir: Path, seconds: float = 30.0, **parameters: object) -> Compiled:

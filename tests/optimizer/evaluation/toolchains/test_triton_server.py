@@ -21,7 +21,10 @@ from optimizer.evaluation.toolchains.triton.compile import LIMITS
 from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's")
+pytestmark = [
+    pytest.mark.slow(seconds=15),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's"),
+]
 
 HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
 KERNEL = """

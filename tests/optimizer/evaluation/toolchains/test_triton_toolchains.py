@@ -24,6 +24,8 @@ from optimizer.evaluation.toolchains.triton.toolchains import (
 )
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
+pytestmark = pytest.mark.slow(seconds=30)
+
 pytest.importorskip("triton")
 
 HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")

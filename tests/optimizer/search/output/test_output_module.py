@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from output_runs import (
+
+from optimizer.evaluation.abi import DTYPE_CODES
+from optimizer.evaluation.bundle import Bundle
+from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.output.module import package_name, write_module
+from optimizer.search.output.shipped import kernels
+from tests.optimizer.search.output.output_runs import (
     FIGURES,
     SOURCE,
     TOML,
@@ -22,13 +28,10 @@ from output_runs import (
     winner_run,
 )
 
-from optimizer.evaluation.abi import DTYPE_CODES
-from optimizer.evaluation.bundle import Bundle
-from optimizer.search.confirm import Figure, Outcome
-from optimizer.search.output.module import package_name, write_module
-from optimizer.search.output.shipped import kernels
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow(seconds=50),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
 
 HEAD = """
 import sys, warnings

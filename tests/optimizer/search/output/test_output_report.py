@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from output_runs import (
+
+from optimizer.evaluation.records import verdict_from_json
+from optimizer.search.confirm import Outcome
+from optimizer.search.output.plots import STYLES, write_plots
+from optimizer.search.output.report import write_report
+from optimizer.search.records import Node
+from optimizer.search.tree import Tree
+from tests.optimizer.search.output.output_runs import (
     cpp_bundle,
     evaluation,
     figure,
@@ -23,12 +30,7 @@ from output_runs import (
     winner_run,
 )
 
-from optimizer.evaluation.records import verdict_from_json
-from optimizer.search.confirm import Outcome
-from optimizer.search.output.plots import STYLES, write_plots
-from optimizer.search.output.report import write_report
-from optimizer.search.records import Node
-from optimizer.search.tree import Tree
+pytestmark = pytest.mark.slow(seconds=15)
 
 WITH_INTERVAL = re.compile(r"\d+\.\d+x \[\d+\.\d+, \d+\.\d+\] n=\d+")
 
@@ -234,7 +236,7 @@ def test_without_matplotlib_the_report_says_why_there_are_no_plots(tmp_path: Pat
 import sys
 sys.modules["matplotlib"] = None
 from pathlib import Path
-from output_runs import *
+from tests.optimizer.search.output.output_runs import *
 from optimizer.search.output.report import write_report
 run, tree, outcome = winner_run(cpp_bundle())
 folder = Path(sys.argv[1])

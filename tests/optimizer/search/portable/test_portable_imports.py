@@ -11,6 +11,8 @@ import pytest
 
 from tests.optimizer.search.portable.bare_machine import required, top_level
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 ROOT = Path(__file__).resolve().parents[4]
 OWN = {"kb", "retrieval", "skills", "optimizer", "tests"}
 REFUSING = """

@@ -18,6 +18,8 @@ from optimizer.search.portable.snapshot import (
     take_snapshot,
 )
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 FACTS: dict[str, float | str] = {"l1d_size": 32768.0}
 TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
@@ -66,7 +68,7 @@ def snapshot(source: Source) -> Snapshot:
 
 def query(*signals: str, **changes: object) -> Query:
     fields = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **changes}
-    return Query(**fields)  # type: ignore[arg-type]
+    return Query(**fields)
 
 
 def test_documents_are_searched_once_for_a_signal(source: Source, snapshot: Snapshot) -> None:

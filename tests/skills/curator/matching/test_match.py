@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_the_same_claim_on_a_sibling_and_another_type_widens_a_candidate(
     assert row.state == "candidate" and row.version == 2
     assert "The same effect was measured for layernorm, cpp, bfloat16, h200." in row.body
     assert len(evidence(catalog, row.name)) == 2
-    large = {"op": "layernorm", "compulsory_bytes": 1e9}
+    large: dict[str, Any] = {"op": "layernorm", "compulsory_bytes": 1e9}
     assert row.predicate is not None
     holds = compile_predicate(row.predicate).evaluate(Bindings(("memory_bound",), problem=large))
     assert holds.value is True
@@ -125,9 +126,9 @@ def test_a_skill_in_use_keeps_its_claim(catalog: Catalog) -> None:
 @pytest.mark.parametrize("failure", [False, True])
 def test_opposite_effects_narrow_both_by_what_differs(
     catalog: Catalog,
-    other: dict[str, object],
-    inside: dict[str, object],
-    outside: dict[str, object],
+    other: dict[str, Any],
+    inside: dict[str, Any],
+    outside: dict[str, Any],
     failure: bool,
 ) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)

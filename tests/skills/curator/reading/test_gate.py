@@ -45,13 +45,13 @@ def test_an_exploit_teaches_nothing(catalog: Catalog, seed: int, trick: str) -> 
     """A candidate that cheats wins by far; every other step of the run is judged as before."""
     clean = at_random(seed)
     place = random.Random(seed).randrange(len(clean.steps))
-    cheat: dict[str, Any] = {
+    cheats: dict[str, dict[str, Any]] = {
         "rejected": {"rejected": True, "flags": ("row 3: a cached result was returned",)},
         "review": {"flags": ("row 14: much faster than the roofline allows",)},
         "verdict": {"validity": "rejected"},
-    }[trick]
+    }
     child = clean.steps[place].child
-    forged = measured(f"ev-{child.number}", 40.0, **cheat)
+    forged = measured(f"ev-{child.number}", 40.0, **cheats[trick])
     steps = list(clean.steps)
     steps[place] = replace(steps[place], child=replace(child, measured=forged))
     made = distil(replace(clean, steps=tuple(steps)), catalog, roles=ROLES)

@@ -24,6 +24,8 @@ from skills.trials.trial_context import Means
 from skills.trials.verification import judge
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
 MOVES = [
     {

@@ -30,6 +30,8 @@ from skills.trials.trial_context import Means
 from skills.trials.verification import Arm, Trial, judge, verify
 from tests.skills.trials.curated import TEMPLATE, bench_of, skill_in
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
 SPREAD = 0.02
 # With four lanes it is wrong, with more it is right.

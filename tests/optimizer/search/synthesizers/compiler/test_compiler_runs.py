@@ -22,6 +22,8 @@ from optimizer.search.records import Proposal
 
 from .proposals import SOURCE, drained
 
+pytestmark = pytest.mark.slow(seconds=150)
+
 # Verdicts are tested here; a busy test machine has no timing to offer.
 QUICK = EvaluationSettings(
     seeds=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_the_verdict_orders_the_neighbours(problem: ProblemView, signal: str, op
 def neighbours(problem: ProblemView, node: Node, *moves: Move) -> list[Proposal]:
     synthesizer = CompilerSynthesizer(known=lambda: KNOWN)
     tried = [node]
-    proposals = []
+    proposals: list[Proposal] = []
     while True:
         proposal = synthesizer.propose(context(problem, node, tried, moves=moves))
         if proposal is None:
@@ -187,8 +188,9 @@ def everything(space: Space) -> list[tuple[str, Value, tuple[str, ...]]]:
 def test_every_entry_is_an_option_of_the_installed_torch_with_the_right_type() -> None:
     import torch
 
+    inductor: Any = torch._TorchCompileInductorWrapper
     for name, value, _ in everything(shipped()):
-        torch._TorchCompileInductorWrapper(None, {name: value}, False)  # raises
+        inductor(None, {name: value}, False)  # raises
     assert {point.mode for point in shipped().points} <= set(installed().modes)
 
 
@@ -204,7 +206,8 @@ def test_defaults_of_the_file_are_those_of_torch() -> None:
 
 def test_the_words_of_the_file_are_known() -> None:
     signals = set(load_signals().ids)
-    for entry in (*shipped().points, *shipped().options):
+    entries: list[Any] = [*shipped().points, *shipped().options]
+    for entry in entries:
         assert set(entry.help.signals) <= signals, entry.name
         assert set(entry.help.roles) <= ROLES, entry.name
         assert set(entry.help.devices) <= {"cpu", "cuda"}, entry.name

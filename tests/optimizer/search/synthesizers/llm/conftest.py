@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llm_servers import ModelServer, Script
 
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from tests.optimizer.search.synthesizers.llm.llm_servers import ModelServer, Script
 
 KEY = "local-test-key-0123456789"
 

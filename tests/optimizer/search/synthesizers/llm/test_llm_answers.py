@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llm_contexts import MOVE_ID, SOURCE, context
-from llm_servers import Answered, ModelServer, good
 
 from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from tests.optimizer.search.synthesizers.llm.llm_contexts import MOVE_ID, SOURCE, context
+from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "a\\tb\\n";\n'
 HEAD = {"plan": "larger tiles", "used": [MOVE_ID], "language": "cpp", "main": "kernel.cpp"}

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llm_contexts import SOURCE, context, evaluation, knowledge
-from llm_servers import Answered, ModelServer, good
-
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
@@ -22,6 +19,13 @@ from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from optimizer.search.tree import Tree
+from tests.optimizer.search.synthesizers.llm.llm_contexts import (
+    SOURCE,
+    context,
+    evaluation,
+    knowledge,
+)
+from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
 
 LIMIT = 100
 

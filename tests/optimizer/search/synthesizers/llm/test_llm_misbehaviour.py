@@ -10,14 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KEY
-from llm_contexts import PLANTED, SOURCE, context, knowledge
-from llm_servers import Answered, ModelServer, blocks, failure, good, moved, prompt_of, tool_call
 
 from kb.errors import NotFound
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import ProposalFailed
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from tests.optimizer.search.synthesizers.llm.conftest import KEY
+from tests.optimizer.search.synthesizers.llm.llm_contexts import PLANTED, SOURCE, context, knowledge
+from tests.optimizer.search.synthesizers.llm.llm_servers import (
+    Answered,
+    ModelServer,
+    blocks,
+    failure,
+    good,
+    moved,
+    prompt_of,
+    tool_call,
+)
 
 Made = Callable[..., LlmSynthesizer]
 Serve = Callable[..., ModelServer]

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llm_contexts import EXCERPT_ID, MOVE_ID, PLANTED, SOURCE, context, knowledge, parent
-from llm_servers import block, blocks
 
 from kb.errors import InvalidRequest, StoreError
 from optimizer.evaluation.abi import HEADER
@@ -35,6 +33,16 @@ from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Tr
 from optimizer.search.synthesizers.llm.prompt import Prompt, compose
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
+from tests.optimizer.search.synthesizers.llm.llm_contexts import (
+    EXCERPT_ID,
+    MOVE_ID,
+    PLANTED,
+    SOURCE,
+    context,
+    knowledge,
+    parent,
+)
+from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
 
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32")
 ANSWER = {

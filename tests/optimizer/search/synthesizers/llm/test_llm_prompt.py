@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from llm_contexts import MOVE_ID, SOURCE, context, knowledge, parent
-from llm_servers import block, blocks
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.correctness import bounds
@@ -31,6 +29,14 @@ from optimizer.search.synthesizers.llm import sections
 from optimizer.search.synthesizers.llm.answers import answer_from
 from optimizer.search.synthesizers.llm.prompt import Prompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence, data
+from tests.optimizer.search.synthesizers.llm.llm_contexts import (
+    MOVE_ID,
+    SOURCE,
+    context,
+    knowledge,
+    parent,
+)
+from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
 
 FAILING = SOURCE.replace("return 0;", "return missing;")
 ERROR = "src/kernel.cpp:9:10: error: 'missing' was not declared in this scope"

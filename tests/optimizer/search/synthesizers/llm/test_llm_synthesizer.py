@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llm_contexts import EXCERPT_ID, MOVE_ID, context, knowledge
-from llm_servers import Answered, ModelServer, block, good, moved, prompt_of, tool_call
 
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.knowledge import Excerpt
@@ -21,6 +19,21 @@ from optimizer.search.synthesizers.llm.asker import price_known
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, drawn, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from tests.optimizer.search.synthesizers.llm.llm_contexts import (
+    EXCERPT_ID,
+    MOVE_ID,
+    context,
+    knowledge,
+)
+from tests.optimizer.search.synthesizers.llm.llm_servers import (
+    Answered,
+    ModelServer,
+    block,
+    good,
+    moved,
+    prompt_of,
+    tool_call,
+)
 
 Made = Callable[..., LlmSynthesizer]
 Serve = Callable[..., ModelServer]

@@ -1,0 +1,40 @@
+"""Ceilings of this machine's processor for data directories in which they are not the subject.
+
+Measuring them takes ten seconds of all processors, and beside another test they are never trusted,
+so that every evaluation would measure them again. These are generous: no time that a machine can
+reach is impossible by them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore, Figure, Point
+from optimizer.evaluation.collectors.probe import identify
+
+MIB = 1 << 20
+# GB/s at MiB: about four times what two cores of a server reach.
+RATES = ((1, 600.0), (32, 240.0), (256, 120.0))
+FLOPS = {"float32": 1.5e12, "float64": 0.7e12, "bfloat16": 9e12}
+
+
+def store_ceilings(data_dir: Path) -> Path:
+    """As if they had been measured there; the directory."""
+    identity = identify("cpu")
+    points = tuple(Point(size * MIB, rate * 1e9, 0.02, 20) for size, rate in RATES)
+    ceilings = Ceilings(
+        device=identity.id,
+        kind="cpu",
+        threads=os.cpu_count() or 1,
+        cache_bytes=identity.cache_bytes,
+        copy=points,
+        read=points,
+        write=points,
+        matmul={dtype: Figure(rate, 0.02, 50) for dtype, rate in FLOPS.items()},
+        launch=Figure(2e-7, 0.02, 55),
+        dispatch=Figure(5e-7, 0.02, 50),
+        measured_at=1.7e9,
+    )
+    DeviceStore(data_dir).save(identity, ceilings)
+    return data_dir
