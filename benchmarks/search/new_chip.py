@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import threading
+import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
