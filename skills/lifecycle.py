@@ -1,24 +1,30 @@
-"""What moves skills from state to state beside their uses: a person's word, and a toolchain that is
-no longer the one that they were measured with.
+"""What moves skills from state to state beside their uses: a person's decision, and a toolchain
+that is no longer the one that they were measured with.
 
 Every step has an actor and a reason and is an event; nothing is ever deleted, so a retired skill
 can still be read and brought back. The queue of what is to be measured again is the skills that
-are suspect, with what their last event says of the reason.
+are suspect, with the reason that their last event gives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import Connection
 
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import EvidenceRow, SkillEvent, SkillHead, State
-from kb.errors import Conflict
+from kb.errors import Conflict, InvalidRequest
 from kb.scope import ALL_ACCESS
+from retrieval.knowledge_base import KnowledgeBase
+from skills.observation import retire_unused
+from skills.skill_library import SkillLibrary
 
 ACTOR = "lifecycle"
+Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
 
 
 @dataclass(frozen=True)
@@ -188,15 +194,89 @@ def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
         for skill in store.heads(connection, states=("suspect",), access_scope=access_scope):
             events = store.events(connection, skill.id, access_scope)
             last = [event for event in events if event.to_state == "suspect"][-1]
-            told = last.details
+            details = last.details
             found.append(
                 Queued(
                     skill.name,
                     last.created_at,
                     last.reason,
-                    told.get("hardware"),
-                    told.get("was"),
-                    told.get("now"),
+                    details.get("hardware"),
+                    details.get("was"),
+                    details.get("now"),
                 )
             )
     return sorted(found, key=lambda queued: (queued.since, queued.name))
+
+
+def change_state(
+    base: KnowledgeBase,
+    name: str,
+    wanted: Wanted,
+    *,
+    actor: str,
+    reason: str,
+    force: bool = False,
+    access_scope: str = ALL_ACCESS,
+) -> SkillEvent:
+    """Bring a skill into the state that a person wants.
+
+    `restored` brings it back from retired or quarantined, in the state that its measurements allow.
+    `force` makes it active although no trial supports it, which its history keeps. Raises NotFound,
+    Conflict for a step that does not exist, and InvalidRequest for `force` where nothing is
+    approved.
+    """
+    if wanted == "active":
+        return approve(
+            base.catalog,
+            name,
+            actor=actor,
+            reason=reason,
+            force=force,
+            access_scope=access_scope,
+        )
+    if force:
+        raise InvalidRequest(
+            f"`force` has no meaning for {wanted}", hint="It approves; leave it out here."
+        )
+    step = {
+        "quarantined": quarantine,
+        "retired": retire,
+        "restored": restore,
+    }
+    if wanted in step:
+        return step[wanted](
+            base.catalog, name, actor=actor, reason=reason, access_scope=access_scope
+        )
+    known = SkillLibrary(base.catalog).show(name, access_scope=access_scope).summary.state
+    if known in ("retired", "quarantined"):
+        raise Conflict(
+            f"{name} is {known}: what it comes back as follows from its measurements",
+            hint="Restore it: state `restored`, or `kernlore skills restore`.",
+        )
+    return SkillLibrary(base.catalog).set_state(
+        name, "candidate", actor=actor, reason=reason, access_scope=access_scope
+    )
+
+
+# -- before a search
+
+
+def prepare_library(
+    base: KnowledgeBase, hardware: str, language: str | None, log: Callable[[str], None]
+) -> None:
+    """Store this version's built-in skills and update the states of learned ones.
+
+    Skills measured with another toolchain become suspect; skills that many answers showed and
+    nobody used are retired. `log` gets one sentence for each change. Raises UnknownHardware, and
+    Unavailable where nothing can be run on `hardware` here.
+    """
+    from optimizer.search.runs.optimize import places_for  # seconds to import
+
+    SkillLibrary(base.catalog).sync_builtin(base.settings.skills_dir)
+    for place in places_for(base, hardware, language).values():
+        toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
+        for name in note_toolchain(base.catalog, place.target.hardware, toolchain):
+            log(f"{name} was measured with another toolchain: `kernlore skills verify`")
+    unused = base.settings.skills_unused_retrievals
+    for name in retire_unused(base.catalog, retrievals=unused):
+        log(f"{name} is retired: {unused} answers made no use of it")

@@ -23,15 +23,14 @@ from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.embedding import Embedder, open_embedder
 from kb.embedding.local import DEFAULT_MODEL
-from skills.curator.drafting.delta import Task
-from skills.curator.pipeline import distil
-from skills.curator.records import Side, Trajectory
-from tests.skills.curator.believing.uses import DTYPES, LENGTHS, NOISE, OPS, Gain, Uses, learned
-from tests.skills.curator.matching.paraphrases import NEAR, PAIRS, Told
+from skills.curator.drafter import Task
+from skills.trajectories.records import Side, Trajectory
+from tests.skills.curator.paraphrases import NEAR, PAIRS, Told
 from tests.skills.curator.planted import (
     ROLES,
     at_random,
     catalog_in,
+    distil,
     free,
     measured,
     relabelled,
@@ -39,6 +38,7 @@ from tests.skills.curator.planted import (
     trajectory,
     tuned,
 )
+from tests.skills.planted_uses import DTYPES, LENGTHS, NOISE, OPS, Gain, Uses, learned
 
 TITLE = "Planted skills: what the curator does with them"
 SEEDS = range(10)
@@ -253,7 +253,7 @@ def exploited(trick: Mapping[str, Any]) -> Callable[[Path], list[Outcome]]:
         child = clean.steps[place].child
         forged = measured(f"ev-{child.number}", 40.0, **trick)
         steps = list(clean.steps)
-        steps[place] = replace(steps[place], child=replace(child, measured=forged))
+        steps[place] = replace(steps[place], child=replace(child, evaluation=forged))
         with _catalog(folder) as catalog:
             made = distil(replace(clean, steps=tuple(steps)), catalog, roles=ROLES)
         at_gate = [d for d in made.decisions if d.node == child.number]
@@ -269,7 +269,7 @@ def exploited(trick: Mapping[str, Any]) -> Callable[[Path], list[Outcome]]:
 def told_order(order: str) -> Trajectory:
     """In what the proposer says, and in comments."""
     noted = f"// {order}\n{PARALLEL}"
-    return changed(f"/* {order} */\n{LOOP}", noted, "run_1", plan=order, told=(order,))
+    return changed(f"/* {order} */\n{LOOP}", noted, "run_1", plan=order, texts=(order,))
 
 
 def coded_order(order: str) -> Trajectory:

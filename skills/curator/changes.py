@@ -1,27 +1,105 @@
-"""Deltas of the library: a new skill, more evidence for one, or two that contradict each other.
+"""One pass over a trajectory: its state, and the changes of the library that it proposes.
 
-Figures of two skills are never averaged. A candidate's scope may widen to what was measured; a
-skill in use keeps its claim until that is verified.
+A change is a new skill, more evidence for one, or two that contradict each other. Figures of two
+skills are never averaged. A candidate's scope may widen to what was measured; a skill in use keeps
+its claim until that is verified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
+from kb.hardware.names import NameIndex
 from kb.ids import SkillId, derived_id
-from skills.curator.distillation import Delta, Narrowing
-from skills.curator.drafting.draft import WHEN, Draft, predicate_of
-from skills.curator.judging import Judging
-from skills.curator.matching.match import Apart, Known, Match, apart, backing
-from skills.curator.records import Operation
-from skills.schema import advice
-from skills.skillfile import content_sha256
+from skills.curator.contrast import ADOPTED
+from skills.curator.distillation import CuratorContext
+from skills.curator.draft import WHEN, Draft, predicate_of, slug
+from skills.curator.drafter import Drafter
+from skills.curator.evidence import dangling, render
+from skills.curator.match import Apart, Known, Match, Texts, apart, backing
+from skills.curator.records import Change, Decision, Delta, Lift, Narrowing, Operation
+from skills.format.lint import Allowed, lint, unsafe
+from skills.format.schema import advice
+from skills.format.skillfile import content_sha256
+from skills.trajectories.records import Trajectory
 
 
-def add(run: Judging, node: int, draft: Draft, *, conflicts_with: str = "") -> None:
+@dataclass
+class CuratorRun:
+    """The state of one pass over a trajectory.
+
+    `known` grows with what the pass itself decides, so that a later step meets it. `answers` are
+    those of the drafter and `lifted` those of lifting, by node. `seen` holds the code of earlier
+    candidates, and the node of each.
+    """
+
+    trajectory: Trajectory
+    context: CuratorContext
+    known: dict[str, Known]
+    taken: set[str]
+    drafter: Drafter | None
+    lift: Lift | None
+    texts: Texts
+    names: NameIndex
+    decisions: list[Decision] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lifted: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def decide(self, stage: str, node: int, passed: bool, reason: str, **details: Any) -> bool:
+        self.decisions.append(Decision(stage, node, passed, reason, details))
+        return passed
+
+    def add(self, delta: Delta, known: Known) -> None:
+        """Keep a delta, and the skill as it is after it."""
+        self.deltas.append(delta)
+        self.known[known.row.name] = known
+        self.taken.add(known.row.name)
+
+
+def findings(run: CuratorRun, change: Change, draft: Draft) -> list[str]:
+    """What the linter refuses of a draft, before and after figures are put in."""
+    template, description = draft.template(), draft.words.description
+    texts = {"description": description, "body": template}
+    found = [str(finding) for finding in lint(texts, allowed(run, change))]
+    missing = dangling(template + description, draft.evidence)
+    found += [f"{text} refers to no figure" for text in missing]
+    if not missing:
+        found += [str(f) for f in unsafe("the rendered body", render(template, draft.evidence))]
+    for name, text in sorted(draft.files.items()):
+        found += [str(f) for f in unsafe(name, text)]
+    return list(dict.fromkeys(found))
+
+
+def checked(run: CuratorRun, change: Change, draft: Draft) -> bool:
+    found = findings(run, change, draft)
+    reason = "; ".join(found[:3]) if found else "clean"
+    return run.decide("lint", change.step.child.number, not found, reason, findings=found)
+
+
+def allowed(run: CuratorRun, change: Change) -> Allowed:
+    """What backs a text about this change."""
+    values = {str(v) for p in change.parameters for v in (p.before, p.after) if v is not None}
+    if change.transformation.startswith(ADOPTED):
+        values |= {str(value) for value in change.step.proposal.values.values()}
+    hardware = {run.trajectory.hardware, *run.trajectory.lineage}
+    return Allowed(frozenset(values), frozenset(hardware), run.names)
+
+
+def renamed(draft: Draft, transformation: str) -> Draft:
+    """The draft as it is called once somebody named the transformation."""
+    name = slug(draft.scopes.hardware[0], transformation, draft.scopes.ops[0], draft.polarity)
+    return replace(draft, transformation=transformation, name=name)
+
+
+# -- deltas
+
+
+def add(run: CuratorRun, node: int, draft: Draft, *, conflicts_with: str = "") -> None:
     """A new candidate."""
     skill = draft.skill()
     reason = f"learned from {run.trajectory.id}, node {node}"
@@ -29,7 +107,9 @@ def add(run: Judging, node: int, draft: Draft, *, conflicts_with: str = "") -> N
     run.add(delta, Known(_row(skill), draft.evidence))
 
 
-def support(run: Judging, node: int, draft: Draft, found: Match, *, refine: bool = False) -> None:
+def support(
+    run: CuratorRun, node: int, draft: Draft, found: Match, *, refine: bool = False
+) -> None:
     """More evidence for a skill that says this already."""
     known = found.known
     told = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
@@ -59,7 +139,7 @@ def support(run: Judging, node: int, draft: Draft, found: Match, *, refine: bool
     run.add(delta, Known(row, (*known.evidence, *told)))
 
 
-def contradict(run: Judging, node: int, draft: Draft, found: Match) -> None:
+def contradict(run: CuratorRun, node: int, draft: Draft, found: Match) -> None:
     """Two opposite effects: both conditions are narrowed by what differs; where nothing does, the
     measurement is held against the skill and a person decides."""
     known, separated = found.known, apart(draft, found.known)

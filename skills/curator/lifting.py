@@ -1,8 +1,14 @@
-"""A kernel without a recipe becomes one: its named constants are typed parameters, its tensors the
-problem's. Believed only when instances of it are right on cases that nobody searched and with other
-values of its parameters; those values are its domain.
+"""A kernel becomes a recipe, so that a search can begin with it: a whole kernel that was written
+freely, or the winner of a search that tuned a recipe.
 
-Implements `skills.curator.distillation.Lifter`.
+Of a whole kernel the named constants become typed parameters and the tensors are the problem's. It
+is believed only when instances of it are right on cases that nobody searched and with other values
+of its parameters; those values are its domain.
+
+A tuned recipe is the same template with the winner's values as its defaults. No step of the tree
+may say so, where several values changed one after the other on the way. So the first instance of
+the recipe is compared with the winner, as one composed step that passes the gate like any other:
+its two sides were measured, the gain follows from their figures.
 """
 
 from __future__ import annotations
@@ -16,10 +22,14 @@ from typing import Any
 from kb.errors import KernloreError
 from kb.hardware.checks import Problems
 from optimizer.evaluation.abi import TensorSpec
+from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Evaluation
+from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import CaseView, ProblemView
 from optimizer.search.records import Proposal
+from optimizer.search.runs.knowledge import RecipeSource
 from optimizer.search.synthesizers.recipe.instantiate import C_LIKE, ENTRY, PYTHON, instantiate
 from optimizer.search.synthesizers.recipe.match import ROLE_OF
 from optimizer.search.synthesizers.recipe.recipe import (
@@ -30,11 +40,10 @@ from optimizer.search.synthesizers.recipe.recipe import (
     parse_recipe,
 )
 from optimizer.search.synthesizers.recipe.synthesizer import fit
-from skills.curator.distillation import Lifted
-from skills.curator.reading.contrast import constant_role
-from skills.curator.records import Change, Kernel, Trajectory
+from skills.curator.contrast import constant_role
+from skills.curator.records import Change, Lift, Lifted
+from skills.trajectories.records import Side, Step, Trajectory
 from skills.trials.held_out import unseen_cases
-from skills.trials.trial_context import ConfirmingBench
 
 UNSEEN_CASES = 3
 OTHER_VALUES = 2
@@ -73,16 +82,17 @@ class Constant:
 
 @dataclass(frozen=True)
 class KernelLifter:
-    """problem: that the trajectory is about. bench: of a problem on the device at hand."""
+    """Lifts whole kernels of one problem. `bench` opens a bench for a problem on the device at
+    hand, where instances of the recipe are tried."""
 
     problem: Problem
     device: str
-    bench: Callable[[Problem], AbstractContextManager[ConfirmingBench]]
+    bench: Callable[[Problem], AbstractContextManager[LocalBench]]
     seed: int = 0
 
     def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
-        kernel = change.step.child.kernel
-        assert kernel is not None
+        """The kernel of a change as a recipe with the values that were tested, or why not."""
+        kernel = change.step.proposal.bundle
         try:
             view = problem_view(self.problem, self.device)
             constants = constants_of(kernel)
@@ -137,7 +147,7 @@ class KernelLifter:
             raise NotLifted(f"an instance of it is {found.validity} {where}: {found.message}")
 
 
-def constants_of(kernel: Kernel) -> list[Constant]:
+def constants_of(kernel: Bundle) -> list[Constant]:
     """Named numbers whose role is known, each defined once; in the order of the source."""
     text, python = kernel.files[kernel.main], kernel.language not in C_LIKE
     found: dict[str, list[Constant]] = {}
@@ -155,7 +165,7 @@ def constants_of(kernel: Kernel) -> list[Constant]:
 
 
 def lifted_from(
-    name: str, kernel: Kernel, view: ProblemView, constants: Sequence[Constant]
+    name: str, kernel: Bundle, view: ProblemView, constants: Sequence[Constant]
 ) -> Lifted:
     """The kernel's text with placeholders for its constants. Raises NotLifted."""
     if len(kernel.files) != 1:
@@ -237,3 +247,148 @@ def _other_values(constants: Sequence[Constant]) -> Iterator[tuple[Constant, int
     for constant in constants:
         for value in constant.others:
             yield constant, value
+
+
+COMPOSED = "composed"  # synthesizer of the composed step
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The composed step of a tuned recipe, as a trajectory of its own, and the recipe that it
+    teaches."""
+
+    trajectory: Trajectory
+    lifted: Lifted
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A correct candidate with its figures."""
+
+    step: Step
+    proposal: Proposal
+    evaluation: Evaluation
+
+    @property
+    def number(self) -> int:
+        return self.step.child.number
+
+    @property
+    def merit(self) -> float:
+        """Lower bound of the speed-up over the reference; 0 without a figure."""
+        return self.evaluation.speedup.low if self.evaluation.speedup is not None else 0.0
+
+
+def tuned_instance(trajectory: Trajectory, recipes: Mapping[str, RecipeSource]) -> Tuned | str:
+    """The recipe that a trajectory tuned, from the candidate that is certainly fastest; a text says
+    why there is none. `recipes` are those of the library, by name."""
+    best = _best(trajectory)
+    if best is None:
+        return "no candidate is correct and measured"
+    recipe = best.proposal.recipe
+    if recipe is None:
+        return f"the winner, node {best.number}, is no instance of a recipe"
+    if recipe not in recipes:
+        return f"no skill in use has the recipe {recipe}"
+    source = recipes[recipe]
+    changed = {
+        name: value
+        for name, value in best.proposal.values.items()
+        if name in source.defaults and source.defaults[name] != value
+    }
+    if not changed:
+        return f"the winner, node {best.number}, has the values of {recipe} itself"
+    instances = _instances(trajectory, recipe)
+    if instances[0].number == best.number:
+        return f"{recipe} was begun with the winner's values: nothing to compare them with"
+    name = _name(recipe, changed)
+    body, signals = _body(source, best.proposal, instances), _signals(trajectory, source)
+    lifted = Lifted(name, body, _template(source), signals)
+    composed = replace(
+        best.proposal,
+        synthesizer=COMPOSED,
+        plan=f"The values that {recipe} was tuned to.",
+        recipe=name,
+        claimed=(),
+        attributed=(),
+    )
+    step = Step(
+        parent=instances[0].step.child,
+        child=replace(best.step.child, proposal=composed),
+        shown={"excerpts": (), "moves": (), "skills": ()},
+    )
+    return Tuned(replace(trajectory, steps=(step,)), lifted)
+
+
+@dataclass(frozen=True)
+class Lifting:
+    """Lifting of both kinds: tuned instances by the name of their recipe, whole kernels by `whole`.
+    `absent` says why whole kernels cannot be lifted here."""
+
+    tuned: Mapping[str, Lifted]
+    whole: Lift | None = None
+    absent: str = "there is no device here to try instances of it on"
+
+    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
+        """The recipe of a change's kernel, or why there is none."""
+        recipe = change.step.proposal.recipe
+        if recipe is not None:
+            return self.tuned.get(recipe) or f"no skill has the recipe {recipe}"
+        return self.absent if self.whole is None else self.whole(trajectory, change)
+
+
+def _best(trajectory: Trajectory) -> Instance | None:
+    faster = [instance for instance in _candidates(trajectory) if instance.merit > 0]
+    return max(faster, key=lambda instance: (instance.merit, -instance.number), default=None)
+
+
+def _instances(trajectory: Trajectory, recipe: str) -> list[Instance]:
+    """The correct instances of a recipe, in their order."""
+    return [i for i in _candidates(trajectory) if i.proposal.recipe == recipe]
+
+
+def _candidates(trajectory: Trajectory) -> list[Instance]:
+    correct = map(_correct, trajectory.steps)
+    return [instance for instance in correct if instance is not None]
+
+
+def _correct(step: Step) -> Instance | None:
+    side: Side = step.child
+    if side.proposal is None or side.evaluation is None or side.rejected:
+        return None
+    passed, count = side.checks
+    if not side.evaluation.correct or passed != count:
+        return None
+    return Instance(step, side.proposal, side.evaluation)
+
+
+def _body(source: RecipeSource, winner: Proposal, instances: Sequence[Instance]) -> dict[str, Any]:
+    """The recipe's JSON with the winner's values as defaults. tested: values of correct candidates,
+    in the order of the domain."""
+    parameters = []
+    for parameter in source.body["parameters"]:
+        name = parameter["name"]
+        tried = [*parameter.get("tested", ()), *(i.proposal.values.get(name) for i in instances)]
+        default = winner.values.get(name, source.defaults[name])
+        tested = [value for value in parameter["values"] if value in tried]
+        parameters.append({**parameter, "default": default, "tested": tested})
+    return {**source.body, "parameters": parameters}
+
+
+def _signals(trajectory: Trajectory, source: RecipeSource) -> tuple[str, ...]:
+    """What a search sees that has nothing but the reference, then what the recipe is said to be
+    for: the verdict of an instance is what one sees after having used it."""
+    references = (step.parent for step in trajectory.steps if step.parent.proposal is None)
+    seen = next((side.signals for side in references if side.evaluation is not None), ())
+    return tuple(dict.fromkeys((*seen, *source.signals)))
+
+
+def _template(source: RecipeSource) -> dict[str, str]:
+    path = source.body["template"]
+    return {path: source.files[path]}
+
+
+def _name(recipe: str, changed: Mapping[str, Value]) -> str:
+    """The recipe with what differs, as `cpp-fused-row-softmax-rows4`."""
+    parts = [f"{name}{value}" for name, value in sorted(changed.items())]
+    return re.sub(r"[^a-z0-9]+", "-", "-".join([recipe, *parts]).lower()).strip("-")

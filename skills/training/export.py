@@ -34,18 +34,15 @@ from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.llm.redact import Redaction
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.answers import answer_text
-from skills.training.licences import LicenceBook
-from skills.training.prompts import Prompts
+from skills.training.prompts import Prompts, answer_text
+from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
 from skills.training.samples import Reward, Sample, reward_of, state_of
-from skills.training.shapes import SHAPES, shaped
 from skills.training.shown_knowledge import KnowledgeAgain
-from skills.training.trainable import trainable
-from skills.training.write import FORMATS, write_manifest, write_rows
+from skills.training.trainable import LicenceBook, trainable
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.external_trajectory import Told, told_from_json, tree_of
 from skills.trajectories.reading import searched_problem
-from skills.trajectories.reviewed import flagged_in, reviewed_tree
+from skills.trajectories.reviews import flagged_in, reviewed_tree
 
 FORMAT = 1
 ALL = 100_000

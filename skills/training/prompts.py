@@ -1,14 +1,21 @@
-"""The prompt of a candidate: the one that a model was sent, where it is stored; else the one that a
-model would have been sent, rendered from the same state.
+"""The prompt of a candidate and the answer that goes with it.
+
+The prompt is the one that a model was sent, where it is stored; else the one that a model would
+have been sent, rendered from the same state. The answer is the candidate in the words in which a
+model answers: the JSON object, then every file in a code block.
+`optimizer.search.synthesizers.llm.answers.candidate.answer_from` reads it back.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.search.context import Context
 from optimizer.search.propose import Task, as_it_was, composed
 from optimizer.search.records import Node
@@ -92,3 +99,29 @@ def without_uploads(text: str, may_show: Callable[[str], bool]) -> tuple[str, tu
         return f"{block['begin']}id: {name}\n{LEFT_OUT}\n{block['end']}"
 
     return _BLOCK.sub(kept, text), tuple(left_out)
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,})", re.M)
+
+
+def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
+    """used: ids that it was shown. A file that does not end in a line break gets one."""
+    told: dict[str, Any] = {
+        "plan": plan,
+        "used": list(used),
+        "language": bundle.language,
+        "main": bundle.main,
+    }
+    if bundle.entry != default_entry(bundle.main):
+        told["entry"] = bundle.entry
+    if bundle.parameters:
+        told["parameters"] = dict(bundle.parameters)
+    parts = [json.dumps(told, ensure_ascii=False)]
+    return "\n\n".join([*parts, *(_block(name, text) for name, text in bundle.files.items())])
+
+
+def _block(name: str, text: str) -> str:
+    """Fenced with more backticks than any line of the file begins with."""
+    ticks = "`" * max([3, *(len(found[1]) + 1 for found in _FENCE.finditer(text))])
+    end = "" if text.endswith("\n") else "\n"
+    return f"File: {name}\n{ticks}\n{text}{end}{ticks}"

@@ -1,4 +1,4 @@
-"""What may be trained on, and why the rest may not. Decides from the sample alone."""
+"""What may be trained on, under which licence it stands, and why the rest may not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kb.errors import NotFound
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.llm.redact import Redaction
-from skills.training.samples import Sample
+from retrieval.knowledge_base import KnowledgeBase
+from skills.skill_library import SkillLibrary
+from skills.training.samples import Licences, Sample
+from skills.training.shown_knowledge import SHIPPED as SHIPPED_SKILL
 
 _SPDX = re.compile(
     r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9][A-Za-z0-9 .()+-]*?)[ \t*/>-]*$", re.M
@@ -70,3 +77,40 @@ def stated_licence(text: str) -> str | None:
     """What an SPDX line of a source says."""
     found = _SPDX.search(text)
     return found[1].strip() if found is not None else None
+
+
+OWN = "Apache-2.0"  # of this repository: shipped problems, built-in recipes
+
+
+class LicenceBook:
+    """accepted: models whose terms let their answers be trained on."""
+
+    def __init__(self, base: KnowledgeBase, accepted: tuple[str, ...]) -> None:
+        self._base = base
+        self._accepted = frozenset(accepted)
+        self._shipped = {load_problem(SHIPPED / name).sha256 for name in shipped_problems()}
+
+    def of(self, problem: Problem, proposal: Proposal, stated: str | None) -> Licences:
+        """stated: by who told the trajectory; nothing for a run of this product."""
+        about = OWN if problem.sha256 in self._shipped else None
+        about = about or stated_licence(problem.source) or stated
+        return Licences(about, self._source(proposal, about, stated))
+
+    def _source(self, proposal: Proposal, problem: str | None, stated: str | None) -> str | None:
+        if proposal.origin in ("config", "rewrite"):  # made from the problem's own text
+            return problem
+        if proposal.origin == "recipe":
+            return self._recipe(proposal.recipe)
+        if proposal.origin == "llm":
+            return f"model:{proposal.model}" if proposal.model in self._accepted else None
+        return stated_licence(proposal.bundle.source) or stated
+
+    def _recipe(self, name: str | None) -> str | None:
+        try:
+            found = SkillLibrary(self._base.catalog).show(name or "")
+        except NotFound:
+            return None
+        if found.origin == SHIPPED_SKILL:
+            return OWN
+        licence = found.front_matter.get("license")
+        return licence if isinstance(licence, str) else None

@@ -24,12 +24,11 @@ from optimizer.evaluation.queue import EvaluationQueue, Sent
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.curator.records import Trajectory
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.build import measured_sizes, steps_of, subject_of
 from skills.trajectories.external_trajectory import Told, problem_of, told_from_json, tree_of
 from skills.trajectories.lease import renewed
-from skills.trajectories.reading import main_dtype
+from skills.trajectories.reading import main_dtype, measured_sizes, steps_of, subject_of
+from skills.trajectories.records import Trajectory
 
 POLL_SECONDS = 0.2
 FULL_SECONDS = 600.0  # how long to wait for a place in the queue

@@ -2,60 +2,72 @@
 budget; the kernels that they stood at are then measured anew.
 
 Recipes propose in both, so it needs no model. Candidates that both arms make are evaluated once.
+
+After each candidate a search stands at the best it has so far, or at the reference before it has
+any. The advantage is the geometric mean, over the candidates of the budget, of one search's
+standing over the other's:
+
+    advantage = product over k = 1..K of (standing with / standing without, after k) ^ (1 / K)
+
+so finding the same kernel sooner counts as finding a better one does: a search that is cut off
+anywhere has the better of it. The logarithm of this mean is the normalised area between the two
+anytime curves.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from kb.catalog.skills import SkillRow
 from kb.catalog.skills.support import AVOID
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Interval
-from optimizer.search.records import Node
+from optimizer.search.bench.local import LocalBench
+from optimizer.search.records import Node, best_of
 from optimizer.search.runs.skill_moves import recipe_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.tree import Tree
-from skills.curator.quantities import sizes_told
-from skills.trajectories.build import ratio_of
-from skills.trials.advantage import Advantage, advantage, standings
 from skills.trials.forced import ForcedTrials
-from skills.trials.held_out import Unseen
+from skills.trials.held_out import MAX_TRIALS, Unseen, admitted, nothing_unseen, sizes_told, targets
 from skills.trials.searching import Searches, arm_of, confirmed, figure_of
-from skills.trials.targets import MAX_TRIALS, admitted, nothing_unseen, targets
-from skills.trials.trial_context import ConfirmingBench, Means
-from skills.trials.verification import Arm, Trial
+from skills.trials.trial import Arm, Trial, TrialContext
 
 
 class LacksSkill(Exception):
     """A trial cannot tell anything: the skill made none of its candidates."""
 
 
-class RecipeAblation:
-    """Implements `skills.trials.verification.Ablation`."""
+class Ablation:
+    """Runs trials of skills, of either polarity."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
 
     def trials(
         self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]] = ()
     ) -> Iterator[Trial]:
-        """At most MAX_TRIALS. Raises Unavailable where there is nothing to try it on, or where it
-        took no part in as many searches."""
-        searches = Searches(self._means, budget)
+        """At most MAX_TRIALS trials of a skill, each as it ends.
+
+        `budget` counts the candidates of each search. `apart_from` holds (sha256 of a problem,
+        case) pairs that were tried before. Raises Unavailable where there is nothing here to try
+        it on, or where it took no part in as many searches.
+        """
+        searches = Searches(self._context, budget)
         if skill.polarity == AVOID:
             yield from ForcedTrials(searches).of(skill, apart_from)
             return
-        admitted(self._means, skill)
+        admitted(self._context, skill)
         recipe = recipe_of(skill)
         if recipe is None and not skill.moves:
             raise Unavailable(
                 f"{skill.name} has neither a recipe nor moves",
                 hint="Advice in words needs a model that reads it; approve it by hand.",
             )
-        made, idle, seed = 0, list[str](), self._means.seed + len(apart_from)
-        for unseen in targets(self._means, skill, apart_from):
+        made, idle, seed = 0, list[str](), self._context.seed + len(apart_from)
+        for unseen in targets(self._context, skill, apart_from):
             try:
                 trial = self._trial(searches, skill, recipe, unseen, seed + made)
             except LacksSkill:
@@ -81,7 +93,7 @@ class RecipeAblation:
         """seed: another one for each trial, so that one lucky order does not decide all."""
         began = time.time()
         languages = searches.languages(skill)
-        with self._means.bench(unseen.problem) as bench:
+        with self._context.bench(unseen.problem) as bench:
             with_tree = searches.run(bench, unseen, seed, languages, skill, recipe)
             if not any(_by(skill, node) for node in with_tree):
                 raise LacksSkill
@@ -99,10 +111,10 @@ class RecipeAblation:
             seed=seed,
             without=_arm(without_tree),
             with_skill=_arm(with_tree),
-            gain=ratio_of(found.over),
-            end=ratio_of(found.end),
+            gain=found.over,
+            end=found.end,
             wrong=len(wrong),
-            hardware=self._means.hardware.id,
+            hardware=self._context.hardware.id,
             device=told.device,
             toolchain=best.evaluation.toolchain if best and best.evaluation else told.toolchain,
             note=note or f"{time.time() - began:.0f} s",
@@ -111,7 +123,7 @@ class RecipeAblation:
 
 
 def _advantage(
-    bench: ConfirmingBench, with_tree: Tree, without_tree: Tree, budget: int
+    bench: LocalBench, with_tree: Tree, without_tree: Tree, budget: int
 ) -> tuple[Advantage, str]:
     """Of every kernel that either search stood at, measured anew."""
     if with_tree.best is None:
@@ -127,7 +139,7 @@ def _advantage(
     return found, "both arms stand at the same kernels" if same else ""
 
 
-def _again(bench: ConfirmingBench, node: Node) -> Interval | None:
+def _again(bench: LocalBench, node: Node) -> Interval | None:
     """Of the reference over it."""
     assert node.proposal is not None  # the reference is nobody's candidate
     return figure_of(confirmed(bench, node.proposal))
@@ -151,3 +163,74 @@ def _by(skill: SkillRow, node: Node) -> bool:
 
 def _arm(tree: Tree) -> Arm:
     return arm_of(tree, tree.best)
+
+
+REFERENCE_KEY = ""
+REFERENCE_FIGURE = Interval(1.0, 1.0, 1.0, 1)  # of the reference over itself
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """over: the budget; end: at its end alone. Both are 1 without any doubt where the kernels that
+    count are the same. None: one of the kernels has no figure, as on a busy machine."""
+
+    over: Interval | None
+    end: Interval | None
+
+
+def standings(nodes: Sequence[Node], budget: int) -> list[Node | None]:
+    """The best after each candidate of the budget; None for the reference. nodes: candidates in
+    their order. A search that ended early keeps what it had."""
+    return [best_of(nodes[: count + 1]) for count in range(budget)]
+
+
+def advantage(
+    ours: Sequence[Node | None],
+    theirs: Sequence[Node | None],
+    figure: Callable[[Node], Interval | None],
+) -> Advantage:
+    """figure: of the reference over a kernel, measured anew; asked once for each kernel that
+    counts, and not for one that both have for as long."""
+    nodes = {_key(node): node for node in (*ours, *theirs) if node is not None}
+    over = _weights(ours, theirs)
+    end = _weights(ours[-1:], theirs[-1:])
+    figures: dict[str, Interval | None] = {REFERENCE_KEY: REFERENCE_FIGURE}
+    for key in (*over, *end):
+        if key not in figures:
+            figures[key] = figure(nodes[key])
+    return Advantage(_product(over, figures), _product(end, figures))
+
+
+def _weights(ours: Sequence[Node | None], theirs: Sequence[Node | None]) -> dict[str, float]:
+    """Of each kernel, by which its logarithm counts; without those that cancel."""
+    counts: dict[str, int] = {}
+    for side, sign in ((ours, 1), (theirs, -1)):
+        for node in side:
+            counts[_key(node)] = counts.get(_key(node), 0) + sign
+    return {key: count / len(ours) for key, count in counts.items() if count}
+
+
+def _product(
+    weights: Mapping[str, float], figures: Mapping[str, Interval | None]
+) -> Interval | None:
+    """Of powers of independent figures: their errors add as squares on the log scale, for each side
+    by itself, as in `statistics.independent_ratio`."""
+    centre, down, up, counts = 0.0, 0.0, 0.0, list[int]()
+    for key, weight in weights.items():
+        found = figures[key]
+        if found is None or not 0 < found.low <= found.value <= found.high < math.inf:
+            return None
+        below, above = math.log(found.value / found.low), math.log(found.high / found.value)
+        if weight < 0:
+            below, above = above, below
+        centre += weight * math.log(found.value)
+        down, up = math.hypot(down, weight * below), math.hypot(up, weight * above)
+        if key != REFERENCE_KEY:
+            counts.append(found.n)
+    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
+    return Interval(value, low, high, min(counts, default=1))
+
+
+def _key(node: Node | None) -> str:
+    """Of the kernel: the same text is the same kernel, whichever search wrote it."""
+    return REFERENCE_KEY if node is None or node.proposal is None else node.proposal.bundle.sha256

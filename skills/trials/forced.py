@@ -11,6 +11,7 @@ from kb.catalog.skills import FAILURES, SkillRow
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.timing.statistics import independent_ratio
+from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import ProblemView
 from optimizer.search.records import Node, Proposal, best_of
@@ -21,12 +22,9 @@ from optimizer.search.synthesizers.recipe.match import allowed
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, fit
 from optimizer.search.tree import Tree
-from skills.trajectories.build import ratio_of
-from skills.trials.held_out import Unseen
+from skills.trials.held_out import MAX_TRIALS, Unseen, admitted, nothing_unseen, targets
 from skills.trials.searching import Searches, arm_of, confirmed, figure_of
-from skills.trials.targets import MAX_TRIALS, admitted, nothing_unseen, targets
-from skills.trials.trial_context import ConfirmingBench
-from skills.trials.verification import Arm, Trial
+from skills.trials.trial import Arm, Trial
 
 MAX_PAIRS = 2 * MAX_TRIALS  # looked at: the change cannot be made on every one
 
@@ -38,7 +36,7 @@ class ForcedTrials:
 
     def __init__(self, searches: Searches) -> None:
         self._searches = searches
-        self._means = searches.means
+        self._context = searches.context
 
     def of(self, skill: SkillRow, apart_from: Collection[tuple[str, str]]) -> Iterator[Trial]:
         """Pairs on which the change cannot be made are trials that say why, and are not counted."""
@@ -49,10 +47,10 @@ class ForcedTrials:
                 " only what to do can be left out",
                 hint="A person can approve it once it has been measured.",
             )
-        admitted(self._means, skill)
+        admitted(self._context, skill)
         looked_at = changed = 0
-        for unseen in islice(targets(self._means, skill, apart_from), MAX_PAIRS):
-            trial = self._trial(skill, knobs, unseen, self._means.seed + looked_at)
+        for unseen in islice(targets(self._context, skill, apart_from), MAX_PAIRS):
+            trial = self._trial(skill, knobs, unseen, self._context.seed + looked_at)
             looked_at += 1
             changed += bool(trial.without.tried)
             yield trial
@@ -73,19 +71,19 @@ class ForcedTrials:
             with_skill=UNTRIED,
             gain=None,
             wrong=0,
-            hardware=self._means.hardware.id,
+            hardware=self._context.hardware.id,
             device="",
             toolchain="",
         )
         languages = self._searches.languages(skill)
-        with self._means.bench(unseen.problem) as bench:
+        with self._context.bench(unseen.problem) as bench:
             view = problem_view(unseen.problem, bench.device)
             recipes = {
                 recipe.name: recipe
-                for recipe in self._means.recipes
+                for recipe in self._context.recipes
                 if recipe.language in languages
                 and {knob.role for knob in knobs} <= {p.role for p in recipe.parameters}
-                and fit(recipe, view, self._means.hardware.facts) is not None
+                and fit(recipe, view, self._context.hardware.facts) is not None
             }
             if not recipes:
                 roles = " and ".join(knob.role for knob in knobs)
@@ -110,7 +108,7 @@ class ForcedTrials:
         self, best: Node, recipe: Recipe, knobs: Sequence[Knob], view: ProblemView
     ) -> Proposal:
         """One step of each knob away. Raises NoStep."""
-        facts = self._means.hardware.facts
+        facts = self._context.hardware.facts
         fitting = fit(recipe, view, facts)
         assert fitting is not None and best.proposal is not None
         before = best.proposal.values
@@ -131,13 +129,13 @@ class ForcedTrials:
         )
 
 
-def _with_change(bench: ConfirmingBench, trial: Trial, kept: Proposal, changed: Proposal) -> Trial:
+def _with_change(bench: LocalBench, trial: Trial, kept: Proposal, changed: Proposal) -> Trial:
     """Both measured anew, where the changed one is correct."""
     try:
         found = bench.evaluate(changed)
     except (KernloreError, OSError) as problem:
         return replace(trial, note=f"{changed.plan}; {problem}")
-    figure = ratio_of(found.speedup) if found.speedup is not None else None
+    figure = found.speedup
     trial = replace(trial, without=Arm(1, int(found.correct), figure, found.key), note=changed.plan)
     if not found.correct:
         return _failed(trial, found)
@@ -153,7 +151,7 @@ def _with_change(bench: ConfirmingBench, trial: Trial, kept: Proposal, changed: 
     over, under = figure_of(mine), figure_of(other)
     if over is None or under is None:
         return replace(trial, note=f"{changed.plan}; the machine was too busy to measure both")
-    gain = ratio_of(independent_ratio(over, under))
+    gain = independent_ratio(over, under)
     said = changed.plan if gain is not None else f"{changed.plan}; one of the two has no bounds"
     return replace(trial, gain=gain, note=said)
 

@@ -1,18 +1,25 @@
-"""Cases that a skill was not distilled from: those that a problem holds out, and other sizes of its
-main case.
+"""Where a skill is tried: problems and cases that it was not distilled from, and could be offered
+in. These are cases that a problem holds out, and other sizes of its main case.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from kb.errors import KernloreError
+from kb.catalog.skills import SkillHead, SkillRow
+from kb.errors import KernloreError, Unavailable
+from kb.predicates import Bindings, compile_predicate
+from kb.problem_terms import canonical_dtype, canonical_op, op_family
+from optimizer.evaluation.collectors.work import Work, work_of
+from optimizer.evaluation.diagnose import quantities
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
+from skills.trajectories.reading import BOUNDING
+from skills.trials.trial import TrialContext
 
 DRAWS = 24  # at most, for sizes that the problem accepts
 LEAST = 8  # sizes below that are rather modes than sizes
@@ -91,3 +98,97 @@ def _opens(unseen: Unseen) -> bool:
     except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
         return False
     return True
+
+
+MAX_TRIALS = 3  # of a skill
+MAX_LOOKED_AT = 3 * MAX_TRIALS  # of which some lie outside of what the skill is about
+
+
+def admitted(context: TrialContext, skill: SkillRow) -> None:
+    """Raises Unavailable: what is about another chip or language cannot be proven here."""
+    here = context.hardware
+    chips, languages = set(skill.scopes.hardware), set(skill.scopes.languages)
+    if chips and not chips & set(here.lineage):
+        raise Unavailable(
+            f"{skill.name} is about {', '.join(sorted(chips))}, and this is {here.id}",
+            hint="Verify it on that hardware, or in a portable session.",
+        )
+    if languages and not languages & set(here.languages):
+        raise Unavailable(
+            f"{skill.name} is about {', '.join(sorted(languages))}, which nothing here builds",
+            hint="Install the toolchain, or verify it on a machine that has it.",
+        )
+
+
+def targets(
+    context: TrialContext, skill: SkillRow, apart_from: Collection[tuple[str, str]]
+) -> Iterator[Unseen]:
+    """Without what was tried, and where it could not be offered: nobody will hear what it says of
+    other operators and sizes. apart_from: (sha256 of a problem, case) pairs."""
+    facts = context.hardware.facts
+    for unseen in islice(_unseen(context, skill), MAX_LOOKED_AT):
+        if (unseen.problem.sha256, unseen.case.name) in apart_from:
+            continue
+        if leaves_in(skill, unseen.problem, unseen.case, facts):
+            yield unseen
+
+
+def nothing_unseen(skill: SkillRow) -> Unavailable:
+    return Unavailable(
+        f"no unseen problem or case here is one that {skill.name} is about",
+        hint="Add a problem of its op family with `kernlore problem new`.",
+    )
+
+
+def _unseen(context: TrialContext, skill: SkillRow) -> Iterator[Unseen]:
+    """Other problems of its families first: they are further from what it was made of."""
+    device = context.hardware.device or "cpu"
+    families = {op_family(op) for op in skill.scopes.ops}
+    own = {sha256 for sha256, _ in context.seen}
+    fitting = [p for p in context.problems if not families or op_family(p.op) in families]
+    for problem in fitting:
+        main = next((c for c in problem.searched if _timed_for(skill, c, device)), None)
+        if problem.sha256 not in own and main is not None:
+            yield as_only(problem, main, "another problem")
+    for problem in fitting:
+        if problem.sha256 in own:
+            known = [case for sha256, case in context.seen if sha256 == problem.sha256]
+            seed = context.seed
+            yield from every_unseen(problem, device, seed, known)
+
+
+def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
+    dtypes = {canonical_dtype(dtype) for dtype in skill.scopes.dtypes}
+    fitting = not dtypes or case.dtype is None or canonical_dtype(case.dtype) in dtypes
+    return case.timed and case.fits(device) and fitting
+
+
+def sizes_told(problem: Problem, case: Case) -> dict[str, float]:
+    """Quantities by which advice is bounded; none where the case cannot be opened here."""
+    work = _work(problem, case)
+    told = quantities(work) if work is not None else {}
+    return {name: float(told[name]) for name in BOUNDING if name in told}
+
+
+def leaves_in(
+    skill: SkillHead, problem: Problem, case: Case, facts: Mapping[str, float | str]
+) -> bool:
+    """Whether the skill could be offered there: a verdict is not known yet, and what is not known
+    excludes nothing."""
+    if not skill.predicate:
+        return True
+    work = _work(problem, case)
+    told: dict[str, float | str | None] = dict(quantities(work)) if work is not None else {}
+    dtype = case.dtype or (work.dtype if work is not None else None)
+    told["op"] = canonical_op(problem.op)
+    told["dtype"] = canonical_dtype(dtype) if dtype else None
+    told["language"] = next(iter(skill.scopes.languages), None)
+    known = Bindings(facts=dict(facts), problem=told)
+    return compile_predicate(skill.predicate).evaluate(known).value is not False
+
+
+def _work(problem: Problem, case: Case) -> Work | None:
+    try:
+        return work_of(open_case(problem, case))
+    except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
+        return None

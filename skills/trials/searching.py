@@ -10,6 +10,7 @@ from pathlib import Path
 from kb.catalog.skills import SkillRow
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
+from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, ShownSkill
@@ -21,10 +22,8 @@ from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from skills.trajectories.build import ratio_of
 from skills.trials.held_out import Unseen
-from skills.trials.trial_context import ConfirmingBench, Means
-from skills.trials.verification import Arm
+from skills.trials.trial import Arm, TrialContext
 
 ROUNDS = 2  # of fresh processes for each winner
 
@@ -33,16 +32,16 @@ ROUNDS = 2  # of fresh processes for each winner
 class Searches:
     """Of one budget, all with what the means have."""
 
-    means: Means
+    context: TrialContext
     budget: int
 
     def languages(self, skill: SkillRow) -> list[str]:
         about = skill.scopes.languages
-        return [n for n in self.means.hardware.languages if not about or n in about]
+        return [n for n in self.context.hardware.languages if not about or n in about]
 
     def run(
         self,
-        bench: ConfirmingBench,
+        bench: LocalBench,
         unseen: Unseen,
         seed: int,
         languages: Sequence[str],
@@ -50,16 +49,16 @@ class Searches:
         recipe: Recipe | None = None,
         without: str = "",
     ) -> Tree:
-        recipes = [one for one in self.means.recipes if one.name != without]
+        recipes = [other for other in self.context.recipes if other.name != without]
         if recipe is not None:
-            recipes = [recipe, *(one for one in recipes if one.name != recipe.name)]
-        knowledge = WithSkill(self.means.knowledge, skill, without)
+            recipes = [recipe, *(other for other in recipes if other.name != recipe.name)]
+        knowledge = WithSkill(self.context.knowledge, skill, without)
         with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
             run = RunRow(
                 id="arm",
                 problem=str(unseen.problem.path),
                 problem_sha256=unseen.problem.sha256,
-                hardware=self.means.hardware.id,
+                hardware=self.context.hardware.id,
                 goal=Goal(candidates=self.budget, seed=seed),
             )
             store = FileStore(Path(folder))
@@ -71,7 +70,7 @@ class Searches:
                 synthesizers=[RecipeSynthesizer(recipes, languages)],
                 knowledge=knowledge,
                 problem=problem_view(unseen.problem, bench.device),
-                hardware=self.means.hardware,
+                hardware=self.context.hardware,
                 listener=_Silent(),
             )
             search.go()
@@ -101,7 +100,7 @@ class WithSkill:
         """Trials say nothing of how useful an answer was to a run."""
 
 
-def confirmed(bench: ConfirmingBench, proposal: Proposal) -> list[Evaluation]:
+def confirmed(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
     """In ROUNDS of fresh processes."""
     return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
 
@@ -116,7 +115,7 @@ def arm_of(tree: Tree, best: Node | None) -> Arm:
     return Arm(
         tried=len(tree) - 1,
         correct=sum(node.correct for node in tree.nodes[1:]),
-        best=ratio_of(best.speedup) if best is not None and best.speedup is not None else None,
+        best=best.speedup if best is not None else None,
         best_key=best.evaluation.key if best is not None and best.evaluation is not None else "",
     )
 

@@ -31,7 +31,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from skills.curator.reading.gate import gate
+from skills.curator.gate import gate
 from skills.training.export import Asked, export_trajectories
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory

@@ -28,15 +28,16 @@ from optimizer.search.synthesizers.llm.answers.replies import Reply
 from optimizer.search.synthesizers.llm.prompting.fence import Fence
 from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
+from skills.curator.distil import parameter_roles
 from skills.training.export import Asked, export_trajectories
-from skills.training.licences import LicenceBook
 from skills.training.prompts import Prompts, without_uploads
+from skills.training.rows import FORMATS, SHAPES
 from skills.training.samples import Licences
-from skills.training.shapes import SHAPES
 from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
-from skills.training.write import FORMATS
+from skills.training.trainable import LicenceBook
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.reading import parameter_roles, trajectory
+from skills.trajectories.reading import trajectory
+from skills.trajectories.records import side_as_json
 from tests.api.cli_process import kernlore
 
 CANDIDATES = 3
@@ -145,8 +146,8 @@ def test_the_curator_gets_the_run(services: Services, run: str) -> None:
     assert record.lineage[0] == record.hardware and record.subject.dtype == "int64"
     roles = parameter_roles(services)
     for step in record.steps:
-        assert step.child.kernel is not None and step.child.measured is not None
-        assert set(step.child.kernel.values) <= set(roles[step.child.kernel.recipe or ""])
+        assert step.child.evaluation is not None
+        assert set(step.proposal.values) <= set(roles[step.proposal.recipe or ""])
 
 
 def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) -> None:
@@ -244,9 +245,9 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
     own, told = trajectory(services, run), trajectory(services, ran.json["id"])
     for mine, theirs in zip(own.steps, told.steps, strict=True):
         if mine.child.number not in busy:  # what was not measured then is tried again
-            assert theirs.child.measured == mine.child.measured
-        assert theirs.child.kernel is not None and mine.child.kernel is not None
-        assert theirs.child.kernel.files == mine.child.kernel.files
+            both = (side_as_json(side)["measured"] for side in (theirs.child, mine.child))
+            assert next(both) == next(both)
+        assert theirs.proposal.bundle.files == mine.proposal.bundle.files
     assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]
     listed = kernlore("trajectories", "list", "--json", data=data).json
     assert {row["id"] for row in listed} == {run, told.id}

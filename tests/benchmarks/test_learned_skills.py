@@ -63,8 +63,7 @@ from optimizer.search.context import ProblemView
 from optimizer.search.knowledge import Knowledge, Remedy, ShownSkill
 from optimizer.search.runs.knowledge import library_recipes
 from optimizer.search.runs.run_store import run_store
-from skills.trials.held_out import unseen_cases
-from skills.trials.targets import MAX_TRIALS
+from skills.trials.held_out import MAX_TRIALS, unseen_cases
 from tests.benchmarks.test_knowledge_value import (
     FACTS,
     HARDWARE,

@@ -32,13 +32,14 @@ from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from skills.curator.distil import Distilled, distil_source, replayed
-from skills.curator.pipeline import distil
-from skills.curator.records import Change, Side, Step, Trajectory
-from skills.curator.tuned import COMPOSED, Lifting, Tuned, tuned_instance
-from skills.lift import difference, lift_told
-from skills.states import change_state
-from skills.trials.verify import Verifier, waiting
+from skills.curator.lifting import COMPOSED, Lifting, Tuned, tuned_instance
+from skills.curator.records import Change
+from skills.lifecycle import change_state
+from skills.trajectories.records import Side, Step, Trajectory
+from skills.trials.verification import Verifier, waiting
+from skills.uses import difference, lift_report
 from tests.skills.curator import planted
+from tests.skills.curator.planted import distil
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 BODY: dict[str, Any] = {
@@ -209,9 +210,8 @@ def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
     )  # fmt: skip
     assert isinstance(tuned, Tuned), tuned
     (step,) = tuned.trajectory.steps
-    assert (step.synthesizer, step.parent.number, step.child.number) == (COMPOSED, 1, 4)
-    assert step.child.kernel is not None
-    assert step.child.kernel.recipe == tuned.lifted.name
+    assert (step.proposal.synthesizer, step.parent.number, step.child.number) == (COMPOSED, 1, 4)
+    assert step.proposal.recipe == tuned.lifted.name
     assert tuned.lifted.name == f"{planted.RECIPE}-chunk32-lanes16-unroll4"
     problems = Problems("a recipe")
     recipe = parse_recipe("x", tuned.lifted.recipe, tuned.lifted.files, problems)
@@ -250,7 +250,7 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     tuned = tuned_instance(made, RECIPES)
     assert isinstance(tuned, Tuned)
     lifting = Lifting({tuned.lifted.name: tuned.lifted})
-    done = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert [(d.operation, d.evidence[0].details["parent"]) for d in done.deltas] == [("ADD", 1)]
     (row,) = rows(catalog)
     assert (row.tier, row.state, row.recipe) == ("learned", "candidate", tuned.lifted.recipe)
@@ -261,10 +261,10 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     assert row.scopes.signals == tuple(sorted(tuned.lifted.signals))
     assert "poor_reuse" in row.scopes.signals and "signals." not in (row.predicate or "")
     assert "verdict" not in row.description and "verdict" not in row.body
-    again = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    again = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert again.deltas == ()
     other = replace(tuned.trajectory, id="run_2")
-    more = distil(other, catalog, lifter=lifting, roles=planted.ROLES)
+    more = distil(other, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert [(d.operation, d.skill) for d in more.deltas] == [("ADD_EVIDENCE", row.name)]
     catalog.close()
 
@@ -274,7 +274,7 @@ def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.02)), RECIPES)
     assert isinstance(tuned, Tuned)
     lifting = Lifting({tuned.lifted.name: tuned.lifted})
-    done = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert done.deltas == () and "no certain difference" in done.decisions[0].reason
     catalog.close()
 
@@ -283,7 +283,7 @@ def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.5)), RECIPES)
     assert isinstance(tuned, Tuned)
-    done = distil(tuned.trajectory, catalog, lifter=Lifting({}), roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=Lifting({}).lift, roles=planted.ROLES)
     assert done.deltas == () and "no skill has the recipe" in done.decisions[-1].reason
     found = Lifting({}).lift(tuned.trajectory, _change(tuned))
     assert found == f"no skill has the recipe {tuned.lifted.name}"
@@ -311,19 +311,19 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
     assert waiting(services, queued=False) and "row-total-test" in waiting(services, queued=False)
     assert waiting(services, queued=True) == []
     verifier = Verifier(services, tmp_path / "problems")
-    told = verifier.tried(skill.name, 1)
+    told = verifier.try_out(skill.name, 1)
     (found,) = told["trials"]
     assert (found["problem"], found["case"], found["wrong"]) == ("row_total", "main", 0)
     assert found["with_skill"]["correct"] == 1 and not told["helps"]
     assert services.skills.show(skill.name).evidence == ()  # nothing was changed
-    kept = verifier.verified(skill.name, 1, "ann")
+    kept = verifier.verify(skill.name, 1, "ann")
     assert kept["state"] == "candidate" and kept["reason"]  # one trial, and a plain kernel
     assert [e.kind for e in services.skills.show(skill.name).evidence] == ["ablation"]
     words = skill_in(services.catalog, tmp_path, "", name="words-test", files={})
-    refused = verifier.verified(words.name, 1, "ann")
+    refused = verifier.verify(words.name, 1, "ann")
     assert refused["trials"] == [] and "neither a recipe nor moves" in refused["reason"]
     with pytest.raises(NotFound):
-        Verifier(services, tmp_path / "nowhere").tried(skill.name, 1)
+        Verifier(services, tmp_path / "nowhere").try_out(skill.name, 1)
 
 
 # -- what is learned takes part
@@ -388,10 +388,10 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
 
 def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> None:
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-lift")
-    told = lift_told(services, skill.name)
+    told = lift_report(services, skill.name)
     assert told["lift"] is None and "no lift" in told["reason"]
     with pytest.raises(NotFound):
-        lift_told(services, "nobody")
+        lift_report(services, "nobody")
 
 
 def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:

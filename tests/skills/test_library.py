@@ -28,9 +28,9 @@ from kb.errors import (
     UnknownSignal,
 )
 from kb.hardware.schema import parse_hardware
-from skills.schema import SkillFile
+from skills.format.schema import SkillFile
+from skills.format.skillfile import read_skill, render, skill_folders, write_skill
 from skills.skill_library import SkillLibrary
-from skills.skillfile import read_skill, render, skill_folders, write_skill
 
 SHIPPED = Path(__file__).parents[2] / "skills" / "library"
 LEARNED = SkillFile(

@@ -17,8 +17,8 @@ from kb.catalog.skills import STATES, TIERS
 from kb.errors import InvalidKnowledge, InvalidRequest, Unavailable
 from kb.plain import plain
 from kb.scope import ALL_ACCESS
-from skills.folders import packed, unpacked
-from skills.skillfile import SKILL_MD, read_skill, skill_folders, write_skill
+from skills.format.folders import packed, unpacked
+from skills.format.skillfile import SKILL_MD, read_skill, skill_folders, write_skill
 
 
 def found(target: Target, **filters: str | None) -> list[Json]:

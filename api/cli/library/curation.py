@@ -110,13 +110,13 @@ def verify(
             "verify needs one of NAME, --queued and --candidates", hint="Give just one of them."
         )
     with opened(data_dir) as local:
-        from skills.trials.verify import Verifier, waiting
+        from skills.trials.verification import Verifier, waiting
 
         services = local.services
         local.load_knowledge(note)
         names = [name] if name is not None else waiting(services, queued=queued)
         verifier = Verifier(services, problems)
-        told = [verifier.verified(one, budget, login()) for one in names]
+        told = [verifier.verify(one, budget, login()) for one in names]
     show(told, as_json, lambda rows: "\n\n".join(map(_verified, rows)) or "nothing waits")
 
 
@@ -135,10 +135,10 @@ def ablate(
 ) -> None:
     """The trials of `verify`, and nothing is changed."""
     with opened(data_dir) as local:
-        from skills.trials.verify import Verifier
+        from skills.trials.verification import Verifier
 
         local.load_knowledge(note)
-        told = Verifier(local.services, problems).tried(name, budget)
+        told = Verifier(local.services, problems).try_out(name, budget)
     show(told, as_json, lambda row: f"{_trials(row['trials'])}\n{row['reason']}")
 
 
@@ -146,9 +146,9 @@ def ablate(
 def lift(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """How often answers that showed it helped, beside those that withheld it."""
     with opened(data_dir) as local:
-        from skills.lift import lift_told
+        from skills.uses import lift_report
 
-        told = lift_told(local.services, name)
+        told = lift_report(local.services, name)
     show(told, as_json, pairs)
 
 

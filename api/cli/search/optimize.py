@@ -15,7 +15,7 @@ from api.cli.output import note, show
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from optimizer.search.runs.optimize import Finished
-    from skills.upkeep import prepare_library
+    from skills.lifecycle import prepare_library
 
 Target = Annotated[
     str | None,

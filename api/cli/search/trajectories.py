@@ -37,9 +37,9 @@ def list_trajectories(data_dir: DataDir = None, as_json: AsJson = False) -> None
     with opened(data_dir) as local:
         from optimizer.search.runs.run_store import run_store
         from skills.trajectories.accept import trajectory_store
-        from skills.trajectories.reading import shown
+        from skills.trajectories.reading import trajectory_row
 
-        rows = [shown(row) for row in trajectory_store(local.services).latest()]
+        rows = [trajectory_row(row) for row in trajectory_store(local.services).latest()]
         for run in run_store(local.services).latest():
             told = {"id": run.id, "origin": "run", "state": run.state, "problem": run.problem}
             rows.append({**told, "hardware": run.hardware, "steps": None, "created_at": None})
@@ -53,7 +53,7 @@ def show_trajectory(
     """What was measured of it, beside what was claimed; --json has every step."""
     with opened(data_dir) as local:
         from skills.trajectories.accept import trajectory_store
-        from skills.trajectories.reading import shown, trajectory
+        from skills.trajectories.reading import trajectory, trajectory_row
 
         services = local.services
         if identity.startswith("run_"):
@@ -62,7 +62,7 @@ def show_trajectory(
             row = trajectory_store(services).find(identity)
             ready = row.state == "ready"
             record = trajectory(services, identity).as_json() if ready else None
-            told = shown(row, trajectory=record)
+            told = trajectory_row(row, trajectory=record)
     show(told, as_json, _rendered)
 
 
@@ -189,9 +189,9 @@ def _verified(services: Services, row: StoredTrajectory) -> StoredTrajectory:
 
 
 def _told(row: StoredTrajectory, as_json: bool) -> int:
-    from skills.trajectories.reading import shown
+    from skills.trajectories.reading import trajectory_row
 
-    show(shown(row), as_json, _rendered)
+    show(trajectory_row(row), as_json, _rendered)
     return 0 if row.state == "ready" else 1
 
 

@@ -29,8 +29,8 @@ from api.http.multipart import read_upload
 from api.services import Services
 from kb.errors import InvalidRequest
 from kb.plain import plain
-from skills.folders import MAX_BYTES, packed, placed, unpacked
-from skills.states import Wanted, change_state
+from skills.format.folders import MAX_BYTES, packed, placed, unpacked
+from skills.lifecycle import Wanted, change_state
 
 router = APIRouter(tags=["skills"])
 ACTOR = "http"

@@ -139,7 +139,7 @@ def show(trajectory_id: str, parts: Parts) -> dict[str, Any]:
 
 
 def _shown(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
-    from skills.trajectories.reading import shown
+    from skills.trajectories.reading import trajectory_row
 
-    answer: dict[str, Any] = plain(shown(row, **more))
+    answer: dict[str, Any] = plain(trajectory_row(row, **more))
     return answer

@@ -38,7 +38,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
 from skills.curator.distil import distil_source
-from skills.trials.verify import Verifier, waiting
+from skills.trials.verification import Verifier, waiting
 
 SEED = 7
 ACTOR = "benchmark"
@@ -211,7 +211,7 @@ def verify_all(services: Services, folder: Path, plan: Plan, ends: float, said: 
             if time.monotonic() >= ends:
                 return False
             began = time.monotonic()
-            told = verifier.verified(name, plan.budget, ACTOR)
+            told = verifier.verify(name, plan.budget, ACTOR)
             _write(path, told)
         said(f"{name}: {told['state']}, {told['reason']} ({time.monotonic() - began:.0f} s)")
     return all((folder / "trials" / f"{name}.json").is_file() for name in names)

@@ -18,8 +18,7 @@ from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import CaseView, ProblemView
-from skills.trials.held_out import unseen_cases
-from skills.trials.targets import MAX_LOOKED_AT
+from skills.trials.held_out import MAX_LOOKED_AT, unseen_cases
 
 TRIAL_SEED = 0  # of the cases that trials of a skill take
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,12 +16,11 @@ from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.embedding.base import Vectors
 from kb.embedding.local import LocalEmbedder
 from kb.errors import InvalidKnowledge
-from skills.curator.matching.match import ALIKE_COSINE, Known, Texts
-from skills.curator.matching.vectors import KeptVectors
-from skills.curator.pipeline import distil
-from skills.curator.storing import means_of, snapshot
+from skills.curator.distil import parameter_roles
+from skills.curator.match import ALIKE_COSINE, KeptVectors, Known, Texts
+from skills.curator.storing import snapshot
 from skills.skill_library import SkillLibrary
-from tests.skills.curator.planted import RECIPE, ROLES, VALUES, step, trajectory, tuned
+from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
 
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"
 
@@ -72,18 +73,17 @@ def test_a_skills_move_names_the_skill(catalog: Catalog) -> None:
 
 def test_roles_are_those_of_the_librarys_recipes(catalog: Catalog) -> None:
     SkillLibrary(catalog).sync_builtin(SHIPPED)
-    library = snapshot(catalog, trajectory(tuned()))
-    (told,) = [known.row.recipe for known in library.known if known.row.name == RECIPE]
-    assert told is not None
-    roles = {p["name"]: p["role"] for p in told["parameters"]}
-    assert roles and means_of(catalog, library).roles[RECIPE] == roles
-    assert means_of(catalog, library, roles={"x": {"y": "block"}}).roles == {"x": {"y": "block"}}
+    with catalog.read() as connection:
+        recipe = store.get(connection, RECIPE).recipe
+    assert recipe is not None
+    roles = {p["name"]: p["role"] for p in recipe["parameters"]}
+    assert roles and parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))[RECIPE] == roles
 
 
 def test_a_recipe_that_cannot_be_read_is_no_recipe_without_roles(catalog: Catalog) -> None:
     put(catalog, "a-norm", "rmsnorm", recipe={"format": 1})
     with pytest.raises(InvalidKnowledge):
-        means_of(catalog, snapshot(catalog, trajectory(tuned())))
+        parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))
 
 
 class Counting:
@@ -137,6 +137,6 @@ def test_a_text_is_normalised_once_for_all_drafts(
     put(catalog, "a-norm", "rmsnorm")
     (known,) = snapshot(catalog, trajectory(tuned())).known
     key = known.body_key
-    monkeypatch.setattr("skills.curator.matching.match.body_key", None)  # a second call would fail
+    monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
     assert known.body_key == key
     assert known == Known(known.row, known.evidence)

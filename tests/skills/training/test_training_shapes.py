@@ -18,11 +18,19 @@ from optimizer.search.context import Context, HardwareView
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.llm.answers.candidate import answer_from
-from skills.training.answers import answer_text
+from skills.training.prompts import answer_text
+from skills.training.rows import (
+    FORMATS,
+    SHAPES,
+    Format,
+    Shape,
+    preferred,
+    shaped,
+    write_manifest,
+    write_rows,
+)
 from skills.training.samples import Licences, Prompt
-from skills.training.shapes import SHAPES, Shape, preferred, shaped
 from skills.training.trainable import stated_licence, trainable
-from skills.training.write import FORMATS, Format, write_manifest, write_rows
 from tests.skills.training.judged import SAMPLES, TYPE, WRONG, reward, sample
 
 # What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.

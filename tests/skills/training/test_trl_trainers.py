@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.data_utils import is_conversational
 
-from skills.training.shapes import SHAPES, Shape, shaped
-from skills.training.write import FORMATS, Format, write_rows
+from skills.training.rows import FORMATS, SHAPES, Format, Shape, shaped, write_rows
 from tests.skills.training.judged import SAMPLES, TYPE
 
 MARKS = ["<pad>", "<end>"]

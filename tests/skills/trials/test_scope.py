@@ -9,7 +9,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from optimizer.evaluation.problem.spec import Problem
-from skills.curator.quantities import leaves_in, sizes_told
+from skills.trials.held_out import leaves_in, sizes_told
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 FACTS = {"cores": 8}
