@@ -171,12 +171,12 @@ def _outdated(
     evidence = store.evidence_for(
         connection, [skill.id for skill in skills], access_scope, details=False
     )
-    found = {}
+    outdated = {}
     for skill in skills:
         was = _newest(evidence.get(skill.id, []), hardware, store.toolchain_name(toolchain))
         if was is not None and was != toolchain:
-            found[skill.name] = was
-    return found
+            outdated[skill.name] = was
+    return outdated
 
 
 def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
@@ -189,13 +189,13 @@ def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
 
 def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
     """What is to be measured again, the longest waiting first."""
-    found = []
+    waiting = []
     with catalog.read() as connection:
         for skill in store.heads(connection, states=("suspect",), access_scope=access_scope):
             events = store.events(connection, skill.id, access_scope)
             last = [event for event in events if event.to_state == "suspect"][-1]
             details = last.details
-            found.append(
+            waiting.append(
                 Queued(
                     skill.name,
                     last.created_at,
@@ -205,7 +205,7 @@ def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
                     details.get("now"),
                 )
             )
-    return sorted(found, key=lambda queued: (queued.since, queued.name))
+    return sorted(waiting, key=lambda queued: (queued.since, queued.name))
 
 
 def change_state(

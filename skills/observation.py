@@ -96,7 +96,7 @@ def observe(
     access_scope: str = ALL_ACCESS,
 ) -> dict[str, Finding]:
     """Judge these skills by their uses and act on it; a skill that is not in use is left alone."""
-    found = {}
+    findings = {}
     for name in sorted(set(names)):
         with catalog.read() as connection:
             finding = _judged(connection, name, access_scope)
@@ -106,8 +106,8 @@ def observe(
                 if finding is not None:
                     _apply(connection, name, finding, actor, access_scope)
         if finding is not None:
-            found[name] = finding
-    return found
+            findings[name] = finding
+    return findings
 
 
 def _judged(connection: Connection, name: str, access_scope: str) -> Finding | None:
@@ -226,7 +226,7 @@ def retire_unused(
         skills = store.heads(
             connection, states=("active", "suspect"), tier="learned", access_scope=access_scope
         )
-        for skill in (one for one in skills if one.polarity == "use"):
+        for skill in (head for head in skills if head.polarity == "use"):
             since = oldest(skill.scopes.hardware)
             if since is None or _in_use_since(connection, skill, access_scope) >= since:
                 continue

@@ -103,8 +103,8 @@ class SkillDetail:
     links: tuple[Link, ...]
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {**found.pop("summary"), "measured": found.pop("evidence"), **found}
+        fields = asdict(self)
+        return {**fields.pop("summary"), "measured": fields.pop("evidence"), **fields}
 
 
 class SkillLibrary:
@@ -338,8 +338,8 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
         "compatibility": skill.compatibility,
         "allowed-tools": skill.allowed_tools,
     }
-    given = {key: value for key, value in fields.items() if value is not None}
-    return {**given, "metadata": dict(skill.metadata)}
+    present = {key: value for key, value in fields.items() if value is not None}
+    return {**present, "metadata": dict(skill.metadata)}
 
 
 def draft_of(
@@ -411,16 +411,16 @@ def _structured(skill: SkillFile, name: str, kind: type) -> Any:
     if name not in skill.files:
         return None
     try:
-        found = json.loads(skill.files[name])
+        value = json.loads(skill.files[name])
     except ValueError as error:
         raise InvalidKnowledge(
             f"{name} of {skill.name} is not JSON: {error}", hint="Correct it at that place."
         ) from error
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise InvalidKnowledge(
             f"{name} of {skill.name} is no JSON {kind.__name__}", hint="Export a skill to see one."
         )
-    return found
+    return value
 
 
 def _texts(skill: SkillFile) -> dict[str, str]:

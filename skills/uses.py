@@ -67,10 +67,10 @@ class Part:
 
     def holds(self, situation: Mapping[str, Any]) -> bool:
         """A situation that says nothing of the key lies in no part of it."""
-        found = situation.get(self.key)
+        value = situation.get(self.key)
         if self.value is not None:
-            return bool(found == self.value)
-        number = _number(found)
+            return bool(value == self.value)
+        number = _number(value)
         if number is None:
             return False
         return number < self.below if self.below is not None else number >= (self.at_least or 0.0)
@@ -125,11 +125,11 @@ def assess_uses(uses: Sequence[Use]) -> Finding:
     parts = parts_of(uses)
     tests = 1 + len(parts)
     bound = math.log(tests / ERROR)
-    found = sorted(
+    tested = sorted(
         ((log_e_value(record_of(inside(uses, part))), part) for part in parts),
         key=lambda entry: -entry[0],
     )
-    for log_e, part in found:
+    for log_e, part in tested:
         rest = record_of(outside(uses, part))
         if log_e >= bound and rest.uses >= MIN_KEPT and rest.wins_half:
             lost = record_of(inside(uses, part))
@@ -155,8 +155,8 @@ def _log_half_beta(a: int, b: int) -> float:
 
 
 def record_of(uses: Iterable[Use]) -> Record:
-    told = [use.helped for use in uses]
-    return Record(sum(told), len(told) - sum(told))
+    outcomes = [use.helped for use in uses]
+    return Record(sum(outcomes), len(outcomes) - sum(outcomes))
 
 
 def inside(uses: Iterable[Use], part: Part) -> list[Use]:
@@ -175,19 +175,19 @@ def parts_of(uses: Sequence[Use]) -> list[Part]:
     )
     offered = [part for key in WORDS for part in _by_word(uses, key)]
     offered += [part for key in quantities for part in _by_size(uses, key)]
-    found: dict[frozenset[int], Part] = {}
+    by_uses: dict[frozenset[int], Part] = {}
     for part in offered:
         held = frozenset(n for n, use in enumerate(uses) if part.holds(use.situation))
         if len(held) >= MIN_LOST and len(uses) - len(held) >= MIN_KEPT:
-            found.setdefault(held, part)
-    return list(found.values())
+            by_uses.setdefault(held, part)
+    return list(by_uses.values())
 
 
 def _by_word(uses: Sequence[Use], key: str) -> list[Part]:
-    told = [use.situation.get(key) for use in uses]
-    if key == "hardware" and None in told:
+    words = [use.situation.get(key) for use in uses]
+    if key == "hardware" and None in words:
         return []  # a scope names the chips that it keeps, so each must be known
-    values = sorted({value for value in told if isinstance(value, str) and PLAIN.fullmatch(value)})
+    values = sorted({value for value in words if isinstance(value, str) and PLAIN.fullmatch(value)})
     return [Part(key, value) for value in values] if len(values) > 1 else []
 
 
@@ -223,22 +223,22 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     """lift: rate shown minus rate withheld, None where either has no outcome. Raises NotFound."""
     with base.catalog.read() as connection:
         skill = store.get(connection, name, ALL_ACCESS)
-        found = store.lift_of(connection, skill.id)
-    told: dict[str, Any] = {
+        counts = store.lift_of(connection, skill.id)
+    report: dict[str, Any] = {
         "skill": name,
-        "shown": f"helped in {found.shown_wins} of {found.shown} with a known effect",
-        "withheld": f"helped in {found.withheld_wins} of {found.withheld} with a known effect",
+        "shown": f"helped in {counts.shown_wins} of {counts.shown} with a known effect",
+        "withheld": f"helped in {counts.withheld_wins} of {counts.withheld} with a known effect",
         "lift": None,
         "low": None,
         "high": None,
     }
-    if not found.shown or not found.withheld:
-        missing = "shown" if not found.shown else "withheld"
-        return {**told, "reason": f"no outcome of an answer that had it {missing}: no lift"}
-    lift = difference(found)
+    if not counts.shown or not counts.withheld:
+        missing = "shown" if not counts.shown else "withheld"
+        return {**report, "reason": f"no outcome of an answer that had it {missing}: no lift"}
+    lift = difference(counts)
     certain = lift.low > 0 or lift.high < 0
     return {
-        **told,
+        **report,
         "lift": round(lift.value, 4),
         "low": round(lift.low, 4),
         "high": round(lift.high, 4),
@@ -246,13 +246,16 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     }
 
 
-def difference(found: Lift) -> Difference:
+def difference(counts: Lift) -> Difference:
     """Rate shown minus rate withheld; both counts above 0."""
-    shown, withheld = found.shown_wins / found.shown, found.withheld_wins / found.withheld
-    one, other = wilson(found.shown_wins, found.shown), wilson(found.withheld_wins, found.withheld)
+    shown, withheld = counts.shown_wins / counts.shown, counts.withheld_wins / counts.withheld
+    with_it, without_it = (
+        wilson(counts.shown_wins, counts.shown),
+        wilson(counts.withheld_wins, counts.withheld),
+    )
     value = shown - withheld
     return Difference(
         value,
-        value - math.hypot(shown - one.low, other.high - withheld),
-        value + math.hypot(one.high - shown, withheld - other.low),
+        value - math.hypot(shown - with_it.low, without_it.high - withheld),
+        value + math.hypot(with_it.high - shown, withheld - without_it.low),
     )

@@ -15,14 +15,14 @@ from optimizer.evaluation.problem.spec import Problem
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.accept import accept, resolved_hardware
 from skills.trajectories.external_trajectory import (
-    Told,
-    ToldProblem,
-    ToldStep,
+    ExternalProblem,
+    ExternalStep,
+    ExternalTrajectory,
     about_step,
     file_name,
     problem_of,
 )
-from skills.trajectories.jsonl_reader import ToldRun, read_lines
+from skills.trajectories.jsonl_reader import ExportedRun, read_lines
 
 
 def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
@@ -31,7 +31,9 @@ def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
     return accept(base, told, problem, "export" if body.lines is not None else "told")
 
 
-def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told, Problem]:
+def told_from(
+    body: TrajectoryBody, resolve: Callable[[str], str]
+) -> tuple[ExternalTrajectory, Problem]:
     """What is told, and its problem; nothing of it runs. resolve: a name of hardware to its id."""
     if (body.steps is None) == (body.lines is None):
         raise InvalidRequest(
@@ -45,19 +47,19 @@ def told_from(body: TrajectoryBody, resolve: Callable[[str], str]) -> tuple[Told
             "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
         )
     steps = tuple(_step(number, step, body) for number, step in enumerate(body.steps or (), 1))
-    told = Told(
+    told = ExternalTrajectory(
         _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
     )
     return told, problem_of(told.problem)
 
 
-def _place(given: str | ProblemBody) -> ToldProblem:
+def _place(given: str | ProblemBody) -> ExternalProblem:
     if isinstance(given, str):
-        return ToldProblem(name=problem_named(given).path.parent.name)
-    return ToldProblem(None, given.source, given.toml)
+        return ExternalProblem(name=problem_named(given).path.parent.name)
+    return ExternalProblem(None, given.source, given.toml)
 
 
-def _step(number: int, step: ToldStepBody, body: TrajectoryBody) -> ToldStep:
+def _step(number: int, step: ToldStepBody, body: TrajectoryBody) -> ExternalStep:
     language = step.language or body.language
     if language is None:
         raise InvalidRequest(
@@ -70,7 +72,7 @@ def _step(number: int, step: ToldStepBody, body: TrajectoryBody) -> ToldStep:
     except InvalidRequest as error:
         raise about_step(number, error) from None
     claim = step.claimed_speedup
-    return ToldStep(
+    return ExternalStep(
         number,
         step.parent,
         bundle,
@@ -97,8 +99,8 @@ def _files(step: ToldStepBody, language: str) -> tuple[dict[str, str], str]:
 
 
 def _of_lines(
-    body: TrajectoryBody, run: ToldRun, resolve: Callable[[str], str]
-) -> tuple[Told, Problem]:
+    body: TrajectoryBody, run: ExportedRun, resolve: Callable[[str], str]
+) -> tuple[ExternalTrajectory, Problem]:
     place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
     problem = problem_of(place)
     if problem.sha256 != run.problem_sha256:
@@ -107,13 +109,13 @@ def _of_lines(
             hint="Send `problem` with the source and toml that were searched.",
         )
     hardware = resolve(body.hardware or run.hardware)
-    return Told(place, hardware, run.steps, body.actor, body.licence), problem
+    return ExternalTrajectory(place, hardware, run.steps, body.actor, body.licence), problem
 
 
-def _shipped(sha256: str) -> ToldProblem:
+def _shipped(sha256: str) -> ExternalProblem:
     for name in shipped_problems():
         if load_problem(SHIPPED / name).sha256 == sha256:
-            return ToldProblem(name=name)
+            return ExternalProblem(name=name)
     raise InvalidRequest(
         "the lines are about a problem that is not shipped",
         hint="Send `problem` with its source and toml beside the lines.",

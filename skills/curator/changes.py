@@ -65,20 +65,20 @@ def findings(run: CuratorRun, change: Change, draft: Draft) -> list[str]:
     """What the linter refuses of a draft, before and after figures are put in."""
     template, description = draft.template(), draft.words.description
     texts = {"description": description, "body": template}
-    found = [str(finding) for finding in lint(texts, allowed(run, change))]
+    problems = [str(finding) for finding in lint(texts, allowed(run, change))]
     missing = dangling(template + description, draft.evidence)
-    found += [f"{text} refers to no figure" for text in missing]
+    problems += [f"{text} refers to no figure" for text in missing]
     if not missing:
-        found += [str(f) for f in unsafe("the rendered body", render(template, draft.evidence))]
+        problems += [str(f) for f in unsafe("the rendered body", render(template, draft.evidence))]
     for name, text in sorted(draft.files.items()):
-        found += [str(f) for f in unsafe(name, text)]
-    return list(dict.fromkeys(found))
+        problems += [str(f) for f in unsafe(name, text)]
+    return list(dict.fromkeys(problems))
 
 
 def checked(run: CuratorRun, change: Change, draft: Draft) -> bool:
-    found = findings(run, change, draft)
-    reason = "; ".join(found[:3]) if found else "clean"
-    return run.decide("lint", change.step.child.number, not found, reason, findings=found)
+    problems = findings(run, change, draft)
+    reason = "; ".join(problems[:3]) if problems else "clean"
+    return run.decide("lint", change.step.child.number, not problems, reason, findings=problems)
 
 
 def allowed(run: CuratorRun, change: Change) -> Allowed:
@@ -108,24 +108,24 @@ def add(run: CuratorRun, node: int, draft: Draft, *, conflicts_with: str = "") -
 
 
 def support(
-    run: CuratorRun, node: int, draft: Draft, found: Match, *, refine: bool = False
+    run: CuratorRun, node: int, draft: Draft, matched: Match, *, refine: bool = False
 ) -> None:
     """More evidence for a skill that says this already."""
-    known = found.known
-    told = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
-    if not told:
+    known = matched.known
+    added = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
+    if not added:
         run.decide("match", node, False, f"{known.row.name} has this measurement already")
         return
     revised = None
     if refine:
         revised = _refined(known, draft)
-    elif found.tier in ("content", "key", "words"):
+    elif matched.tier in ("content", "key", "words"):
         revised = widened(known, draft)
     if refine and revised is None:
         reason = f"{known.row.name} is no candidate of the curator's: its text stays"
         run.decide("match", node, False, reason)
     operation: Operation = "REFINE" if refine and revised is not None else "ADD_EVIDENCE"
-    reason = f"measured again in {run.trajectory.id}, node {node} ({found.tier})"
+    reason = f"measured again in {run.trajectory.id}, node {node} ({matched.tier})"
     row = _follow(known.row, revised) if revised is not None else known.row
     delta = Delta(
         operation,
@@ -133,24 +133,24 @@ def support(
         known.row.name,
         reason,
         revised,
-        told,
+        added,
         version=known.row.version,
     )
-    run.add(delta, Known(row, (*known.evidence, *told)))
+    run.add(delta, Known(row, (*known.evidence, *added)))
 
 
-def contradict(run: CuratorRun, node: int, draft: Draft, found: Match) -> None:
+def contradict(run: CuratorRun, node: int, draft: Draft, matched: Match) -> None:
     """Two opposite effects: both conditions are narrowed by what differs; where nothing does, the
     measurement is held against the skill and a person decides."""
-    known, separated = found.known, apart(draft, found.known)
+    known, separated = matched.known, apart(draft, matched.known)
     if separated is None:
         reason = f"{known.row.name} says the opposite, and nothing differs between the two"
         run.decide("match", node, False, reason, held=True)
-        told = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
-        if told:
+        added = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
+        if added:
             version = known.row.version
-            delta = Delta("CONTRADICT", node, known.row.name, reason, None, told, version=version)
-            run.add(delta, Known(known.row, (*known.evidence, *told)))
+            delta = Delta("CONTRADICT", node, known.row.name, reason, None, added, version=version)
+            run.add(delta, Known(known.row, (*known.evidence, *added)))
         return
     reason = f"{known.row.name} has the opposite effect; they differ in {separated.what}"
     run.decide("match", node, True, reason, ours=separated.ours, theirs=separated.theirs)
@@ -174,8 +174,10 @@ def contradict(run: CuratorRun, node: int, draft: Draft, found: Match) -> None:
 
 
 def _narrowed(draft: Draft, separated: Apart) -> Draft:
-    said = f"The {separated.what} differs: there the opposite was measured, see the linked skill."
-    words = replace(draft.words, when_not=(*draft.words.when_not, said))
+    condition = (
+        f"The {separated.what} differs: there the opposite was measured, see the linked skill."
+    )
+    words = replace(draft.words, when_not=(*draft.words.when_not, condition))
     predicate = _and(draft.predicate, separated.ours)
     moves = tuple({**move, "when": predicate} for move in draft.moves)
     return replace(draft, words=words, predicate=predicate, moves=moves)
@@ -192,8 +194,8 @@ def _is_there(row: EvidenceRow, evidence: Sequence[EvidenceRow]) -> bool:
 
 
 def _measurement(row: EvidenceRow) -> tuple[Any, ...]:
-    told = row.details
-    return (row.evaluation_id, row.case_id, told.get("run"), told.get("node"))
+    details = row.details
+    return (row.evaluation_id, row.case_id, details.get("run"), details.get("node"))
 
 
 # -- texts that follow an earlier one
@@ -214,18 +216,18 @@ def widened(known: Known, draft: Draft) -> SkillDraft | None:
     predicate = predicate_of(joined.ops, joined.signals, both)
     if joined == row.scopes and predicate == row.predicate:
         return None
-    said = f"- The same effect was measured for {_situation(scopes)}.\n"
-    told = dict(row.metadata["curator"])
-    template, body = told["template"], row.body
-    if joined != row.scopes and said not in body:
+    sentence = f"- The same effect was measured for {_situation(scopes)}.\n"
+    drafted = dict(row.metadata["curator"])
+    template, body = drafted["template"], row.body
+    if joined != row.scopes and sentence not in body:
         title = f"## {WHEN[row.polarity]}\n\n"
-        template, body = (text.replace(title, title + said, 1) for text in (template, body))
-    return _revised(row, joined, predicate, body, {**told, "template": template})
+        template, body = (text.replace(title, title + sentence, 1) for text in (template, body))
+    return _revised(row, joined, predicate, body, {**drafted, "template": template})
 
 
-def _union(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
+def _union(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:
     """Of two scopes; an empty one restricts nothing and stays so."""
-    return tuple(sorted({*one, *other})) if one and other else ()
+    return tuple(sorted({*ours, *theirs})) if ours and theirs else ()
 
 
 def _situation(scopes: SkillScopes) -> str:
@@ -242,7 +244,7 @@ def _refined(known: Known, draft: Draft) -> SkillDraft | None:
 
 
 def _revised(
-    row: SkillRow, scopes: SkillScopes, predicate: str, body: str, told: dict[str, Any]
+    row: SkillRow, scopes: SkillScopes, predicate: str, body: str, drafted: dict[str, Any]
 ) -> SkillDraft:
     copied = {
         name: getattr(row, name)
@@ -254,7 +256,7 @@ def _revised(
         scopes=scopes,
         predicate=predicate,
         body=body,
-        metadata={**row.metadata, "curator": told},
+        metadata={**row.metadata, "curator": drafted},
         moves=tuple({**move, "when": predicate} for move in row.moves),
         content_sha256="",
     )

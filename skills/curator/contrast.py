@@ -82,8 +82,8 @@ def constant_role(name: str) -> str | None:
 
 def rule_named(transformation: str, language: str) -> Rule | None:
     """The rule behind a transformation of free code."""
-    found = (r for r in _vocabulary()[0] if r.name == transformation and language in r.languages)
-    return next(found, None)
+    rules = (r for r in _vocabulary()[0] if r.name == transformation and language in r.languages)
+    return next(rules, None)
 
 
 def contrast(
@@ -91,19 +91,19 @@ def contrast(
 ) -> tuple[Change | None, Decision]:
     """The change of a step that passed the gate, or why it cannot be named. attributed: a skill
     made it for certain, which is cause enough."""
-    found = _change(step, passed, roles)
-    if isinstance(found, str):
-        return None, Decision("contrast", step.child.number, False, found)
-    if passed.polarity == "avoid" and not found.parameters and not attributed:
+    change = _change(step, passed, roles)
+    if isinstance(change, str):
+        return None, Decision("contrast", step.child.number, False, change)
+    if passed.polarity == "avoid" and not change.parameters and not attributed:
         reason = "a failure teaches only where one or two parameters explain it"
         return None, Decision("contrast", step.child.number, False, reason)
     details = {
-        "transformation": found.transformation,
-        "parameters": [[p.name, p.role, p.before, p.after] for p in found.parameters],
-        "lines": len(found.pattern),
+        "transformation": change.transformation,
+        "parameters": [[p.name, p.role, p.before, p.after] for p in change.parameters],
+        "lines": len(change.pattern),
     }
-    reason = found.transformation or "free code that no rule names"
-    return found, Decision("contrast", step.child.number, True, reason, details)
+    reason = change.transformation or "free code that no rule names"
+    return change, Decision("contrast", step.child.number, True, reason, details)
 
 
 def _change(step: Step, passed: Passed, roles: Roles) -> Change | str:
@@ -165,13 +165,13 @@ def _values(
     )
 
 
-def _constants(found: Difference) -> tuple[ParameterChange, ...] | str:
+def _constants(lines: Difference) -> tuple[ParameterChange, ...] | str:
     """Numbers of free code that changed while the code around them stayed; () where more did."""
-    if not found.came or len(found.gone) != len(found.came):
+    if not lines.came or len(lines.gone) != len(lines.came):
         return ()
     known = _vocabulary()[1]
     changed: dict[str, tuple[int, int]] = {}
-    for gone, came in zip(found.gone, found.came, strict=True):
+    for gone, came in zip(lines.gone, lines.came, strict=True):
         if _NUMBER.sub("#", canonical(gone)) != _NUMBER.sub("#", canonical(came)):
             return ()
         before, after = dict(_ASSIGNED.findall(gone)), dict(_ASSIGNED.findall(came))
@@ -199,10 +199,10 @@ def _named(parameters: Sequence[ParameterChange]) -> str:
 
 
 def _free(step: Step, passed: Passed, parent: Bundle, child: Bundle) -> Change | str:
-    found = difference(parent, child)
-    if not found.came:
+    lines = difference(parent, child)
+    if not lines.came:
         return "no line came: what was taken away has no name"
-    old, new = "\n".join(_lines(parent)), "\n".join(found.came)
+    old, new = "\n".join(_lines(parent)), "\n".join(lines.came)
     names = dict.fromkeys(
         rule.name
         for rule in _vocabulary()[0]
@@ -210,7 +210,7 @@ def _free(step: Step, passed: Passed, parent: Bundle, child: Bundle) -> Change |
         and rule.added.search(new)
         and not rule.added.search(old)
     )
-    pattern = (*(f"-{line}" for line in found.gone), *(f"+{line}" for line in found.came))
+    pattern = (*(f"-{line}" for line in lines.gone), *(f"+{line}" for line in lines.came))
     named = "-and-".join(names) if len(names) <= MOST_CAUSES else UNNAMED
     return _built(step, passed, named, (), pattern)
 

@@ -34,7 +34,7 @@ from skills.curator.records import Lift
 from skills.curator.storing import context_of, snapshot, store_deltas
 from skills.skill_library import SkillLibrary
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.external_trajectory import problem_of, told_from_json
+from skills.trajectories.external_trajectory import external_trajectory_from_json, problem_of
 from skills.trajectories.reading import searched_problem, trajectory
 from skills.trajectories.records import Trajectory
 
@@ -171,7 +171,7 @@ def problem_behind(base: KnowledgeBase, identity: str) -> Problem:
     if identity.startswith("run_"):
         return searched_problem(run_store(base).run(identity))
     store = trajectory_store(base)
-    return problem_of(told_from_json(store.told(store.find(identity))).problem)
+    return problem_of(external_trajectory_from_json(store.told(store.find(identity))).problem)
 
 
 def parameter_roles(base: KnowledgeBase) -> dict[str, dict[str, str]]:

@@ -197,13 +197,13 @@ def predicate_of(
 
 def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
     """Ranges of the quantities over the rows that tell them; only those that predicates know."""
-    found = {}
+    ranges = {}
     for name in sorted(problem_terms().quantities):
         values = [row.details.get("sizes", {}).get(name) for row in evidence]
         numbers = [float(v) for v in values if isinstance(v, int | float) and v > 0]
         if numbers:
-            found[name] = (min(numbers), max(numbers))
-    return found
+            ranges[name] = (min(numbers), max(numbers))
+    return ranges
 
 
 def _moves(change: Change, predicate: str) -> tuple[Mapping[str, Any], ...]:

@@ -88,8 +88,8 @@ class Task:
     @property
     def message(self) -> str:
         """The change as data between marks, in a fixed order."""
-        told = json.dumps(_told(self), indent=1, ensure_ascii=False, sort_keys=True)
-        parts = [f"<data>\n{told.replace('</data', '< /data')}\n</data>"]
+        task = json.dumps(_told(self), indent=1, ensure_ascii=False, sort_keys=True)
+        parts = [f"<data>\n{task.replace('</data', '< /data')}\n</data>"]
         if self.problem:
             # Why it was refused quotes what was refused, so it stands between the marks too.
             refused = {"why": self.problem, "answer": self.refused[:MOST_ANSWER]}
@@ -279,5 +279,5 @@ class Replayed:
     answers: Mapping[str, tuple[str, ...]]
 
     def propose(self, task: Task) -> str:
-        given = self.answers[str(task.change.step.child.number)]
-        return given[1 if task.problem else 0]
+        answers = self.answers[str(task.change.step.child.number)]
+        return answers[1 if task.problem else 0]

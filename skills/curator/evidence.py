@@ -161,12 +161,12 @@ FIELDS = tuple(_FIELDS)
 
 def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
     """References of a text that lead to no figure."""
-    found = []
+    missing = []
     for match in _ANY_REFERENCE.finditer(template):
         exact = REFERENCE.fullmatch(match.group())
         if exact is None or _value(exact.group(1), exact.group(2), evidence) is None:
-            found.append(match.group())
-    return found
+            missing.append(match.group())
+    return missing
 
 
 def render(template: str, evidence: Sequence[EvidenceRow]) -> str:

@@ -43,9 +43,9 @@ from optimizer.search.synthesizers.recipe.synthesizer import fit
 from skills.curator.contrast import constant_role
 from skills.curator.records import Change, Lift, Lifted
 from skills.trajectories.records import Side, Step, Trajectory
-from skills.trials.held_out import unseen_cases
+from skills.trials.held_out import held_out_cases
 
-UNSEEN_CASES = 3
+HELD_OUT_CASES = 3
 OTHER_VALUES = 2
 MAX_PARAMETERS = 4
 _RUN = re.compile(r"^def run\(", re.MULTILINE)
@@ -97,23 +97,23 @@ class KernelLifter:
             view = problem_view(self.problem, self.device)
             constants = constants_of(kernel)
             name = f"{kernel.language}-{trajectory.subject.family}-{view.name}".replace("_", "-")
-            made = lifted_from(name.lower(), kernel, view, constants)
-            return self._tested(made, constants)
+            lifted = lifted_from(name.lower(), kernel, view, constants)
+            return self._tested(lifted, constants)
         except NotLifted as problem:
             return str(problem)
         except KernloreError as problem:
             return problem.message
 
-    def _tested(self, made: Lifted, constants: Sequence[Constant]) -> Lifted:
+    def _tested(self, lifted: Lifted, constants: Sequence[Constant]) -> Lifted:
         """With the domains that were tested. Raises NotLifted for a wrong instance."""
-        recipe = recipe_from(made)
-        cases = unseen_cases(self.problem, self.device, UNSEEN_CASES, self.seed)
-        if len(cases) < UNSEEN_CASES:
+        recipe = recipe_from(lifted)
+        cases = held_out_cases(self.problem, self.device, HELD_OUT_CASES, self.seed)
+        if len(cases) < HELD_OUT_CASES:
             raise NotLifted(
-                f"it can be tried on {len(cases)} unseen cases only, {UNSEEN_CASES} are needed"
+                f"it can be tried on {len(cases)} unseen cases only, {HELD_OUT_CASES} are needed"
             )
-        for unseen in cases:
-            self._right(recipe, recipe.defaults, unseen.problem, f"on {unseen.case.name}")
+        for target in cases:
+            self._right(recipe, recipe.defaults, target.problem, f"on {target.case.name}")
         good: dict[str, list[Value]] = {c.name: [c.value] for c in constants}
         for constant, value in _other_values(constants):
             values = {**recipe.defaults, constant.name: value}
@@ -125,12 +125,12 @@ class KernelLifter:
         tried = sum(len(values) - 1 for values in good.values())
         if constants and tried < OTHER_VALUES:
             raise NotLifted(f"it is right with {tried} other values, {OTHER_VALUES} are needed")
-        body = dict(made.recipe)
+        body = dict(lifted.recipe)
         body["parameters"] = [
             {**p, "values": sorted(good[p["name"]]), "tested": sorted(good[p["name"]])}
-            for p in made.recipe["parameters"]
+            for p in lifted.recipe["parameters"]
         ]
-        return replace(made, recipe=body)
+        return replace(lifted, recipe=body)
 
     def _right(
         self, recipe: Recipe, values: Mapping[str, Value], problem: Problem, where: str
@@ -142,15 +142,17 @@ class KernelLifter:
         bundle = instantiate(recipe, values, fitting.binding, view.source)
         proposal = Proposal(bundle, "lifting", cases=fitting.cases)
         with self.bench(problem) as bench:
-            found = bench.evaluate(proposal)
-        if not found.correct:
-            raise NotLifted(f"an instance of it is {found.validity} {where}: {found.message}")
+            evaluation = bench.evaluate(proposal)
+        if not evaluation.correct:
+            raise NotLifted(
+                f"an instance of it is {evaluation.validity} {where}: {evaluation.message}"
+            )
 
 
 def constants_of(kernel: Bundle) -> list[Constant]:
     """Named numbers whose role is known, each defined once; in the order of the source."""
     text, python = kernel.files[kernel.main], kernel.language not in C_LIKE
-    found: dict[str, list[Constant]] = {}
+    by_name: dict[str, list[Constant]] = {}
     for match in _CONSTANT[python].finditer(text):
         groups = match.groupdict()
         name = groups["name"] or groups.get("macro") or ""
@@ -158,9 +160,9 @@ def constants_of(kernel: Bundle) -> list[Constant]:
         if role is not None:
             start, end = match.span("value")
             constant = Constant(name, role, int(groups["value"]), start, end)
-            found.setdefault(name, []).append(constant)
+            by_name.setdefault(name, []).append(constant)
     # A name that is defined twice may mean two things.
-    single = [c for c in found.values() if len(c) == 1]
+    single = [c for c in by_name.values() if len(c) == 1]
     return [constants[0] for constants in single][:MAX_PARAMETERS]
 
 
@@ -197,18 +199,18 @@ def lifted_from(
             for c in constants
         ],
     }
-    made = Lifted(name, body, {path: text})
-    recipe_from(made)
-    return made
+    lifted = Lifted(name, body, {path: text})
+    recipe_from(lifted)
+    return lifted
 
 
-def recipe_from(made: Lifted) -> Recipe:
+def recipe_from(lifted: Lifted) -> Recipe:
     """Raises InvalidKnowledge where it is none."""
-    problems = Problems(f"recipe {made.name}")
-    found = parse_recipe(made.name, made.recipe, made.files, problems)
+    problems = Problems(f"recipe {lifted.name}")
+    recipe = parse_recipe(lifted.name, lifted.recipe, lifted.files, problems)
     problems.raise_if_any()
-    assert found is not None
-    return found
+    assert recipe is not None
+    return recipe
 
 
 def _tensors(view: ProblemView) -> Iterator[dict[str, Any]]:
@@ -235,8 +237,8 @@ def _alike(case: CaseView, main: CaseView) -> bool:
     return len(ours) == len(theirs) and all(map(_same_kind, ours, theirs))
 
 
-def _same_kind(one: TensorSpec, other: TensorSpec) -> bool:
-    return len(one.shape) == len(other.shape) and one.dtype == other.dtype
+def _same_kind(ours: TensorSpec, theirs: TensorSpec) -> bool:
+    return len(ours.shape) == len(theirs.shape) and ours.dtype == theirs.dtype
 
 
 def _identifier(name: str, number: int) -> str:

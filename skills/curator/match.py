@@ -98,12 +98,12 @@ class Texts:
     embedder: Embedder | None = None
     _vectors: dict[str, Sequence[float]] = field(default_factory=dict)
 
-    def similarity(self, one: str, other: str) -> Similarity:
+    def similarity(self, text: str, other: str) -> Similarity:
         cosine = None
         if self.embedder is not None:
-            pairs = zip(self._vector(one), self._vector(other), strict=True)
+            pairs = zip(self._vector(text), self._vector(other), strict=True)
             cosine = math.fsum(a * b for a, b in pairs)
-        return Similarity(cosine, overlap(one, other))
+        return Similarity(cosine, overlap(text, other))
 
     def _vector(self, text: str) -> Sequence[float]:
         assert self.embedder is not None
@@ -113,9 +113,9 @@ class Texts:
         return self._vectors[text]
 
 
-def overlap(one: str, other: str) -> float:
-    sets = [frozenset(tokenize(text)) for text in (one, other)]
-    smaller = min(len(found) for found in sets)
+def overlap(text: str, other: str) -> float:
+    sets = [frozenset(tokenize(text)) for text in (text, other)]
+    smaller = min(len(words) for words in sets)
     return len(sets[0] & sets[1]) / smaller if smaller else 0.0
 
 
@@ -143,8 +143,8 @@ def nearest(draft: Draft, library: Sequence[Known], texts: Texts, count: int = 3
     scored = []
     for known in library:
         if _same_subject(draft, known.row):
-            found = texts.similarity(ours, _spoken(known.row))
-            scored.append((-(found.cosine or 0.0) - found.overlap, known.row.name, known))
+            similarity = texts.similarity(ours, _spoken(known.row))
+            scored.append((-(similarity.cosine or 0.0) - similarity.overlap, known.row.name, known))
     return [known for _, _, known in sorted(scored, key=lambda entry: entry[:2])[:count]]
 
 
@@ -164,8 +164,8 @@ def _words_of(transformation: str, description: str, body: str) -> str:
 
 
 def _text(row: SkillRow) -> str:
-    told: Mapping[str, str] = row.metadata.get("curator", {})
-    return told.get("template", row.body)
+    drafted: Mapping[str, str] = row.metadata.get("curator", {})
+    return drafted.get("template", row.body)
 
 
 # -- tiers
@@ -200,11 +200,11 @@ def _same_recipe(draft: Draft, known: Known) -> bool:
 def _hardware_family(hardware: Sequence[str], lineages: Lineages) -> frozenset[str]:
     """The chip's generation: what stands right above it, itself where nothing does. A scope that
     names the generation counts as it."""
-    found = set()
+    families = set()
     for name in hardware:
         line = [above for above in lineages.get(name, (name,)) if above != "any"]
-        found.add(line[1] if len(line) > 2 else name)
-    return frozenset(found)
+        families.add(line[1] if len(line) > 2 else name)
+    return frozenset(families)
 
 
 def _same_claim(draft: Draft, known: Known) -> bool:
@@ -233,11 +233,15 @@ def _in_other_words(draft: Draft, near: Sequence[Known], texts: Texts) -> Match 
     for known in near:
         if not same_moves(draft, known.row) or (draft.recipe and known.row.recipe):
             continue  # two recipes are two kernels, however alike they read
-        found = texts.similarity(ours, _spoken(known.row))
-        if found.cosine is None or found.cosine < ALIKE_COSINE or found.overlap < ALIKE_OVERLAP:
+        similarity = texts.similarity(ours, _spoken(known.row))
+        if (
+            similarity.cosine is None
+            or similarity.cosine < ALIKE_COSINE
+            or similarity.overlap < ALIKE_OVERLAP
+        ):
             continue
-        if best is None or found.cosine > (best.similarity or found).cosine:  # type: ignore[operator]
-            best = Match(known, "words", known.row.polarity != draft.polarity, found)
+        if best is None or similarity.cosine > (best.similarity or similarity).cosine:  # type: ignore[operator]
+            best = Match(known, "words", known.row.polarity != draft.polarity, similarity)
     return best
 
 
@@ -264,23 +268,23 @@ def same_moves(draft: Draft, row: SkillRow) -> bool:
 def apart(draft: Draft, known: Known) -> Apart | None:
     """What differs between the measurements of two skills: operator, element type, hardware, or
     sizes. None: nothing does, and the effect is contested."""
-    for name, said in (("op", "operator"), ("dtype", "element type")):
+    for name, title in (("op", "operator"), ("dtype", "element type")):
         ours = {str(row.details.get(name)) for row in draft.evidence} - {"None"}
         theirs = {str(row.details.get(name)) for row in backing(known)} - {"None"}
         theirs = theirs or set(known.row.scopes.ops if name == "op" else known.row.scopes.dtypes)
         if ours and theirs and not ours & theirs:
-            return _values_apart(said, name, ours)
+            return _values_apart(title, name, ours)
     ours, theirs = set(draft.scopes.hardware), set(known.row.scopes.hardware)
     if ours and theirs and not ours & theirs:
         return Apart("hardware")
     return _sizes_apart(draft.evidence, backing(known))
 
 
-def _values_apart(said: str, name: str, ours: set[str]) -> Apart:
+def _values_apart(title: str, name: str, ours: set[str]) -> Apart:
     listed = ", ".join(f"'{value}'" for value in sorted(ours))
     parts = tuple(Part(name, value) for value in sorted(ours))
     field_ = f"problem.{name}"
-    return Apart(said, f"{field_} in [{listed}]", f"{field_} not in [{listed}]", parts)
+    return Apart(title, f"{field_} in [{listed}]", f"{field_} not in [{listed}]", parts)
 
 
 def _sizes_apart(ours: Sequence[EvidenceRow], theirs: Sequence[EvidenceRow]) -> Apart | None:

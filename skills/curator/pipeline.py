@@ -115,9 +115,9 @@ def _step(run: CuratorRun, step: Step) -> None:
         return
     evidence = rows_of(run.trajectory, change, passed.evidence)
     draft = compose(run.trajectory, change, evidence)
-    found = cause or _applied(run, change)
-    if found is not None:
-        _match_decided(run, change, draft, found)
+    matched = cause or _applied(run, change)
+    if matched is not None:
+        _match_decided(run, change, draft, matched)
         return
     lifted = _lifted(run, change, draft)
     if lifted is None:
@@ -126,45 +126,45 @@ def _step(run: CuratorRun, step: Step) -> None:
 
 
 def _learn(run: CuratorRun, change: Change, draft: Draft) -> None:
-    asked = sentences.ask(run, change, draft)
-    draft, node = asked.draft, change.step.child.number
+    written = sentences.ask(run, change, draft)
+    draft, node = written.draft, change.step.child.number
     unnamed = draft.transformation == UNNAMED
-    if unnamed and asked.operation not in ("ADD_EVIDENCE", "REFINE"):
+    if unnamed and written.operation not in ("ADD_EVIDENCE", "REFINE"):
         run.decide("draft", node, False, "no rule and nobody names what the new lines do")
         return
-    if not asked.asked:
+    if not written.asked:
         run.decide("draft", node, True, "drafted without a model", name=draft.name)
     if not checked(run, change, draft):
         return
     draft = _normalised(run, node, draft)
-    found = sentences.agreed(run, asked, draft)
-    if found is None and unnamed:
+    matched = sentences.agreed(run, written, draft)
+    if matched is None and unnamed:
         return  # `agreed` said why the skill that was named is not the one
-    if found is None:
-        found = match(draft, list(run.known.values()), run.texts, run.context.lineages)
-    if found is None:
+    if matched is None:
+        matched = match(draft, list(run.known.values()), run.texts, run.context.lineages)
+    if matched is None:
         run.decide("match", node, True, "nothing in the library says this", name=draft.name)
         changes.add(run, node, draft)
         return
-    refine = asked.operation == "REFINE" and found.tier == "named"
-    _match_decided(run, change, draft, found, refine=refine)
+    refine = written.operation == "REFINE" and matched.tier == "named"
+    _match_decided(run, change, draft, matched, refine=refine)
 
 
 def _match_decided(
-    run: CuratorRun, change: Change, draft: Draft, found: Match, *, refine: bool = False
+    run: CuratorRun, change: Change, draft: Draft, matched: Match, *, refine: bool = False
 ) -> None:
-    node, name = change.step.child.number, found.known.row.name
-    similar = vars(found.similarity) if found.similarity is not None else {}
-    if found.known.row.state in GONE:
+    node, name = change.step.child.number, matched.known.row.name
+    similar = vars(matched.similarity) if matched.similarity is not None else {}
+    if matched.known.row.state in GONE:
         run.decide("match", node, False, f"{name} says this, and a person took it out")
         return
-    if found.opposite and found.tier != "attributed":
-        changes.contradict(run, node, draft, found)
+    if matched.opposite and matched.tier != "attributed":
+        changes.contradict(run, node, draft, matched)
         return
     operation: Operation = "REFINE" if refine else "ADD_EVIDENCE"
-    reason = f"{name} says this already ({found.tier})"
+    reason = f"{name} says this already ({matched.tier})"
     run.decide("match", node, True, reason, operation=operation, **similar)
-    changes.support(run, node, draft, found, refine=refine)
+    changes.support(run, node, draft, matched, refine=refine)
 
 
 # -- what is known already

@@ -21,7 +21,7 @@ MOST_ECHO = 0.5
 
 
 @dataclass(frozen=True)
-class Asked:
+class Written:
     """asked: there was somebody to ask. operation: what was answered, None where nothing of it
     stands. skill: the one it is about."""
 
@@ -31,17 +31,17 @@ class Asked:
     skill: str = ""
 
 
-def ask(run: CuratorRun, change: Change, draft: Draft) -> Asked:
+def ask(run: CuratorRun, change: Change, draft: Draft) -> Written:
     """The draft as the model puts it; without a model, or with two refused answers, as it was."""
     if run.drafter is None:
-        return Asked(draft, False)
+        return Written(draft, False)
     node = change.step.child.number
     close = tuple(known.row for known in nearest(draft, list(run.known.values()), run.texts))
-    task, told = Task(change, draft, close), list[str]()
+    task, answers = Task(change, draft, close), list[str]()
     for _ in range(TRIES):
         answer = run.drafter.propose(task)
-        told.append(answer)
-        run.answers[str(node)] = tuple(told)
+        answers.append(answer)
+        run.answers[str(node)] = tuple(answers)
         try:
             delta = answer_from(answer, change, close)
             written = _written(run, change, draft, delta)
@@ -49,27 +49,29 @@ def ask(run: CuratorRun, change: Change, draft: Draft) -> Asked:
             task = replace(task, problem=str(problem), refused=answer)
             continue
         run.decide("draft", node, True, f"{run.drafter.name} answered {delta.operation}")
-        return Asked(written, True, delta.operation, delta.skill)
+        return Written(written, True, delta.operation, delta.skill)
     reason = f"the draft of {run.drafter.name} was refused: {task.problem}; drafted without it"
-    run.decide("draft", node, False, reason, answers=len(told))
-    return Asked(draft, True)
+    run.decide("draft", node, False, reason, answers=len(answers))
+    return Written(draft, True)
 
 
-def agreed(run: CuratorRun, asked: Asked, draft: Draft) -> Match | None:
+def agreed(run: CuratorRun, written: Written, draft: Draft) -> Match | None:
     """The skill that the model named, where the measurement allows it; a person decides about the
     rest."""
-    if asked.operation in (None, "ADD"):
+    if written.operation in (None, "ADD"):
         return None
-    node, known = draft.evidence[0].details["node"], run.known[asked.skill]
-    if asked.operation == "DEPRECATE":
-        run.decide("match", node, False, f"held for a person: is {asked.skill} wrong?")
+    node, known = draft.evidence[0].details["node"], run.known[written.skill]
+    if written.operation == "DEPRECATE":
+        run.decide("match", node, False, f"held for a person: is {written.skill} wrong?")
         return None
     opposite = known.row.polarity != draft.polarity
     alike = comparable(draft, known, run.context.lineages) and same_moves(draft, known.row)
     if not alike:
-        reason = f"{asked.skill} is about something else; the model's {asked.operation} is left out"
-    elif opposite != (asked.operation == "CONTRADICT"):
-        reason = f"the figures do not say so; {asked.operation} of {asked.skill} is left out"
+        reason = (
+            f"{written.skill} is about something else; the model's {written.operation} is left out"
+        )
+    elif opposite != (written.operation == "CONTRADICT"):
+        reason = f"the figures do not say so; {written.operation} of {written.skill} is left out"
     else:
         return Match(known, "named", opposite)
     run.decide("match", node, False, reason)
@@ -85,9 +87,9 @@ def _written(run: CuratorRun, change: Change, draft: Draft, delta: Answer) -> Dr
     words = _without_echo(run, change, delta.words)
     drafter = run.drafter.name if run.drafter is not None else ""
     written = replace(draft, words=words, written_by=drafter)
-    found = findings(run, change, written)
-    if found:
-        raise BadDelta("; ".join(found[:5]))
+    problems = findings(run, change, written)
+    if problems:
+        raise BadDelta("; ".join(problems[:5]))
     return written
 
 

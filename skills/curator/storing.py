@@ -130,10 +130,10 @@ def _store(
 
 
 def _unchanged(delta: Delta, known: SkillRow | None) -> None:
-    found = known.version if known is not None else 0
-    if found != delta.version:
+    version = known.version if known is not None else 0
+    if version != delta.version:
         raise Conflict(
-            f"{delta.skill} has version {found}, and version {delta.version} was judged",
+            f"{delta.skill} has version {version}, and version {delta.version} was judged",
             hint="The library changed meanwhile: distil the run again.",
         )
 

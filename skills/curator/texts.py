@@ -46,14 +46,14 @@ def is_python(language: str, name: str = "") -> bool:
 def without_comments(text: str, *, python: bool) -> str:
     """The same code without comments and docstrings; strings that are values stay."""
 
-    def kept(found: re.Match[str]) -> str:
-        if found.lastgroup == "note":
+    def kept(token: re.Match[str]) -> str:
+        if token.lastgroup == "note":
             return "" if python else " "
-        if python and found.group("long") is not None:
-            above, _, line = text[: found.start()].rpartition("\n")
+        if python and token.group("long") is not None:
+            above, _, line = text[: token.start()].rpartition("\n")
             continued = above.rstrip()[-1:] in _CONTINUES
-            return found.group() if line.strip() or continued else ""
-        return found.group()
+            return token.group() if line.strip() or continued else ""
+        return token.group()
 
     return (_PY_TOKEN if python else _C_TOKEN).sub(kept, text)
 

@@ -54,8 +54,8 @@ class Words:
 def roles() -> Mapping[str, Mapping[str, str]]:
     """What is said of each knob."""
     path = Path(__file__).with_name("roles.toml")
-    found: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return found
+    sentences: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return sentences
 
 
 # -- conditions
@@ -64,8 +64,8 @@ def roles() -> Mapping[str, Mapping[str, str]]:
 def leading_signals(change: Change) -> tuple[str, ...]:
     """Of the parent's verdict, those that are known here; its first ones lead."""
     known = load_signals()
-    found = tuple(s for s in dict.fromkeys(change.before) if s in known)
-    return found if is_adopted(change) else found[:MOST_SIGNALS]
+    signals = tuple(s for s in dict.fromkeys(change.before) if s in known)
+    return signals if is_adopted(change) else signals[:MOST_SIGNALS]
 
 
 def required_signals(change: Change) -> tuple[str, ...]:
@@ -82,8 +82,8 @@ def is_adopted(change: Change) -> bool:
 
 
 def reason_for(role: str, direction: str) -> str:
-    said = {"add": "increase", "remove": "decrease", "swap": "set"}.get(direction, direction)
-    return roles()[role][said]
+    key = {"add": "increase", "remove": "decrease", "swap": "set"}.get(direction, direction)
+    return roles()[role][key]
 
 
 def words_of(trajectory: Trajectory, change: Change) -> Words:
@@ -91,7 +91,9 @@ def words_of(trajectory: Trajectory, change: Change) -> Words:
     op = canonical_op(subject.op).replace("_", " ")
     article = "an" if op[0] in "aeiou" else "a"
     place = f"{article} {op} kernel in {proposal.bundle.language} on {trajectory.hardware}"
-    made = (f"It is an instance of the recipe `{proposal.recipe}`.",) if _of_recipe(change) else ()
+    instance = (
+        (f"It is an instance of the recipe `{proposal.recipe}`.",) if _of_recipe(change) else ()
+    )
     required = required_signals(change)
     titles = [load_signals().get(signal).title for signal in required]
     verdict = " or ".join(_low(title) for title in titles)
@@ -109,7 +111,7 @@ def words_of(trajectory: Trajectory, change: Change) -> Words:
         signs = (*signs, "The time does not fall beyond noise: take the change back.")
     return Words(
         description=_description(change, place, seen),
-        when=(f"The kernel is {place}{dtype}.", *made, *signals, sizes),
+        when=(f"The kernel is {place}{dtype}.", *instance, *signals, sizes),
         when_not=(far, *none),
         steps=steps,
         check=(*check, COMPARE),
@@ -185,9 +187,9 @@ def _advice(change: Change) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str
     first = f"Apply {change.transformation.replace('-', ' ')} as shown under After."
     if rule is None or not rule.role:
         return (first, last), (), ()
-    said = roles()[rule.role]
+    role = roles()[rule.role]
     why = reason_for(rule.role, rule.direction)
-    return (f"{first} {why}", last), (said["check"],), (said["sign"],)
+    return (f"{first} {why}", last), (role["check"],), (role["sign"],)
 
 
 def _value(name: str, value: Any) -> str:

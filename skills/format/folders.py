@@ -95,11 +95,11 @@ def _read(archive: zipfile.ZipFile) -> dict[str, bytes]:
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     if len(entries) > MAX_ENTRIES:
         raise _too_many(len(entries))
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     left = MAX_BYTES
     for entry in entries:
         _check_entry(entry)
-        if entry.filename in found:
+        if entry.filename in files:
             raise _refused(entry.filename, "is in the zip twice")
         limit = min(MAX_FILE_BYTES, left)
         with archive.open(entry) as stream:  # reads no more than the limit, whatever is claimed
@@ -107,8 +107,8 @@ def _read(archive: zipfile.ZipFile) -> dict[str, bytes]:
         if len(data) > limit:
             raise _too_large(f"{entry.filename[:80]} unpacks to more than {limit:,} bytes")
         left -= len(data)
-        found[entry.filename] = data
-    return found
+        files[entry.filename] = data
+    return files
 
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:

@@ -102,35 +102,35 @@ class Allowed:
 def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[Finding, ...]:
     """Everything wrong with some texts. Figures of code blocks are the code's own, and sources name
     ids; all else counts there too."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for where, text in texts.items():
         plain = _SOURCES.sub("", _FENCED.sub(" ", text))
-        found += _figures(where, plain, allowed.values)
-        found += _matches("absolute", where, plain, _ABSOLUTE)
-        found += _hardware(where, text, allowed)
-        found += unsafe(where, text)
+        findings += _figures(where, plain, allowed.values)
+        findings += _matches("absolute", where, plain, _ABSOLUTE)
+        findings += _hardware(where, text, allowed)
+        findings += unsafe(where, text)
         if len(text) > MAX_BODY or text.count("\n") >= MAX_LINES:
-            found.append(Finding("length", where, f"{len(text)} characters"))
-    return tuple(found)
+            findings.append(Finding("length", where, f"{len(text)} characters"))
+    return tuple(findings)
 
 
 def unsafe(where: str, text: str) -> list[Finding]:
     """What may stand in no text of any origin: orders, secrets, characters that nobody sees."""
     spoken = re.sub(r"[_-]+", " ", text)  # `ignore_all_previous_instructions` is read as words
     spoken = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", spoken)
-    found = []
+    findings = []
     for pattern in _INSTRUCTIONS:
         for version in (text, spoken):
             hits = _matches("instruction", where, version, pattern)
             if hits:
-                found += hits
+                findings += hits
                 break
-    found += _matches("secret", where, text, _SECRETS)
+    findings += _matches("secret", where, text, _SECRETS)
     hidden = [c for c in text if unicodedata.category(c) in ("Cf", "Co", "Cn", "Cc")]
     odd = sorted({f"U+{ord(c):04X}" for c in hidden if c not in "\n\t"})
     if odd:
-        found.append(Finding("hidden", where, ", ".join(odd)[:EXCERPT]))
-    return found
+        findings.append(Finding("hidden", where, ", ".join(odd)[:EXCERPT]))
+    return findings
 
 
 def is_name(text: str) -> bool:
@@ -158,8 +158,8 @@ def _hardware(where: str, text: str, allowed: Allowed) -> Iterator[Finding]:
 
 
 def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[Finding]:
-    found = pattern.search(text)
-    return [Finding(kind, where, _around(text, found))] if found else []
+    match = pattern.search(text)
+    return [Finding(kind, where, _around(text, match))] if match else []
 
 
 def _around(text: str, match: re.Match[str]) -> str:

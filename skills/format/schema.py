@@ -191,9 +191,9 @@ def _check_predicate(where: str, value: str, problems: Problems) -> None:
 
 def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
     """A stored skill as it is exported: with its state, and its evidence as a file."""
-    said = advice(row)
+    file = advice(row)
     metadata = {
-        **said.metadata,
+        **file.metadata,
         "kb.id": row.id,
         "kb.version": str(row.version),
         "kb.tier": row.tier,
@@ -201,13 +201,13 @@ def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
         "kb.evidence": evidence_line(evidence),
         "kb.content-sha256": row.content_sha256,
     }
-    files = dict(said.files)
+    files = dict(file.files)
     if evidence:
         metadata["kb.verified-at"] = max(measured.created_at for measured in evidence)
         files[EVIDENCE_JSON] = _json([asdict(measured) for measured in evidence])
     if row.toolchain_id:
         metadata["kb.toolchain"] = row.toolchain_id
-    return replace(said, metadata=metadata, files=files)
+    return replace(file, metadata=metadata, files=files)
 
 
 def advice(skill: SkillDraft | SkillRow) -> SkillFile:
@@ -238,8 +238,8 @@ def advice(skill: SkillDraft | SkillRow) -> SkillFile:
 
 def sources_of(body: str) -> list[dict[str, str]]:
     """The entries of `## Sources`: title, address where linked, and the rest of the line."""
-    found = _SOURCES.search(body + "\n")
-    lines = found.group(1).splitlines() if found else []
+    section = _SOURCES.search(body + "\n")
+    lines = section.group(1).splitlines() if section else []
     sources = []
     for line in lines:
         if not line.startswith("- "):

@@ -26,7 +26,7 @@ from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Tra
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.training.samples import Prompt
-from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
+from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
 
 _BLOCK = re.compile(
     rf"(?P<begin>--- {WORD} (?P<boundary>\w+) BEGIN (?P<kind>excerpt|move|skill) ---\n)"
@@ -39,7 +39,7 @@ _ID = re.compile(r"id: (\S+)")
 class Prompts:
     """Of one run or told trajectory."""
 
-    def __init__(self, base: KnowledgeBase, task: Task, knowledge: KnowledgeAgain) -> None:
+    def __init__(self, base: KnowledgeBase, task: Task, knowledge: ShownKnowledge) -> None:
         self._task = task
         self._knowledge = knowledge
         self._redact = Redaction()
@@ -47,9 +47,9 @@ class Prompts:
 
     def of(self, tree: Tree, node: Node) -> Prompt:
         stored = self._stored(node)
-        found = self._sent(stored) if stored is not None else self._rendered(tree, node)
+        prompt = self._sent(stored) if stored is not None else self._rendered(tree, node)
         known = self._redact.known
-        return replace(found, system=known(found.system), user=known(found.user))
+        return replace(prompt, system=known(prompt.system), user=known(prompt.user))
 
     def context(self, tree: Tree, node: Node) -> tuple[Context, tuple[str, ...]]:
         """What the candidate was proposed from, and the ids whose texts are missing in it."""
@@ -72,12 +72,12 @@ class Prompts:
         step, _, attempt = place.partition("-")
         if not (run and step.isdigit() and attempt.isdigit()):
             return None
-        found = self._transcripts.read(run, int(step), int(attempt))
-        return found if found is not None and opening(found.messages) else None
+        transcript = self._transcripts.read(run, int(step), int(attempt))
+        return transcript if transcript is not None and opening(transcript.messages) else None
 
-    def _sent(self, found: Transcript) -> Prompt:
+    def _sent(self, transcript: Transcript) -> Prompt:
         """Its first two messages; what followed led to the answer and is not part of the state."""
-        system, user = (str(message["content"]) for message in found.messages[:2])
+        system, user = (str(message["content"]) for message in transcript.messages[:2])
         user, left_out = without_uploads(user, self._knowledge.may_show)
         return Prompt(system, user, "stored", left_out)
 
@@ -91,10 +91,10 @@ def without_uploads(text: str, may_show: Callable[[str], bool]) -> tuple[str, tu
     left_out: list[str] = []
 
     def kept(block: re.Match[str]) -> str:
-        found = _ID.match(block["text"])
-        if found is not None and may_show(found[1]):
+        named = _ID.match(block["text"])
+        if named is not None and may_show(named[1]):
             return block[0]
-        name = found[1] if found is not None else "unknown"
+        name = named[1] if named is not None else "unknown"
         left_out.append(name)
         return f"{block['begin']}id: {name}\n{LEFT_OUT}\n{block['end']}"
 
@@ -106,22 +106,22 @@ _FENCE = re.compile(r"^[ \t]*(`{3,})", re.M)
 
 def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
     """used: ids that it was shown. A file that does not end in a line break gets one."""
-    told: dict[str, Any] = {
+    head: dict[str, Any] = {
         "plan": plan,
         "used": list(used),
         "language": bundle.language,
         "main": bundle.main,
     }
     if bundle.entry != default_entry(bundle.main):
-        told["entry"] = bundle.entry
+        head["entry"] = bundle.entry
     if bundle.parameters:
-        told["parameters"] = dict(bundle.parameters)
-    parts = [json.dumps(told, ensure_ascii=False)]
+        head["parameters"] = dict(bundle.parameters)
+    parts = [json.dumps(head, ensure_ascii=False)]
     return "\n\n".join([*parts, *(_block(name, text) for name, text in bundle.files.items())])
 
 
 def _block(name: str, text: str) -> str:
     """Fenced with more backticks than any line of the file begins with."""
-    ticks = "`" * max([3, *(len(found[1]) + 1 for found in _FENCE.finditer(text))])
+    ticks = "`" * max([3, *(len(fence[1]) + 1 for fence in _FENCE.finditer(text))])
     end = "" if text.endswith("\n") else "\n"
     return f"File: {name}\n{ticks}\n{text}{end}{ticks}"

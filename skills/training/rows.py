@@ -67,13 +67,13 @@ def _dpo(samples: Sequence[Sample]) -> Rows:
     rows: list[Row] = []
     used: set[str] = set()
     for group in _siblings(samples):
-        for one, other in combinations(group, 2):
-            better = preferred(one, other)
+        for first, second in combinations(group, 2):
+            better = preferred(first, second)
             if better is None:
                 continue
             chosen, rejected, by = better
-            earlier = min(one, other, key=lambda sample: sample.node)
-            used |= {one.id, other.id}
+            earlier = min(first, second, key=lambda sample: sample.node)
+            used |= {first.id, second.id}
             rows.append(
                 {
                     "prompt": messages(earlier.prompt),
@@ -116,14 +116,14 @@ def _grpo(samples: Sequence[Sample]) -> Rows:
 
 
 def faster(sample: Sample) -> bool:
-    found = sample.reward.speedup
-    return sample.reward.validity == "correct" and found is not None and found.low > 1.0
+    speedup = sample.reward.speedup
+    return sample.reward.validity == "correct" and speedup is not None and speedup.low > 1.0
 
 
-def preferred(one: Sample, other: Sample) -> tuple[Sample, Sample, str] | None:
+def preferred(first: Sample, second: Sample) -> tuple[Sample, Sample, str] | None:
     """(better, worse, why) where that is certain: their intervals over the same cases do not
     overlap; or one is right and faster than the reference, and the other is not right."""
-    for better, worse in ((one, other), (other, one)):
+    for better, worse in ((first, second), (second, first)):
         high, low = better.reward.speedup, worse.reward.speedup
         if high is not None and low is not None and _comparable(better, worse):
             if high.low > low.high:
@@ -133,12 +133,12 @@ def preferred(one: Sample, other: Sample) -> tuple[Sample, Sample, str] | None:
     return None
 
 
-def _comparable(one: Sample, other: Sample) -> bool:
+def _comparable(first: Sample, second: Sample) -> bool:
     def clock(sample: Sample) -> tuple[Any, ...]:
-        found = sample.reward
-        return (found.cases, found.device, found.timing, found.harness, sample.hardware)
+        reward = sample.reward
+        return (reward.cases, reward.device, reward.timing, reward.harness, sample.hardware)
 
-    return clock(one) == clock(other)
+    return clock(first) == clock(second)
 
 
 def _siblings(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
@@ -218,10 +218,10 @@ def write_rows(rows: Sequence[Mapping[str, Any]], shape: str, format: Format, fo
 def write_manifest(manifest: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Beside the file, with its hash."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    told = {**manifest, "file": str(file), "sha256": digest, "bytes": file.stat().st_size}
-    text = json.dumps({**told, "file": file.name}, indent=1, sort_keys=True)
+    complete = {**manifest, "file": str(file), "sha256": digest, "bytes": file.stat().st_size}
+    text = json.dumps({**complete, "file": file.name}, indent=1, sort_keys=True)
     (file.parent / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    return told
+    return complete
 
 
 def _table(rows: Sequence[Mapping[str, Any]], shape: str) -> Any:

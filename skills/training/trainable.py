@@ -75,8 +75,8 @@ def holds_secret(sample: Sample, redaction: Redaction) -> bool:
 
 def stated_licence(text: str) -> str | None:
     """What an SPDX line of a source says."""
-    found = _SPDX.search(text)
-    return found[1].strip() if found is not None else None
+    line = _SPDX.search(text)
+    return line[1].strip() if line is not None else None
 
 
 OWN = "Apache-2.0"  # of this repository: shipped problems, built-in recipes
@@ -107,10 +107,10 @@ class LicenceBook:
 
     def _recipe(self, name: str | None) -> str | None:
         try:
-            found = SkillLibrary(self._base.catalog).show(name or "")
+            skill = SkillLibrary(self._base.catalog).show(name or "")
         except NotFound:
             return None
-        if found.origin == SHIPPED_SKILL:
+        if skill.origin == SHIPPED_SKILL:
             return OWN
-        licence = found.front_matter.get("license")
+        licence = skill.front_matter.get("license")
         return licence if isinstance(licence, str) else None

@@ -31,7 +31,14 @@ from optimizer.search.runs.skill_moves import recipe_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.tree import Tree
 from skills.trials.forced import ForcedTrials
-from skills.trials.held_out import MAX_TRIALS, Unseen, admitted, nothing_unseen, sizes_told, targets
+from skills.trials.held_out import (
+    MAX_TRIALS,
+    HeldOutCase,
+    admitted,
+    case_sizes,
+    no_held_out_case,
+    targets,
+)
 from skills.trials.searching import Searches, arm_of, confirmed, figure_of
 from skills.trials.trial import Arm, Trial, TrialContext
 
@@ -66,59 +73,61 @@ class Ablation:
                 f"{skill.name} has neither a recipe nor moves",
                 hint="Advice in words needs a model that reads it; approve it by hand.",
             )
-        made, idle, seed = 0, list[str](), self._context.seed + len(apart_from)
-        for unseen in targets(self._context, skill, apart_from):
+        ended, idle, seed = 0, list[str](), self._context.seed + len(apart_from)
+        for target in targets(self._context, skill, apart_from):
             try:
-                trial = self._trial(searches, skill, recipe, unseen, seed + made)
+                trial = self._trial(searches, skill, recipe, target, seed + ended)
             except LacksSkill:
-                idle.append(f"{unseen.problem.name} {unseen.case.name}")
+                idle.append(f"{target.problem.name} {target.case.name}")
                 if len(idle) == MAX_TRIALS:
                     break  # each took as long as a trial
                 continue
-            made += 1
+            ended += 1
             yield trial
-            if made == MAX_TRIALS:
+            if ended == MAX_TRIALS:
                 return
-        if not made:
-            raise _no_part(skill, idle, budget) if idle else nothing_unseen(skill)
+        if not ended:
+            raise _no_part(skill, idle, budget) if idle else no_held_out_case(skill)
 
     def _trial(
         self,
         searches: Searches,
         skill: SkillRow,
         recipe: Recipe | None,
-        unseen: Unseen,
+        target: HeldOutCase,
         seed: int,
     ) -> Trial:
         """seed: another one for each trial, so that one lucky order does not decide all."""
         began = time.time()
         languages = searches.languages(skill)
-        with self._context.bench(unseen.problem) as bench:
-            with_tree = searches.run(bench, unseen, seed, languages, skill, recipe)
+        with self._context.bench(target.problem) as bench:
+            with_tree = searches.run(bench, target, seed, languages, skill, recipe)
             if not any(_by(skill, node) for node in with_tree):
                 raise LacksSkill
-            without_tree = searches.run(bench, unseen, seed, languages, without=skill.name)
-            found, note = _advantage(bench, with_tree, without_tree, searches.budget)
-        told = with_tree.root.evaluation
-        assert told is not None
+            without_tree = searches.run(bench, target, seed, languages, without=skill.name)
+            measured, note = _advantage(bench, with_tree, without_tree, searches.budget)
+        reference = with_tree.root.evaluation
+        assert reference is not None
         wrong = [n for n in with_tree if _by(skill, n) and n.evaluation and not n.correct]
         best = with_tree.best
         return Trial(
-            problem=unseen.problem.name,
-            problem_sha256=unseen.problem.sha256,
-            case=unseen.case.name,
-            unseen=unseen.why,
+            problem=target.problem.name,
+            problem_sha256=target.problem.sha256,
+            case=target.case.name,
+            unseen=target.why,
             seed=seed,
             without=_arm(without_tree),
             with_skill=_arm(with_tree),
-            gain=found.over,
-            end=found.end,
+            gain=measured.over,
+            end=measured.end,
             wrong=len(wrong),
             hardware=self._context.hardware.id,
-            device=told.device,
-            toolchain=best.evaluation.toolchain if best and best.evaluation else told.toolchain,
+            device=reference.device,
+            toolchain=best.evaluation.toolchain
+            if best and best.evaluation
+            else reference.toolchain,
             note=note or f"{time.time() - began:.0f} s",
-            sizes=sizes_told(unseen.problem, unseen.case),
+            sizes=case_sizes(target.problem, target.case),
         )
 
 
@@ -130,13 +139,13 @@ def _advantage(
         return Advantage(None, None), "the search with it found nothing correct"
     ours, theirs = (standings(tree.nodes[1:], budget) for tree in (with_tree, without_tree))
     try:
-        found = advantage(ours, theirs, lambda node: _again(bench, node))
+        measured = advantage(ours, theirs, lambda node: _again(bench, node))
     except KernloreError as problem:
         return Advantage(None, None), problem.message
-    if found.over is None:
-        return found, "the machine was too busy to measure the winners again"
-    same = found.over.low == found.over.high
-    return found, "both arms stand at the same kernels" if same else ""
+    if measured.over is None:
+        return measured, "the machine was too busy to measure the winners again"
+    same = measured.over.low == measured.over.high
+    return measured, "both arms stand at the same kernels" if same else ""
 
 
 def _again(bench: LocalBench, node: Node) -> Interval | None:
@@ -217,16 +226,16 @@ def _product(
     by itself, as in `statistics.independent_ratio`."""
     centre, down, up, counts = 0.0, 0.0, 0.0, list[int]()
     for key, weight in weights.items():
-        found = figures[key]
-        if found is None or not 0 < found.low <= found.value <= found.high < math.inf:
+        figure = figures[key]
+        if figure is None or not 0 < figure.low <= figure.value <= figure.high < math.inf:
             return None
-        below, above = math.log(found.value / found.low), math.log(found.high / found.value)
+        below, above = math.log(figure.value / figure.low), math.log(figure.high / figure.value)
         if weight < 0:
             below, above = above, below
-        centre += weight * math.log(found.value)
+        centre += weight * math.log(figure.value)
         down, up = math.hypot(down, weight * below), math.hypot(up, weight * above)
         if key != REFERENCE_KEY:
-            counts.append(found.n)
+            counts.append(figure.n)
     value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
     return Interval(value, low, high, min(counts, default=1))
 

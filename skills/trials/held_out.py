@@ -27,7 +27,7 @@ FACTORS = (0.5, 0.625, 0.75, 1.25, 1.5)
 
 
 @dataclass(frozen=True)
-class Unseen:
+class HeldOutCase:
     """A problem whose only timed case was not searched. why: in words."""
 
     problem: Problem
@@ -35,27 +35,27 @@ class Unseen:
     why: str
 
 
-def unseen_cases(
+def held_out_cases(
     problem: Problem, device: str, count: int, seed: int, known: Collection[str] = ()
-) -> list[Unseen]:
+) -> list[HeldOutCase]:
     """Up to `count`: held-out cases first, then other sizes. known: names of cases to leave out."""
-    return list(islice(every_unseen(problem, device, seed, known), count))
+    return list(islice(every_held_out(problem, device, seed, known), count))
 
 
-def every_unseen(
+def every_held_out(
     problem: Problem, device: str, seed: int, known: Collection[str] = ()
-) -> Iterator[Unseen]:
+) -> Iterator[HeldOutCase]:
     """One after the other: whether a problem can do other sizes is found out by doing them."""
-    return (one for one in _all(problem, device, seed) if one.case.name not in known)
+    return (case for case in _all(problem, device, seed) if case.case.name not in known)
 
 
-def as_only(problem: Problem, case: Case, why: str) -> Unseen:
+def as_only(problem: Problem, case: Case, why: str) -> HeldOutCase:
     """The problem with this case as the one that is searched and timed."""
     only = replace(case, timed=True, held_out=False, devices=())
-    return Unseen(replace(problem, cases=(only,)), only, why)
+    return HeldOutCase(replace(problem, cases=(only,)), only, why)
 
 
-def _all(problem: Problem, device: str, seed: int) -> Iterator[Unseen]:
+def _all(problem: Problem, device: str, seed: int) -> Iterator[HeldOutCase]:
     for case in problem.held_out:
         if case.fits(device):
             yield as_only(problem, case, "held out")
@@ -70,9 +70,9 @@ def _all(problem: Problem, device: str, seed: int) -> Iterator[Unseen]:
             continue
         drawn.append(constants)
         name = "sizes_" + "_".join(str(value) for value in constants.values())
-        unseen = as_only(problem, replace(main, name=name, constants=constants), "other sizes")
-        if _opens(unseen):
-            yield unseen
+        target = as_only(problem, replace(main, name=name, constants=constants), "other sizes")
+        if _opens(target):
+            yield target
 
 
 def _resized(main: Case, chance: random.Random) -> dict[str, Any]:
@@ -89,10 +89,10 @@ def _resized(main: Case, chance: random.Random) -> dict[str, Any]:
     return constants
 
 
-def _opens(unseen: Unseen) -> bool:
+def _opens(target: HeldOutCase) -> bool:
     """Whether the problem's own code can do these sizes."""
     try:
-        opened = open_case(unseen.problem, unseen.case)
+        opened = open_case(target.problem, target.case)
         inputs, state = opened.inputs(0), opened.state(0)
         opened.reference(inputs, state)
     except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
@@ -122,25 +122,25 @@ def admitted(context: TrialContext, skill: SkillRow) -> None:
 
 def targets(
     context: TrialContext, skill: SkillRow, apart_from: Collection[tuple[str, str]]
-) -> Iterator[Unseen]:
+) -> Iterator[HeldOutCase]:
     """Without what was tried, and where it could not be offered: nobody will hear what it says of
     other operators and sizes. apart_from: (sha256 of a problem, case) pairs."""
     facts = context.hardware.facts
-    for unseen in islice(_unseen(context, skill), MAX_LOOKED_AT):
-        if (unseen.problem.sha256, unseen.case.name) in apart_from:
+    for target in islice(_unseen(context, skill), MAX_LOOKED_AT):
+        if (target.problem.sha256, target.case.name) in apart_from:
             continue
-        if leaves_in(skill, unseen.problem, unseen.case, facts):
-            yield unseen
+        if leaves_in(skill, target.problem, target.case, facts):
+            yield target
 
 
-def nothing_unseen(skill: SkillRow) -> Unavailable:
+def no_held_out_case(skill: SkillRow) -> Unavailable:
     return Unavailable(
         f"no unseen problem or case here is one that {skill.name} is about",
         hint="Add a problem of its op family with `kernlore problem new`.",
     )
 
 
-def _unseen(context: TrialContext, skill: SkillRow) -> Iterator[Unseen]:
+def _unseen(context: TrialContext, skill: SkillRow) -> Iterator[HeldOutCase]:
     """Other problems of its families first: they are further from what it was made of."""
     device = context.hardware.device or "cpu"
     families = {op_family(op) for op in skill.scopes.ops}
@@ -154,7 +154,7 @@ def _unseen(context: TrialContext, skill: SkillRow) -> Iterator[Unseen]:
         if problem.sha256 in own:
             known = [case for sha256, case in context.seen if sha256 == problem.sha256]
             seed = context.seed
-            yield from every_unseen(problem, device, seed, known)
+            yield from every_held_out(problem, device, seed, known)
 
 
 def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
@@ -163,11 +163,11 @@ def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
     return case.timed and case.fits(device) and fitting
 
 
-def sizes_told(problem: Problem, case: Case) -> dict[str, float]:
+def case_sizes(problem: Problem, case: Case) -> dict[str, float]:
     """Quantities by which advice is bounded; none where the case cannot be opened here."""
     work = _work(problem, case)
-    told = quantities(work) if work is not None else {}
-    return {name: float(told[name]) for name in BOUNDING if name in told}
+    sizes = quantities(work) if work is not None else {}
+    return {name: float(sizes[name]) for name in BOUNDING if name in sizes}
 
 
 def leaves_in(
@@ -178,12 +178,12 @@ def leaves_in(
     if not skill.predicate:
         return True
     work = _work(problem, case)
-    told: dict[str, float | str | None] = dict(quantities(work)) if work is not None else {}
+    terms: dict[str, float | str | None] = dict(quantities(work)) if work is not None else {}
     dtype = case.dtype or (work.dtype if work is not None else None)
-    told["op"] = canonical_op(problem.op)
-    told["dtype"] = canonical_dtype(dtype) if dtype else None
-    told["language"] = next(iter(skill.scopes.languages), None)
-    known = Bindings(facts=dict(facts), problem=told)
+    terms["op"] = canonical_op(problem.op)
+    terms["dtype"] = canonical_dtype(dtype) if dtype else None
+    terms["language"] = next(iter(skill.scopes.languages), None)
+    known = Bindings(facts=dict(facts), problem=terms)
     return compile_predicate(skill.predicate).evaluate(known).value is not False
 
 

@@ -22,7 +22,7 @@ from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from skills.trials.held_out import Unseen
+from skills.trials.held_out import HeldOutCase
 from skills.trials.trial import Arm, TrialContext
 
 ROUNDS = 2  # of fresh processes for each winner
@@ -42,7 +42,7 @@ class Searches:
     def run(
         self,
         bench: LocalBench,
-        unseen: Unseen,
+        target: HeldOutCase,
         seed: int,
         languages: Sequence[str],
         skill: SkillRow | None = None,
@@ -56,8 +56,8 @@ class Searches:
         with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
             run = RunRow(
                 id="arm",
-                problem=str(unseen.problem.path),
-                problem_sha256=unseen.problem.sha256,
+                problem=str(target.problem.path),
+                problem_sha256=target.problem.sha256,
                 hardware=self.context.hardware.id,
                 goal=Goal(candidates=self.budget, seed=seed),
             )
@@ -69,7 +69,7 @@ class Searches:
                 bench=bench,
                 synthesizers=[RecipeSynthesizer(recipes, languages)],
                 knowledge=knowledge,
-                problem=problem_view(unseen.problem, bench.device),
+                problem=problem_view(target.problem, bench.device),
                 hardware=self.context.hardware,
                 listener=_Silent(),
             )
@@ -87,14 +87,14 @@ class WithSkill:
 
     def consult(self, query: Query) -> Knowledge:
         """As if nobody ran: nothing is withheld by chance, and both arms see the same."""
-        found = self._source.consult(replace(query, run_id=""))
-        skills = tuple(s for s in found.skills if s.name != self._without)
-        remedies = tuple(r for r in found.remedies if skill_of(r.id) != self._without)
+        knowledge = self._source.consult(replace(query, run_id=""))
+        skills = tuple(s for s in knowledge.skills if s.name != self._without)
+        remedies = tuple(r for r in knowledge.remedies if skill_of(r.id) != self._without)
         if self._skill is None:
-            return replace(found, skills=skills, remedies=remedies)
+            return replace(knowledge, skills=skills, remedies=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
-        moves = decided(remedies_of(self._skill), query, found.facts)
-        return replace(found, skills=(own, *skills), remedies=(*moves, *remedies))
+        moves = decided(remedies_of(self._skill), query, knowledge.facts)
+        return replace(knowledge, skills=(own, *skills), remedies=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """Trials say nothing of how useful an answer was to a run."""
@@ -105,9 +105,11 @@ def confirmed(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
     return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
 
 
-def figure_of(found: Sequence[Evaluation]) -> Interval | None:
+def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
     """Of the reference over the kernel; None where no evaluation has one."""
-    intervals = [(one.speedup, 1.0) for one in found if one.speedup is not None]
+    intervals = [
+        (evaluation.speedup, 1.0) for evaluation in evaluations if evaluation.speedup is not None
+    ]
     return combined(intervals) if intervals else None
 
 

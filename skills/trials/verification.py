@@ -97,8 +97,8 @@ def verify(
         known = {(trial.problem_sha256, trial.case) for trial in trials}
         again = _again(catalog, skill, ablation, budget, known, signed)
         verdict = classify_trials(again, skill.polarity)
-        told = verdict.reason if again else "nothing is left there that nobody tried"
-        verdict = replace(verdict, reason=f"not offered with {part} any more; {told}")
+        outcome = verdict.reason if again else "nothing is left there that nobody tried"
+        verdict = replace(verdict, reason=f"not offered with {part} any more; {outcome}")
         trials = [*trials, *again]
     with catalog.write() as connection:
         present = store.get(connection, name, access_scope)
@@ -115,10 +115,12 @@ class Signed:
     access_scope: str
 
 
-def _tried(catalog: Catalog, skill: SkillRow, made: Iterable[Trial], signed: Signed) -> list[Trial]:
+def _tried(
+    catalog: Catalog, skill: SkillRow, running: Iterable[Trial], signed: Signed
+) -> list[Trial]:
     """Each is kept as it comes: it took minutes."""
     trials = []
-    for trial in made:
+    for trial in running:
         with catalog.write() as connection:
             _same(store.get(connection, skill.name, signed.access_scope), skill)
             _keep(connection, skill, trial, signed.actor, signed.access_scope)
@@ -159,13 +161,13 @@ def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_sco
     could not be made was not tried."""
     if skill.polarity == AVOID and not trial.without.tried:
         return
-    told, arm = _about_the_claim(skill, trial)
+    figure, arm = _about_the_claim(skill, trial)
     store.add_evidence(
         connection,
         skill.name,
         kind="ablation",
         hardware=trial.hardware,
-        n=told.n if told is not None else max(1, arm.tried),
+        n=figure.n if figure is not None else max(1, arm.tried),
         actor=actor,
         reason=f"with and without {_subject(skill)} on {trial.problem}, {trial.case}"
         f" ({trial.unseen})",
@@ -174,9 +176,9 @@ def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_sco
         problem=trial.problem_sha256,
         case=trial.case,
         evaluation=arm.best_key or None,
-        speedup=told.value if told is not None else None,
-        low=told.low if told is not None else None,
-        high=told.high if told is not None else None,
+        speedup=figure.value if figure is not None else None,
+        low=figure.low if figure is not None else None,
+        high=figure.high if figure is not None else None,
         details={
             "problem": trial.problem,
             "sizes": dict(trial.sizes),
@@ -286,7 +288,7 @@ def narrow(
 def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
     """Names: of what is to be measured again, else of learned candidates."""
     if queued:
-        return [one.name for one in queue(base.catalog)]
+        return [queued_skill.name for queued_skill in queue(base.catalog)]
     with base.catalog.read() as connection:
         rows = store.heads(
             connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
@@ -305,18 +307,26 @@ class Verifier:
         """What came of it; one that nothing here can measure stays what it is and says why."""
         skill = self._skill(name)
         try:
-            found = verify(
+            verification = verify(
                 self._base.catalog, name, self._ablation(skill), budget=budget, actor=actor
             )
         except Unavailable as problem:
-            told = f"not verified: {problem.message}. {problem.hint}"
-            return {"skill": name, "state": skill.state, "reason": told, "gain": None, "trials": []}
+            reason = f"not verified: {problem.message}. {problem.hint}"
+            return {
+                "skill": name,
+                "state": skill.state,
+                "reason": reason,
+                "gain": None,
+                "trials": [],
+            }
         return {
             "skill": name,
-            "state": found.state,
-            "reason": found.verdict.reason,
-            "gain": asdict(found.verdict.gain) if found.verdict.gain is not None else None,
-            "trials": [asdict(trial) for trial in found.trials],
+            "state": verification.state,
+            "reason": verification.verdict.reason,
+            "gain": asdict(verification.verdict.gain)
+            if verification.verdict.gain is not None
+            else None,
+            "trials": [asdict(trial) for trial in verification.trials],
         }
 
     def try_out(self, name: str, budget: int) -> dict[str, Any]:
@@ -387,9 +397,9 @@ class Verifier:
         with self._base.catalog.read() as connection:
             rows = store.evidence_of(connection, skill.id, ALL_ACCESS)
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
-        found = {(str(row.problem_id), row.case_id or "") for row in made_of}
-        own = {sha256 for sha256, _ in found}
+        pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
+        own = {sha256 for sha256, _ in pairs}
         for problem in self._problems:
             if problem.sha256 in own:
-                found |= {(problem.sha256, case.name) for case in problem.searched}
-        return frozenset(found)
+                pairs |= {(problem.sha256, case.name) for case in problem.searched}
+        return frozenset(pairs)

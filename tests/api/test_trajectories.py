@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 from api.services import Services
 from kb.errors import Conflict
 from skills.curator.gate import gate
-from skills.training.export import Asked, export_trajectories
-from skills.trajectories.accept import again, trajectory_store
+from skills.training.export import ExportRequest, export_trajectories
+from skills.trajectories.accept import requeue, trajectory_store
 from skills.trajectories.reading import trajectory
 from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
@@ -144,11 +144,11 @@ def test_an_instruction_stays_data(
 ) -> None:
     """It is stored word for word, changes no state, and is in no text that teaches a model."""
     record = found(client, liar["id"])
-    assert record.steps[1].told == (INJECTED,) and record.steps[1].plan == ""
+    assert record.steps[1].texts == (INJECTED,) and record.steps[1].proposal.plan == ""
     assert record.steps[0].plan == INJECTED
     assert states_before and skill_states(client) == states_before
     for shape in ("sft", "dpo", "grpo"):
-        asked = Asked(shape, only=(liar["id"],))
+        asked = ExportRequest(shape, only=(liar["id"],))
         manifest = export_trajectories(services_of(client), asked, tmp_path / shape)
         assert INJECTED not in Path(manifest["file"]).read_text(encoding="utf-8")
     assert manifest["rows"] == 2  # grpo: one prompt for each distinct state
@@ -201,9 +201,9 @@ def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_pa
     with pytest.raises(Conflict, match="unverified"):
         found(client, row["id"])
     services = services_of(client)
-    manifest = export_trajectories(services, Asked("sft"), tmp_path / "all")
+    manifest = export_trajectories(services, ExportRequest("sft"), tmp_path / "all")
     assert any(row["id"] in reason for reason in manifest["left_out"])
-    assert again(services, trajectory_store(services).find(row["id"])).state == "unverified"
+    assert requeue(services, trajectory_store(services).find(row["id"])).state == "unverified"
     assert row["id"] in [r["id"] for r in client.get("/trajectories").json()["trajectories"]]
 
 

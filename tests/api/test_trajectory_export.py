@@ -29,11 +29,11 @@ from optimizer.search.synthesizers.llm.prompting.fence import Fence
 from optimizer.search.synthesizers.llm.transcripts import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
 from skills.curator.distil import parameter_roles
-from skills.training.export import Asked, export_trajectories
+from skills.training.export import ExportRequest, export_trajectories
 from skills.training.prompts import Prompts, without_uploads
 from skills.training.rows import FORMATS, SHAPES
 from skills.training.samples import Licences
-from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
+from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
 from skills.training.trainable import LicenceBook
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
@@ -86,7 +86,7 @@ def test_both_formats_hold_the_same(
 ) -> None:
     read = []
     for format in FORMATS:
-        asked = Asked(shape, format, (run,))
+        asked = ExportRequest(shape, format, (run,))
         manifest = export_trajectories(services, asked, tmp_path / format)
         read.append(rows_of(manifest))
         assert manifest["candidates"] == CANDIDATES and manifest["rows"] == len(read[-1])
@@ -99,7 +99,7 @@ def test_both_formats_hold_the_same(
 
 def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Path) -> None:
     tree = tree_of(services, run)
-    manifest = export_trajectories(services, Asked("sft", only=(run,)), tmp_path / "out")
+    manifest = export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path / "out")
     faster = [n for n in tree.nodes[1:] if n.correct and n.speedup and n.speedup.low > 1.0]
     rows = rows_of(manifest)
     assert {row["id"] for row in rows} <= {f"{run}/{node.number}" for node in faster}
@@ -121,7 +121,7 @@ def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Pa
 
 def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
     """The problem and the recipes are shipped; what was not measured or repeats is left out."""
-    asked = Asked("grpo", only=(run,), trainable=True)
+    asked = ExportRequest("grpo", only=(run,), trainable=True)
     manifest = export_trajectories(services, asked, tmp_path / "out")
     # On a busy machine nothing is measured, and that is a reason too.
     candidates = tree_of(services, run).nodes[1:]
@@ -151,12 +151,12 @@ def test_the_curator_gets_the_run(services: Services, run: str) -> None:
 
 
 def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) -> None:
-    for asked in (Asked("ppo"), Asked("sft", "csv")):
+    for asked in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
         with pytest.raises(InvalidRequest, match="unknown shape"):
             export_trajectories(services, asked, tmp_path / "new")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(Conflict):
-        export_trajectories(services, Asked("sft", only=(run,)), tmp_path)
+        export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path)
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -185,7 +185,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     assert node.proposal is not None
     node = replace(node, proposal=replace(node.proposal, transcript=record.id))
     for leave, expected in ((False, False), (True, True)):
-        prompts = Prompts(services, _task(services, source), KnowledgeAgain(services, leave))
+        prompts = Prompts(services, _task(services, source), ShownKnowledge(services, leave))
         found = prompts.of(source.tree, node)
         assert found.origin == "stored" and found.system == "the system's part"
         assert found.user.startswith("before\n") and found.user.endswith("\nafter")
@@ -220,7 +220,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
     shown = Shown("ret_1", (), (f"{imported}#0",), (shipped, imported))
     body = services.skills.show(shipped).body
     for leave in (False, True):
-        again = KnowledgeAgain(services, leave)
+        again = ShownKnowledge(services, leave)
         assert again.may_show(shipped)
         assert [again.may_show(name) for name in (imported, f"{imported}#0")] == [leave, leave]
         known, left_out = again.of(shown, "x86-64")

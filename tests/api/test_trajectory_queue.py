@@ -16,7 +16,7 @@ from api.services import EVALUATE_COMMAND, Services
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
 from optimizer.evaluation.queue import EvaluationQueue
-from skills.trajectories.accept import again, trajectory_store
+from skills.trajectories.accept import requeue, trajectory_store
 from skills.trajectories.lease import renewed
 from skills.trajectories.queue import TrajectoryQueue
 from tests.api.cli_process import kernlore
@@ -128,7 +128,7 @@ def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
     store = trajectory_store(services)
     assert row.state == "queued" and store.take(row.id, "service1", 600)
     held = store.find(row.id)
-    assert again(services, held) == held and accept_body(services, told) == held
+    assert requeue(services, held) == held and accept_body(services, told) == held
     add_damaged(services)
     assert store.take(DAMAGED, "command1", GONE)
     data = services.settings.data_dir

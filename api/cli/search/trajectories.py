@@ -91,11 +91,11 @@ def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = F
     """Evaluate one that is not ready, now that its hardware is here; not what another process is
     evaluating already."""
     with opened(data_dir) as local:
-        from skills.trajectories.accept import again, trajectory_store
+        from skills.trajectories.accept import requeue, trajectory_store
 
         store = trajectory_store(local.services)
         store.expire()
-        row = _verified(local.services, again(local.services, store.find(identity)))
+        row = _verified(local.services, requeue(local.services, store.find(identity)))
     return _told(row, as_json)
 
 
@@ -122,9 +122,9 @@ def export(
 ) -> None:
     """State, action and reward of every candidate as training data, with a manifest."""
     with opened(data_dir) as local:
-        from skills.training.export import Asked, export_trajectories
+        from skills.training.export import ExportRequest, export_trajectories
 
-        asked = Asked(
+        asked = ExportRequest(
             shape,
             format,
             tuple(run or ()),
@@ -180,7 +180,7 @@ def _verified(services: Services, row: StoredTrajectory) -> StoredTrajectory:
         queue = EvaluationQueue(services, EVALUATE_COMMAND)
         try:
             owner = new_id(f"command{os.getpid()}")
-            row = carry_out(Reevaluation(services, queue, said=note), row, owner)
+            row = carry_out(Reevaluation(services, queue, report=note), row, owner)
         finally:
             queue.close()
     if row.state == "running":

@@ -18,7 +18,7 @@ from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.search.bench.problem_view import problem_view
 from optimizer.search.context import CaseView, ProblemView
-from skills.trials.held_out import MAX_LOOKED_AT, unseen_cases
+from skills.trials.held_out import MAX_LOOKED_AT, held_out_cases
 
 TRIAL_SEED = 0  # of the cases that trials of a skill take
 
@@ -26,8 +26,8 @@ TRIAL_SEED = 0  # of the cases that trials of a skill take
 def unseen_case(problem: Problem, device: str, seed: int) -> Case | None:
     """A case that neither a run took nor a trial of a skill looks at; None where there is no
     other."""
-    taken = [one.case.name for one in unseen_cases(problem, device, MAX_LOOKED_AT, TRIAL_SEED)]
-    found = unseen_cases(problem, device, 1, seed, taken)
+    taken = [one.case.name for one in held_out_cases(problem, device, MAX_LOOKED_AT, TRIAL_SEED)]
+    found = held_out_cases(problem, device, 1, seed, taken)
     return found[0].case if found else None
 
 

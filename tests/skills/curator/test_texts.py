@@ -30,8 +30,8 @@ def test_spacing_comments_and_generated_numbers_do_not_matter(seed: int) -> None
     one, two = (free(text, "triton").bundle for text in ("\n".join(lines), "\n\n".join(other)))
     assert kernel_key(one) == kernel_key(two)
     swapped = "\n".join(lines).replace("tmp1 + tmp0", "tmp1 + tmp1")
-    assert kernel_key(one) != kernel_key(free(swapped, "triton"))
-    assert kernel_key(one) != kernel_key(free("\n".join(lines).replace("2", "3"), "triton"))
+    assert kernel_key(one) != kernel_key(free(swapped, "triton").bundle)
+    assert kernel_key(one) != kernel_key(free("\n".join(lines).replace("2", "3"), "triton").bundle)
 
 
 def test_depth_matters_in_python_and_not_in_c() -> None:

@@ -43,7 +43,7 @@ def sample(node: int, found: Reward, **changes: Any) -> Sample:
         trajectory="run_1",
         node=node,
         parent=0,
-        told=False,
+        external=False,
         origin="recipe",
         synthesizer="recipe",
         model=None,

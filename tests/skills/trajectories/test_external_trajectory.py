@@ -20,16 +20,16 @@ from skills.trajectories.external_trajectory import (
     MAX_PLAN,
     MAX_STEP_BYTES,
     MAX_STEPS,
-    Told,
-    ToldProblem,
-    ToldStep,
+    ExternalProblem,
+    ExternalStep,
+    ExternalTrajectory,
+    external_trajectory_from_json,
     file_name,
-    told_from_json,
     tree_of,
 )
 from skills.trajectories.jsonl_reader import read_lines
 
-MAP_ID = ToldProblem(name="map_id")
+MAP_ID = ExternalProblem(name="map_id")
 
 
 def bundle(text: str = "int a;", **changes: Any) -> Bundle:
@@ -37,27 +37,27 @@ def bundle(text: str = "int a;", **changes: Any) -> Bundle:
     return Bundle(**{**given, **changes})
 
 
-def step(number: int = 1, parent: int = 0, text: str = "int a;", **more: Any) -> ToldStep:
-    return ToldStep(number, parent, bundle(text), **more)
+def step(number: int = 1, parent: int = 0, text: str = "int a;", **more: Any) -> ExternalStep:
+    return ExternalStep(number, parent, bundle(text), **more)
 
 
 def test_it_survives_storing() -> None:
-    told = Told(
+    told = ExternalTrajectory(
         MAP_ID,
         "x86-64",
-        (step(plan="p", claimed=("mv_1",), told=("t",), claimed_speedup=10.0), step(2, 1)),
+        (step(plan="p", claimed=("mv_1",), texts=("t",), claimed_speedup=10.0), step(2, 1)),
         "somebody",
         "MIT",
     )
-    again = told_from_json(json.loads(json.dumps(told.as_json())))
+    again = external_trajectory_from_json(json.loads(json.dumps(told.as_json())))
     assert again == told and again.id == told.id
 
 
 def test_the_same_is_the_same_whoever_tells_it() -> None:
-    one, other = (Told(MAP_ID, "x86-64", (step(),), actor) for actor in ("a", "b"))
+    one, other = (ExternalTrajectory(MAP_ID, "x86-64", (step(),), actor) for actor in ("a", "b"))
     assert one.id == other.id
-    assert one.id != Told(MAP_ID, "h100", (step(),)).id
-    assert one.id != Told(MAP_ID, "x86-64", (step(text="int b;"),)).id
+    assert one.id != ExternalTrajectory(MAP_ID, "h100", (step(),)).id
+    assert one.id != ExternalTrajectory(MAP_ID, "x86-64", (step(text="int b;"),)).id
 
 
 @pytest.mark.parametrize(
@@ -71,23 +71,23 @@ def test_the_same_is_the_same_whoever_tells_it() -> None:
         ((step(claimed_speedup=float("nan")),), "claims"),
         ((step(claimed_speedup=-2.0),), "claims"),
         ((step(plan="x" * (MAX_PLAN + 1)),), "tells too much"),
-        ((step(told=("x",) * 21),), "tells too much"),
-        ((ToldStep(1, 0, bundle(files={"k.cpp": "", "bundle.json": ""})),), "bundle.json"),
-        ((ToldStep(1, 0, bundle(files={"k.cpp": "", "k.cpp/a.h": ""})),), "k.cpp"),
+        ((step(texts=("x",) * 21),), "tells too much"),
+        ((ExternalStep(1, 0, bundle(files={"k.cpp": "", "bundle.json": ""})),), "bundle.json"),
+        ((ExternalStep(1, 0, bundle(files={"k.cpp": "", "k.cpp/a.h": ""})),), "k.cpp"),
     ],
 )
-def test_what_is_refused(steps: tuple[ToldStep, ...], said: str) -> None:
+def test_what_is_refused(steps: tuple[ExternalStep, ...], said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        Told(MAP_ID, "x86-64", steps)
+        ExternalTrajectory(MAP_ID, "x86-64", steps)
     assert said in refused.value.message and refused.value.hint
 
 
 def test_sizes_have_limits() -> None:
     with pytest.raises(PayloadTooLarge):
-        Told(MAP_ID, "x86-64", (step(text="x" * (MAX_STEP_BYTES + 1)),))
+        ExternalTrajectory(MAP_ID, "x86-64", (step(text="x" * (MAX_STEP_BYTES + 1)),))
     many = tuple(step(n, text=f"{n}" + "x" * (MAX_STEP_BYTES - 10)) for n in range(1, 10))
     with pytest.raises(PayloadTooLarge):
-        Told(MAP_ID, "x86-64", many)
+        ExternalTrajectory(MAP_ID, "x86-64", many)
 
 
 def test_a_language_without_a_file_name_asks_for_files() -> None:

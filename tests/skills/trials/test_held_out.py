@@ -9,13 +9,13 @@ from typing import Any
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import open_case
-from skills.trials.held_out import as_only, unseen_cases
+from skills.trials.held_out import as_only, held_out_cases
 from tests.skills.trials.curated import problem_in
 
 
 def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
-    found = unseen_cases(problem, "cpu", 4, seed=0)
+    found = held_out_cases(problem, "cpu", 4, seed=0)
     assert [one.why for one in found] == ["held out", *["other sizes"] * 3]
     for one in found:
         assert one.problem.searched == (one.case,) and not one.problem.held_out
@@ -30,9 +30,9 @@ def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path
 
 def test_the_same_seed_draws_the_same_sizes_and_known_ones_are_left_out(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
-    names = [one.case.name for one in unseen_cases(problem, "cpu", 4, seed=3)]
-    assert names == [one.case.name for one in unseen_cases(problem, "cpu", 4, seed=3)]
-    left = unseen_cases(problem, "cpu", 3, seed=3, known=names[:1])
+    names = [one.case.name for one in held_out_cases(problem, "cpu", 4, seed=3)]
+    assert names == [one.case.name for one in held_out_cases(problem, "cpu", 4, seed=3)]
+    left = held_out_cases(problem, "cpu", 3, seed=3, known=names[:1])
     assert [one.case.name for one in left] == names[1:]
 
 
@@ -41,7 +41,7 @@ def test_names_tell_sizes_apart(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     by_name: dict[str, Mapping[str, Any]] = {}
     for seed in range(6):
-        for one in unseen_cases(problem, "cpu", 6, seed=seed):
+        for one in held_out_cases(problem, "cpu", 6, seed=seed):
             told = by_name.setdefault(one.case.name, one.case.constants)
             assert told == one.case.constants
     assert len(by_name) > 6
@@ -60,13 +60,13 @@ def test_sizes_that_the_problem_cannot_do_are_no_cases(tmp_path: Path) -> None:
         "constants = {rows = 64, cols = 64}\n",
         encoding="utf-8",
     )
-    found = unseen_cases(load_problem(path), "cpu", 9, seed=0)
+    found = held_out_cases(load_problem(path), "cpu", 9, seed=0)
     assert found and {one.case.constants["cols"] for one in found} == {64}
 
 
 def test_a_case_for_another_device_is_no_case_here(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     cases = tuple(replace(case, devices=("cuda",)) for case in problem.cases)
-    assert unseen_cases(replace(problem, cases=cases), "cpu", 3, seed=0) == []
+    assert held_out_cases(replace(problem, cases=cases), "cpu", 3, seed=0) == []
     only = as_only(problem, problem.held_out[0], "held out")
     assert only.problem.cases == (only.case,) and not only.case.held_out

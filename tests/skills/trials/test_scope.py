@@ -9,7 +9,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from optimizer.evaluation.problem.spec import Problem
-from skills.trials.held_out import leaves_in, sizes_told
+from skills.trials.held_out import case_sizes, leaves_in
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 FACTS = {"cores": 8}
@@ -23,9 +23,9 @@ def problem(tmp_path: Path) -> Problem:
 
 def test_what_it_moves_and_how_long_its_sums_are(problem: Problem) -> None:
     main = problem.cases[0]
-    assert sizes_told(problem, main) == {"compulsory_bytes": BYTES, "reduction_length": 1024}
+    assert case_sizes(problem, main) == {"compulsory_bytes": BYTES, "reduction_length": 1024}
     broken = replace(main, constants={**main.constants, "rows": -1})
-    assert sizes_told(problem, broken) == {}
+    assert case_sizes(problem, broken) == {}
 
 
 @pytest.mark.parametrize(
