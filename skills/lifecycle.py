@@ -29,8 +29,8 @@ Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
 
 @dataclass(frozen=True)
 class Queued:
-    """A skill to be measured again. hardware, was, now: of the toolchain that changed; None where
-    something else made it suspect."""
+    """A skill to be measured again. `hardware`, `was` and `now` are those of the toolchain that
+    changed; None where something else made it suspect."""
 
     name: str
     since: str
@@ -52,8 +52,8 @@ def approve(
     force: bool = False,
     access_scope: str = ALL_ACCESS,
 ) -> SkillEvent:
-    """A candidate or suspect skill becomes active; a learned one only when trials bear out its
-    present text, or where a person says `force`, which its history keeps. Raises Conflict."""
+    """Make a candidate or suspect skill active. A learned one must have trials that support its
+    present text, or `force`, which its history keeps. Raises NotFound and Conflict."""
     states = ("candidate", "suspect")
     return _move(catalog, name, "active", states, actor, reason, access_scope, force=force)
 
@@ -61,14 +61,14 @@ def approve(
 def quarantine(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
-    """Out of every answer until a person restores it."""
+    """Take a skill out of every answer until a person restores it. Raises NotFound."""
     return _move(catalog, name, "quarantined", store.STATES, actor, reason, access_scope)
 
 
 def retire(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
-    """Out of use; it stays addressable."""
+    """Take a skill out of use; it stays addressable. Raises NotFound."""
     return _move(catalog, name, "retired", store.STATES, actor, reason, access_scope)
 
 
@@ -76,7 +76,8 @@ def restore(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
     """Bring back what was retired or quarantined: as active where it was that when it was retired
-    and needs no new measurement, else as a candidate. Its uses are counted anew."""
+    and needs no new measurement, else as a candidate. Its uses are counted anew. Raises NotFound
+    and Conflict."""
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
         if skill.state not in ("retired", "quarantined"):
@@ -188,7 +189,7 @@ def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
 
 
 def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
-    """What is to be measured again, the longest waiting first."""
+    """Skills to be measured again, the longest waiting first."""
     waiting = []
     with catalog.read() as connection:
         for skill in store.heads(connection, states=("suspect",), access_scope=access_scope):

@@ -41,7 +41,8 @@ def lost_parts(scopes: SkillScopes, part: Part, kept: Sequence[Use]) -> list[Par
 def without(
     scopes: SkillScopes, predicate: str | None, part: Part, kept: Sequence[Use]
 ) -> tuple[SkillScopes, str | None]:
-    """The scopes and the precondition that leave the part out. kept: uses of what remains."""
+    """The scopes and the precondition that leave a part out. `kept` are the uses of what
+    remains."""
     if part.key == "hardware":
         listed = tuple(chip for chip in scopes.hardware if chip != part.value)
         named = listed if listed and part.value in scopes.hardware else tuple(sorted(_chips(kept)))
@@ -95,7 +96,8 @@ def observe(
     actor: str = ACTOR,
     access_scope: str = ALL_ACCESS,
 ) -> dict[str, Finding]:
-    """Judge these skills by their uses and act on it; a skill that is not in use is left alone."""
+    """Judge these skills by their uses and act on it. Returns the findings by name; a skill that is
+    not in use is left alone and has none."""
     findings = {}
     for name in sorted(set(names)):
         with catalog.read() as connection:
@@ -135,6 +137,7 @@ def known_uses(connection: Connection, skill: SkillHead, access_scope: str) -> l
 
 
 def removed_parts(events: Sequence[SkillEvent], since: str) -> list[Part]:
+    """Parts that a skill lost by narrowing since a moment."""
     return [
         Part(**part)
         for event in events
@@ -191,8 +194,9 @@ def store_narrowed(
     reason: str,
     access_scope: str,
 ) -> None:
-    """skill: with the scopes and the precondition that are left. kept: its uses there; details has
-    the `parts` that are lost. Its text and evidence stay."""
+    """Store a skill that claims less. `skill` has the scopes and the precondition that are left,
+    `kept` are its uses there, and `details` names the `parts` that are lost. Its text and evidence
+    stay."""
     record = record_of(kept)
     store.narrow(
         connection,
@@ -216,8 +220,9 @@ def retire_unused(
     access_scope: str = ALL_ACCESS,
 ) -> list[str]:
     """Retire learned skills in use that the last `retrievals` answers for their hardware made no
-    use of; names. Those that came into use meanwhile have their time still before them. What is to
-    be avoided stays: nobody is seen to have used it, as what it does is that nothing is done."""
+    use of; returns their names. Those that came into use meanwhile have their time still before
+    them. What is to be avoided stays: nobody is seen to have used it, as its use is that nothing is
+    done."""
     registry = HardwareRegistry(catalog)
     chips = {chip: registry.lineage(chip) for chip in registry.all()}
     gone = []

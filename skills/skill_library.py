@@ -53,6 +53,8 @@ BUILTIN_ACTOR = "builtin"
 
 @dataclass(frozen=True)
 class SyncReport:
+    """How many skills ship, and how many of them changed or were retired."""
+
     skills: int
     changed: int
     retired: int
@@ -70,6 +72,8 @@ class Imported:
 
 @dataclass(frozen=True)
 class SkillSummary:
+    """A skill as lists show it."""
+
     name: str
     description: str
     tier: str
@@ -161,7 +165,7 @@ class SkillLibrary:
             return _summaries(connection, rows, access_scope)
 
     def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
-        """One skill; NotFound names the nearest."""
+        """One skill with all that backs it. Raises NotFound, which names the nearest."""
         with self._catalog.read() as connection:
             row = store.get(connection, name, access_scope)
             evidence = store.evidence_of(connection, row.id, access_scope)
@@ -215,7 +219,9 @@ class SkillLibrary:
         tier: Tier = "learned",
         access_scope: str = ALL_ACCESS,
     ) -> Imported:
-        """Take over a skill folder as a candidate, without its evidence and scripts."""
+        """Import a skill folder as a candidate, without its evidence and scripts. Raises
+        InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
+        name."""
         skill = read_skill(folder)
         draft = draft_of(skill, tier, "import", self._registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
@@ -269,6 +275,7 @@ class SkillLibrary:
         reason: str,
         access_scope: str = ALL_ACCESS,
     ) -> SkillEvent:
+        """Set a skill's state, with an event. Raises NotFound and Conflict."""
         with self._catalog.write() as connection:
             return store.set_state(
                 connection, name, state, actor=actor, reason=reason, access_scope=access_scope
@@ -277,7 +284,8 @@ class SkillLibrary:
     def observed(
         self, names: Iterable[str], *, access_scope: str = ALL_ACCESS
     ) -> Mapping[str, Finding]:
-        """An outcome came in for these skills: those that lose are narrowed or retired."""
+        """Judge these skills anew after an outcome came in: those that lose are narrowed or
+        retired."""
         return observe(self._catalog, names, access_scope=access_scope)
 
     # -- parts
@@ -345,7 +353,8 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
 def draft_of(
     skill: SkillFile, tier: Tier, origin: Literal["shipped", "import"], registry: HardwareRegistry
 ) -> SkillDraft:
-    """The skill as it is to be stored. Raises UnknownHardware, UnknownSignal, InvalidKnowledge."""
+    """The skill as it is to be stored, its ids checked against what is registered here. Raises
+    UnknownHardware, UnknownSignal and InvalidKnowledge."""
     signals = load_signals()
     scopes = skill.scopes
     hardware = {registry.resolve(name) for name in scopes.hardware}

@@ -49,7 +49,7 @@ Action = Literal["keep", "narrow", "retire"]
 
 @dataclass(frozen=True)
 class Use:
-    """A use with a known effect. situation: as `retrieval.journal` stores it."""
+    """A use with a known effect. `situation` has the form that `retrieval.journal` stores."""
 
     helped: bool
     situation: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Part:
-    """Of a skill's scope: where `key` is `value`, or is below or at least a number."""
+    """A part of a skill's scope: where `key` is `value`, or is below or at least a number."""
 
     key: str
     value: str | None = None
@@ -85,15 +85,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Record:
+    """How often the use of a skill helped, and how often it did not."""
+
     wins: int
     losses: int
 
     @property
     def uses(self) -> int:
+        """Both together."""
         return self.wins + self.losses
 
     @property
     def wins_half(self) -> bool:
+        """Whether at least half of the uses helped."""
         return self.wins >= self.losses
 
     def __str__(self) -> str:
@@ -102,8 +106,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Finding:
-    """part: where the skill loses, of `narrow`. kept: the record of what is left of it. log_e: of
-    what was decided on; tests: parts compared, the whole among them."""
+    """What follows from the uses. `part` is where the skill loses, for `narrow`; `kept` the record
+    of what is left. `log_e` is the logarithm of the e-value that decided; `tests` counts the parts
+    compared, the whole among them."""
 
     action: Action
     reason: str
@@ -118,7 +123,8 @@ class Finding:
 
 
 def assess_uses(uses: Sequence[Use]) -> Finding:
-    """What follows from the uses of the present text within the present scope."""
+    """What follows from the uses of the present text within the present scope: keep, narrow or
+    retire."""
     whole = record_of(uses)
     if whole.uses < MIN_USES:
         return Finding("keep", f"{whole}: fewer than {MIN_USES}", whole)
@@ -142,7 +148,7 @@ def assess_uses(uses: Sequence[Use]) -> Finding:
 
 
 def log_e_value(record: Record) -> float:
-    """Natural logarithm of E; integers inside, so that no number of uses is too many."""
+    """Natural logarithm of E; computed in integers, so that no number of uses is too many."""
     first, second = record.wins + 1, record.losses + PRIOR
     return record.uses * math.log(2) + _log_half_beta(first, second) - _log_half_beta(1, PRIOR)
 
@@ -155,15 +161,18 @@ def _log_half_beta(a: int, b: int) -> float:
 
 
 def record_of(uses: Iterable[Use]) -> Record:
+    """How many of the uses helped."""
     outcomes = [use.helped for use in uses]
     return Record(sum(outcomes), len(outcomes) - sum(outcomes))
 
 
 def inside(uses: Iterable[Use], part: Part) -> list[Use]:
+    """The uses in a part of the scope."""
     return [use for use in uses if part.holds(use.situation)]
 
 
 def outside(uses: Iterable[Use], part: Part) -> list[Use]:
+    """The uses outside of a part of the scope."""
     return [use for use in uses if not part.holds(use.situation)]
 
 
@@ -212,7 +221,7 @@ def _number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two rates, with its 95 % interval."""
+    """The difference of two rates, with its 95 % interval."""
 
     value: float
     low: float
@@ -220,7 +229,8 @@ class Difference:
 
 
 def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
-    """lift: rate shown minus rate withheld, None where either has no outcome. Raises NotFound."""
+    """What showing a skill is worth, as JSON: `lift` is the rate at which it helped where it was
+    shown, minus that where it was withheld; None where either has no outcome. Raises NotFound."""
     with base.catalog.read() as connection:
         skill = store.get(connection, name, ALL_ACCESS)
         counts = store.lift_of(connection, skill.id)
@@ -247,7 +257,7 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
 
 
 def difference(counts: Lift) -> Difference:
-    """Rate shown minus rate withheld; both counts above 0."""
+    """Rate shown minus rate withheld, for counts above 0."""
     shown, withheld = counts.shown_wins / counts.shown, counts.withheld_wins / counts.withheld
     with_it, without_it = (
         wilson(counts.shown_wins, counts.shown),

@@ -51,6 +51,7 @@ class CuratorRun:
     seen: dict[str, int] = field(default_factory=dict)
 
     def decide(self, stage: str, node: int, passed: bool, reason: str, **details: Any) -> bool:
+        """Record a decision; returns `passed`."""
         self.decisions.append(Decision(stage, node, passed, reason, details))
         return passed
 
@@ -62,7 +63,8 @@ class CuratorRun:
 
 
 def findings(run: CuratorRun, change: Change, draft: Draft) -> list[str]:
-    """What the linter refuses of a draft, before and after figures are put in."""
+    """What the linter refuses in a draft, before and after figures are put in; empty for a clean
+    one."""
     template, description = draft.template(), draft.words.description
     texts = {"description": description, "body": template}
     problems = [str(finding) for finding in lint(texts, allowed(run, change))]
@@ -76,13 +78,14 @@ def findings(run: CuratorRun, change: Change, draft: Draft) -> list[str]:
 
 
 def checked(run: CuratorRun, change: Change, draft: Draft) -> bool:
+    """Record what the linter says about a draft; whether it is clean."""
     problems = findings(run, change, draft)
     reason = "; ".join(problems[:3]) if problems else "clean"
     return run.decide("lint", change.step.child.number, not problems, reason, findings=problems)
 
 
 def allowed(run: CuratorRun, change: Change) -> Allowed:
-    """What backs a text about this change."""
+    """The parameter values and hardware names that a text about this change may contain."""
     values = {str(v) for p in change.parameters for v in (p.before, p.after) if v is not None}
     if change.transformation.startswith(ADOPTED):
         values |= {str(value) for value in change.step.proposal.values.values()}
@@ -91,7 +94,7 @@ def allowed(run: CuratorRun, change: Change) -> Allowed:
 
 
 def renamed(draft: Draft, transformation: str) -> Draft:
-    """The draft as it is called once somebody named the transformation."""
+    """The draft under the name of a transformation that a model gave."""
     name = slug(draft.scopes.hardware[0], transformation, draft.scopes.ops[0], draft.polarity)
     return replace(draft, transformation=transformation, name=name)
 
@@ -100,7 +103,7 @@ def renamed(draft: Draft, transformation: str) -> Draft:
 
 
 def add(run: CuratorRun, node: int, draft: Draft, *, conflicts_with: str = "") -> None:
-    """A new candidate."""
+    """Propose a new candidate. `conflicts_with` names the skill of opposite effect."""
     skill = draft.skill()
     reason = f"learned from {run.trajectory.id}, node {node}"
     delta = Delta("ADD", node, skill.name, reason, skill, draft.evidence, conflicts_with)
@@ -110,7 +113,8 @@ def add(run: CuratorRun, node: int, draft: Draft, *, conflicts_with: str = "") -
 def support(
     run: CuratorRun, node: int, draft: Draft, matched: Match, *, refine: bool = False
 ) -> None:
-    """More evidence for a skill that says this already."""
+    """Propose more evidence for a skill that says this already. `refine` also takes over the
+    draft's text, where the skill is still a candidate of the curator's."""
     known = matched.known
     added = tuple(row for row in draft.evidence if not _is_there(row, known.evidence))
     if not added:
@@ -140,8 +144,8 @@ def support(
 
 
 def contradict(run: CuratorRun, node: int, draft: Draft, matched: Match) -> None:
-    """Two opposite effects: both conditions are narrowed by what differs; where nothing does, the
-    measurement is held against the skill and a person decides."""
+    """Propose what follows from two opposite effects: both conditions are narrowed by what differs.
+    Where nothing differs, the measurement is held against the skill and a person decides."""
     known, separated = matched.known, apart(draft, matched.known)
     if separated is None:
         reason = f"{known.row.name} says the opposite, and nothing differs between the two"
@@ -202,7 +206,7 @@ def _measurement(row: EvidenceRow) -> tuple[Any, ...]:
 
 
 def widened(known: Known, draft: Draft) -> SkillDraft | None:
-    """A candidate of the curator's whose scopes and sizes take in what was measured now; None where
+    """A candidate of the curator's whose scopes and sizes include what was measured now. None where
     they do already, or where the skill is in use, narrowed or somebody else's."""
     row, scopes = known.row, draft.scopes
     pairs = backing(known)

@@ -36,7 +36,8 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\s*(?::\s*[\w.]+\s*)?=\s*(\d+)(?![\w.])")
 
 @dataclass(frozen=True)
 class Rule:
-    """role, direction: of the move that it gives; empty for none."""
+    """A transformation of free code, recognised by what it adds. `role` and `direction` are those
+    of the move that it gives; empty for none."""
 
     name: str
     languages: frozenset[str]
@@ -89,8 +90,8 @@ def rule_named(transformation: str, language: str) -> Rule | None:
 def contrast(
     step: Step, passed: Passed, roles: Roles, *, attributed: bool = False
 ) -> tuple[Change | None, Decision]:
-    """The change of a step that passed the gate, or why it cannot be named. attributed: a skill
-    made it for certain, which is cause enough."""
+    """The change of a step that passed the gate, or None with the decision that says why it cannot
+    be named. `attributed` says that a skill made it for certain, which is cause enough."""
     change = _change(step, passed, roles)
     if isinstance(change, str):
         return None, Decision("contrast", step.child.number, False, change)

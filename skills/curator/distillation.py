@@ -44,7 +44,7 @@ class CuratorContext:
 
     @property
     def fingerprint(self) -> str:
-        """Of the embedder; empty without one."""
+        """The embedder's fingerprint; empty without one."""
         return self.embedder.fingerprint if self.embedder is not None else ""
 
 

@@ -47,8 +47,8 @@ CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hi
 
 @dataclass(frozen=True)
 class Draft:
-    """A skill before it is stored. before, after: lines of code or of parameters. sources: entries
-    of the last section."""
+    """A skill before it is stored. `before` and `after` are lines of code or of parameters,
+    `sources` the entries of the last section."""
 
     name: str
     transformation: str
@@ -89,7 +89,7 @@ class Draft:
         return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
 
     def skill(self) -> SkillDraft:
-        """As it is stored: figures in place, a learned candidate of its run."""
+        """The skill as it is stored: figures in place, a learned candidate of its run."""
         body = render(self.template(), self.evidence)
         draft = SkillDraft(
             name=self.name,
@@ -132,7 +132,7 @@ def _fenced(code: str, lines: Sequence[str]) -> str:
 
 
 def compose(trajectory: Trajectory, change: Change, evidence: Sequence[EvidenceRow]) -> Draft:
-    """The draft that needs no model."""
+    """The draft that needs no model, of a change with at least one evidence row."""
     subject, kernel = trajectory.subject, change.step.proposal.bundle
     evaluation = change.step.child.evaluation
     assert evaluation is not None  # the gate passes no other
@@ -196,7 +196,8 @@ def predicate_of(
 
 
 def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
-    """Ranges of the quantities over the rows that tell them; only those that predicates know."""
+    """The range (lowest, highest) of each quantity over the rows that have it; only quantities that
+    predicates know."""
     ranges = {}
     for name in sorted(problem_terms().quantities):
         values = [row.details.get("sizes", {}).get(name) for row in evidence]

@@ -62,7 +62,8 @@ DELTA_SCHEMA: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """A checked answer. skill: name of the one it is about. words: of ADD and REFINE."""
+    """A checked answer. `skill` names the one that it is about; `words` are those of ADD and
+    REFINE."""
 
     operation: Operation
     skill: str = ""
@@ -73,7 +74,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked. problem: why the answer before was refused, empty at first."""
+    """What a model is sent. `problem` says why the answer before was refused; empty at first."""
 
     change: Change
     draft: Draft
@@ -83,6 +84,7 @@ class Task:
 
     @property
     def system(self) -> str:
+        """The instructions."""
         return _instructions()
 
     @property
@@ -99,7 +101,8 @@ class Task:
 
 
 class Drafter(Protocol):
-    """Asks a model. The answer is text that may hold anything; it is checked here."""
+    """Writes the sentences of skills: a language model, or its recorded answers. An answer is text
+    that may hold anything; it is checked here."""
 
     @property
     def name(self) -> str: ...
@@ -146,7 +149,7 @@ def _told(task: Task) -> dict[str, Any]:
 
 
 def effect(row: EvidenceRow) -> str:
-    """Of one case in words: what is good for all cases together may be bad for one."""
+    """The effect on one case in words: what is good for all cases together may be bad for one."""
     if row.speedup_low is not None and row.speedup_low > 1:
         return "faster than its parent"
     if row.speedup_high is not None and row.speedup_high < 1:
@@ -232,13 +235,14 @@ OUTPUT_TOKENS = 4_000
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """A `skills.curator.drafter.Drafter`. name: of the model, as litellm spells it."""
+    """A language model as drafter. `name` is its litellm name."""
 
     name: str
     asker: LitellmAsker
 
     def propose(self, task: Task) -> str:
-        """Raises Unavailable where the model cannot be asked: nothing is stored then."""
+        """The model's answer. Raises Unavailable where the model cannot be called: nothing is
+        stored then."""
         messages = [
             {"role": "system", "content": task.system},
             {"role": "user", "content": task.message},
@@ -253,7 +257,7 @@ class ModelDrafter:
 
 
 def model_drafter(name: str) -> ModelDrafter:
-    """Raises Unavailable where litellm is not installed."""
+    """The drafter of a litellm model name. Raises Unavailable where litellm is not installed."""
     load()
     settings = LlmSettings(models_from(name), temperature=0.0, max_output_tokens=OUTPUT_TOKENS)
     chosen = settings.models[0].name
@@ -273,11 +277,13 @@ def _bare(text: str) -> str:
 
 @dataclass
 class Replayed:
-    """A drafter that repeats what was answered before."""
+    """A drafter that repeats recorded answers. `answers` are by node: the first one, and the
+    repair."""
 
     name: str
     answers: Mapping[str, tuple[str, ...]]
 
     def propose(self, task: Task) -> str:
+        """The recorded answer to a task."""
         answers = self.answers[str(task.change.step.child.number)]
         return answers[1 if task.problem else 0]

@@ -37,7 +37,8 @@ class Passed:
 
 
 def noise_floor(language: str) -> float:
-    """The floor of a language, as a ratio; the larger one where it runs on either device."""
+    """By how much a bound must be off 1 for a language, as a ratio; the larger floor where it runs
+    on either kind of device."""
     return NOISE_FLOOR["gpu" if language in GPU_LANGUAGES else "cpu"]
 
 

@@ -64,7 +64,7 @@ class NotLifted(Exception):
 
 @dataclass(frozen=True)
 class Constant:
-    """A named number of the source. start, end: where the number stands."""
+    """A named number of the source. `start` and `end` are the places where the number stands."""
 
     name: str
     role: str
@@ -205,7 +205,7 @@ def lifted_from(
 
 
 def recipe_from(lifted: Lifted) -> Recipe:
-    """Raises InvalidKnowledge where it is none."""
+    """The recipe that was lifted. Raises InvalidKnowledge where it is none."""
     problems = Problems(f"recipe {lifted.name}")
     recipe = parse_recipe(lifted.name, lifted.recipe, lifted.files, problems)
     problems.raise_if_any()
@@ -273,6 +273,7 @@ class Instance:
 
     @property
     def number(self) -> int:
+        """Number of its node."""
         return self.step.child.number
 
     @property

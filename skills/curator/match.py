@@ -52,7 +52,7 @@ class Known:
 
 
 def backing(known: Known) -> list[EvidenceRow]:
-    """The pairs that speak for a skill; what contradicts it is kept beside them."""
+    """The pairs that support a skill; what contradicts it is kept beside them."""
     return [
         row
         for row in known.evidence
@@ -62,8 +62,8 @@ def backing(known: Known) -> list[EvidenceRow]:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Of two texts: cosine of their embeddings (None without an embedder), and the share of the
-    shorter text's words that the other has too."""
+    """How alike two texts are: the cosine of their embeddings (None without an embedder), and the
+    share of the shorter text's words that the other has too."""
 
     cosine: float | None
     overlap: float
@@ -71,7 +71,8 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Match:
-    """tier: how it was found. opposite: the same claim with the other effect."""
+    """The skill that a draft repeats or contradicts. `tier` says by what it was recognised;
+    `opposite`, that it makes the same claim with the other effect."""
 
     known: Known
     tier: Tier
@@ -81,9 +82,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Apart:
-    """What separates a draft from the skill of opposite effect. ours: the condition that the draft
-    gets; theirs: the one that the skill gets; parts: of the skill's scope that it loses by that.
-    All empty where the scopes say it already."""
+    """What separates a draft from the skill of opposite effect. `ours` is the condition that the
+    draft gets, `theirs` the one that the skill gets, and `parts` are those of the skill's scope
+    that it loses by that. All are empty where the scopes separate them already."""
 
     what: str
     ours: str = ""
@@ -99,6 +100,7 @@ class Texts:
     _vectors: dict[str, Sequence[float]] = field(default_factory=dict)
 
     def similarity(self, text: str, other: str) -> Similarity:
+        """How alike two texts are."""
         cosine = None
         if self.embedder is not None:
             pairs = zip(self._vector(text), self._vector(other), strict=True)
@@ -114,13 +116,15 @@ class Texts:
 
 
 def overlap(text: str, other: str) -> float:
+    """The share of the shorter text's words that the other text has too, from 0 to 1."""
     sets = [frozenset(tokenize(text)) for text in (text, other)]
     smaller = min(len(words) for words in sets)
     return len(sets[0] & sets[1]) / smaller if smaller else 0.0
 
 
 def match(draft: Draft, library: Sequence[Known], texts: Texts, lineages: Lineages) -> Match | None:
-    """The skill that the draft repeats or contradicts; the surest tier decides, then the name."""
+    """The skill that the draft repeats or contradicts, None where the library says nothing of it;
+    the surest tier decides, then the name. `lineages` holds the lineage of each hardware."""
     near = [known for known in library if comparable(draft, known, lineages)]
     claims = [known for known in near if _same_claim(draft, known)]
     contested = [known for known in claims if _contested(draft, known)]
@@ -179,6 +183,7 @@ def _same_subject(draft: Draft, row: SkillRow) -> bool:
 
 
 def comparable(draft: Draft, known: Known, lineages: Lineages) -> bool:
+    """Whether a skill is about the draft's op family, language, recipe and hardware family."""
     row = known.row
     if not _same_subject(draft, row) or not _same_recipe(draft, known):
         return False
@@ -307,7 +312,12 @@ def _sizes_apart(ours: Sequence[EvidenceRow], theirs: Sequence[EvidenceRow]) -> 
 
 
 class KeptVectors:
-    """Implements `kb.embedding.base.Embedder` over another one."""
+    """Embeds through another embedder and keeps vectors in the catalog, so that a skill's text is
+    embedded once and not with every distillation.
+
+    Only single texts are kept (`encode_query`, which is what skills are compared by). Vectors of
+    two models never mix: they are kept by the model's fingerprint.
+    """
 
     def __init__(self, catalog: Catalog, embedder: Embedder) -> None:
         self._catalog = catalog

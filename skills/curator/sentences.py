@@ -22,8 +22,9 @@ MOST_ECHO = 0.5
 
 @dataclass(frozen=True)
 class Written:
-    """asked: there was somebody to ask. operation: what was answered, None where nothing of it
-    stands. skill: the one it is about."""
+    """A draft, as a model wrote it where it could. `asked` says that there was a model. `operation`
+    is what it answered, None where none of it is kept; `skill` is the one that the answer is
+    about."""
 
     draft: Draft
     asked: bool

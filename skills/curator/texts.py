@@ -40,6 +40,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def is_python(language: str, name: str = "") -> bool:
+    """Whether a file is Python, by its name or else by the language of its kernel."""
     return name.endswith(".py") or (language in PYTHON and "." not in name)
 
 
@@ -71,7 +72,7 @@ def canonical(line: str) -> str:
 
 
 def code(text: str, *, python: bool) -> str:
-    """What is compared: canonical lines, generated names numbered as they appear."""
+    """The code that is compared: canonical lines, with generated names numbered as they appear."""
     lines = [canonical(line) for line in shown_lines(text, python=python)]
     joined = "\n".join(lines) if python else _SPACED.sub(r"\1", " ".join(" ".join(lines).split()))
     names: dict[str, str] = {}
@@ -114,6 +115,7 @@ class Shown:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def shingles(self) -> frozenset[tuple[str, ...]]:
+        """Every run of eight words in the texts."""
         return frozenset(s for text in self.texts.values() for s in _shingles(_words(text)))
 
     def source_of(self, text: str) -> tuple[str, float]:
@@ -133,7 +135,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Stripped:
-    """A text without its echo. share: of its words that were taken out."""
+    """A text without its echo. `share` is that of its words that were removed, from 0 to 1."""
 
     text: str
     share: float

@@ -44,6 +44,7 @@ class Words:
     failure_signs: tuple[str, ...]
 
     def texts(self) -> dict[str, str]:
+        """The sentences by section; several are joined by line breaks."""
         return {
             name: value if isinstance(value, str) else "\n".join(value)
             for name, value in vars(self).items()
@@ -52,7 +53,7 @@ class Words:
 
 @lru_cache(maxsize=1)
 def roles() -> Mapping[str, Mapping[str, str]]:
-    """What is said of each knob."""
+    """The sentences about each knob, by role."""
     path = Path(__file__).with_name("roles.toml")
     sentences: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
     return sentences
@@ -62,19 +63,20 @@ def roles() -> Mapping[str, Mapping[str, str]]:
 
 
 def leading_signals(change: Change) -> tuple[str, ...]:
-    """Of the parent's verdict, those that are known here; its first ones lead."""
+    """Signals of the parent's verdict that are known here, the leading ones first."""
     known = load_signals()
     signals = tuple(s for s in dict.fromkeys(change.before) if s in known)
     return signals if is_adopted(change) else signals[:MOST_SIGNALS]
 
 
 def required_signals(change: Change) -> tuple[str, ...]:
-    """Signals without which the change is not offered. A recipe begins a search, whatever the
-    verdict of what was there before."""
+    """Signals without which the change is not offered. None for a recipe: a search begins with it,
+    whatever the verdict of what was there before."""
     return () if is_adopted(change) else leading_signals(change)
 
 
 def is_adopted(change: Change) -> bool:
+    """Whether the change is the use of a recipe."""
     return change.transformation.startswith(ADOPTED)
 
 
@@ -82,11 +84,13 @@ def is_adopted(change: Change) -> bool:
 
 
 def reason_for(role: str, direction: str) -> str:
+    """Why a knob is moved in a direction, as `roles.toml` says it."""
     key = {"add": "increase", "remove": "decrease", "swap": "set"}.get(direction, direction)
     return roles()[role][key]
 
 
 def words_of(trajectory: Trajectory, change: Change) -> Words:
+    """The sentences of a change that needs no model."""
     subject, proposal = trajectory.subject, change.step.proposal
     op = canonical_op(subject.op).replace("_", " ")
     article = "an" if op[0] in "aeiou" else "a"
@@ -200,6 +204,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def snippet(change: Change) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Lines before and after the change, and the language of their code block."""
     if change.parameters:
         before = [f"{p.name} = {p.before}" for p in change.parameters if p.before is not None]
         return tuple(before), tuple(f"{p.name} = {p.after}" for p in change.parameters), "text"
@@ -222,6 +227,7 @@ def _cut(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def effect_lines(change: Change, evidence: Sequence[EvidenceRow]) -> tuple[str, ...]:
+    """The lines of `Expected effect`, with figures as references to evidence rows."""
     if change.gain is None:
         return (
             "The kernel was {{ev:1.validity}} after the change on {{ev:1.hardware_id}}; its parent"
@@ -248,6 +254,7 @@ def effect_lines(change: Change, evidence: Sequence[EvidenceRow]) -> tuple[str, 
 
 
 def sources_of_change(trajectory: Trajectory, change: Change) -> tuple[str, ...]:
+    """The run and the evaluations that a change was measured in."""
     parent, child = change.step.parent, change.step.child
     lines = [f"run {trajectory.id}, node {child.number} against node {parent.number}"]
     for side in (child, parent):

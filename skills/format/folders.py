@@ -45,7 +45,8 @@ def unpacked(data: bytes) -> Iterator[Path]:
 
 @contextmanager
 def placed(name: str, files: Mapping[str, str]) -> Iterator[Path]:
-    """A folder from names and texts."""
+    """A folder from names and texts, for as long as the context lasts. Raises InvalidKnowledge,
+    PayloadTooLarge or NotFound."""
     if len(files) > MAX_ENTRIES:
         raise _too_many(len(files))
     with _folder({f"{name}/{path}": text.encode() for path, text in files.items()}) as folder:

@@ -79,7 +79,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@/-]{0,127}")
 
 @dataclass(frozen=True)
 class Finding:
-    """where: which text; found: the place itself, cut short."""
+    """A reason to refuse a text. `where` names the text; `found` is the place itself, cut short."""
 
     kind: Kind
     where: str
@@ -91,8 +91,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What backs a text. values: of the parameters that the change names. hardware: measured, with
-    what stands above it. names: every registered name and alias."""
+    """What backs a text. `values` are those of the parameters that the change names. `hardware` was
+    measured, and includes its lineage. `names` holds every registered name and alias."""
 
     values: frozenset[str] = frozenset()
     hardware: frozenset[str] = frozenset()
@@ -100,8 +100,8 @@ class Allowed:
 
 
 def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[Finding, ...]:
-    """Everything wrong with some texts. Figures of code blocks are the code's own, and sources name
-    ids; all else counts there too."""
+    """All findings in some texts. Figures of code blocks are the code's own, and sources name ids;
+    everything else counts there too."""
     findings: list[Finding] = []
     for where, text in texts.items():
         plain = _SOURCES.sub("", _FENCED.sub(" ", text))
@@ -139,7 +139,7 @@ def is_name(text: str) -> bool:
 
 
 def sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a told text that are harmless; the rest is gone."""
+    """The harmless sentences of a text of unknown trust; the rest is dropped."""
     parts = re.split(r"(?<=[.!?])\s+|\n+", text)
     return tuple(part.strip() for part in parts if part.strip() and not unsafe("told", part))
 

@@ -85,6 +85,7 @@ class SkillFile:
 
     @property
     def scopes(self) -> SkillScopes:
+        """What the skill is about, in canonical terms."""
         lists = {name: split_list(self.metadata.get(key, "")) for key, name in LISTS.items()}
         lists["dtypes"] = tuple(dict.fromkeys(canonical_dtype(d) for d in lists["dtypes"]))
         lists["ops"] = tuple(dict.fromkeys(canonical_op(op) for op in lists["ops"]))
@@ -98,6 +99,7 @@ class SkillFile:
 
     @property
     def predicate(self) -> str | None:
+        """The precondition, None for none."""
         return self.metadata.get("kb.predicate") or None
 
 
@@ -107,7 +109,7 @@ def split_list(value: str) -> tuple[str, ...]:
 
 
 def check(skill: SkillFile, folder: str, problems: Problems) -> None:
-    """Everything that is wrong with a skill whose folder has this name."""
+    """Add everything that is wrong with a skill in a folder of this name to `problems`."""
     _check_name(skill.name, folder, problems)
     texts = (
         ("description", skill.description, MAX_DESCRIPTION),

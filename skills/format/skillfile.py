@@ -40,7 +40,8 @@ VOLATILE = frozenset(
 
 
 def read_skill(folder: Path) -> SkillFile:
-    """The skill of a folder; InvalidKnowledge lists everything that is wrong with it."""
+    """The skill of a folder. Raises InvalidKnowledge, which lists everything that is wrong with it,
+    NotFound without a SKILL.md, and PayloadTooLarge."""
     folder = folder.resolve()
     text = _skill_md(folder)
     problems = Problems(f"{folder.name}/{SKILL_MD}")
@@ -84,9 +85,11 @@ def render(skill: SkillFile) -> str:
 
 
 def write_skill(skill: SkillFile, parent: Path, *, scripts: bool = False) -> Path:
-    """Write the skill as `parent/<name>/` and return that folder; no `scripts/` unless asked for.
+    """Write the skill as `parent/<name>/` and return that folder; `scripts/` only where `scripts`
+    says so.
 
-    Structured files of an earlier export that the skill no longer has are removed.
+    Structured files of an earlier export that the skill no longer has are removed. Raises
+    InvalidKnowledge for a skill that breaks the format.
     """
     problems = Problems(f"{skill.name}/{SKILL_MD}")
     check(skill, skill.name, problems)
@@ -106,7 +109,7 @@ def write_skill(skill: SkillFile, parent: Path, *, scripts: bool = False) -> Pat
 
 
 def content_sha256(skill: SkillFile) -> str:
-    """Of what the skill advises: without its state, its evidence and where it is stored."""
+    """A hash of what the skill advises: without its state, its evidence and where it is stored."""
     lasting = {key: value for key, value in skill.metadata.items() if key not in VOLATILE}
     advice = SkillFile(
         skill.name,

@@ -54,7 +54,8 @@ ALL = 100_000
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """only: ids of runs and told trajectories, empty for all. models: accepted ones."""
+    """What is exported. `only` holds ids of runs and external trajectories, empty for all; `models`
+    those whose terms are accepted."""
 
     shape: str
     format: str = "jsonl"
@@ -66,8 +67,8 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class Source:
-    """A trajectory as a tree with its problem. toml: text beside the problem's source. licence: as
-    it was stated by who told it."""
+    """A trajectory as a tree with its problem. `toml` is the text beside the problem's source;
+    `licence` is as the sender of an external trajectory stated it."""
 
     id: str
     goal: Goal
@@ -83,8 +84,10 @@ class Source:
 def export_trajectories(
     base: KnowledgeBase, request: ExportRequest, folder: Path
 ) -> dict[str, Any]:
-    """The manifest, which accounts for every candidate. Raises Conflict where the folder has files,
-    and for one that was asked for by its id and cannot be exported."""
+    """Write samples of runs and external trajectories into a new folder; returns the manifest,
+    which accounts for every candidate. Raises Conflict where the folder has files, and for a
+    trajectory that was named and cannot be exported; InvalidRequest for an unknown shape or
+    format."""
     shape = next((name for name in SHAPES if name == request.shape), None)
     form = next((name for name in FORMATS if name == request.format), None)
     if shape is None or form is None:

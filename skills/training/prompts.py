@@ -37,7 +37,7 @@ _ID = re.compile(r"id: (\S+)")
 
 
 class Prompts:
-    """Of one run or told trajectory."""
+    """The prompts of one run or external trajectory."""
 
     def __init__(self, base: KnowledgeBase, task: Task, knowledge: ShownKnowledge) -> None:
         self._task = task
@@ -46,6 +46,7 @@ class Prompts:
         self._transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
 
     def of(self, tree: Tree, node: Node) -> Prompt:
+        """The prompt of a candidate, without known secrets."""
         stored = self._stored(node)
         prompt = self._sent(stored) if stored is not None else self._rendered(tree, node)
         known = self._redact.known
@@ -83,6 +84,7 @@ class Prompts:
 
 
 def opening(messages: Sequence[dict[str, object]]) -> bool:
+    """Whether a conversation begins with a system and a user message."""
     return [message.get("role") for message in messages[:2]] == ["system", "user"]
 
 
@@ -105,7 +107,8 @@ _FENCE = re.compile(r"^[ \t]*(`{3,})", re.M)
 
 
 def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
-    """used: ids that it was shown. A file that does not end in a line break gets one."""
+    """A candidate as a model would answer it. `used` holds ids that it was shown. A file that does
+    not end in a line break gets one."""
     head: dict[str, Any] = {
         "plan": plan,
         "used": list(used),

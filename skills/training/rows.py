@@ -29,13 +29,14 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Rows:
-    """left_out: how many samples are in no row, by reason."""
+    """Rows of one shape. `left_out` counts the samples that are in no row, by reason."""
 
     rows: tuple[Row, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def shaped(samples: Sequence[Sample], shape: Shape) -> Rows:
+    """Samples as rows of a shape."""
     return _SHAPES[shape](samples)
 
 
@@ -116,6 +117,7 @@ def _grpo(samples: Sequence[Sample]) -> Rows:
 
 
 def faster(sample: Sample) -> bool:
+    """Whether a sample is correct and faster than the reference for certain."""
     speedup = sample.reward.speedup
     return sample.reward.validity == "correct" and speedup is not None and speedup.low > 1.0
 
@@ -149,6 +151,7 @@ def _siblings(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
 
 
 def messages(prompt: Prompt) -> list[Message]:
+    """A prompt as the two messages of a conversation."""
     return [
         {"role": "system", "content": prompt.system},
         {"role": "user", "content": prompt.user},
@@ -198,7 +201,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], shape: str, format: Format, folder: Path) -> Path:
-    """The file. Raises Conflict where the folder has files, Unavailable without pyarrow."""
+    """Write rows as one file of a new folder; returns its path. Raises Conflict where the folder
+    has files, Unavailable without pyarrow."""
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     table = _table(rows, shape) if format == "parquet" else None
@@ -216,7 +220,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], shape: str, format: Format, fo
 
 
 def write_manifest(manifest: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Beside the file, with its hash."""
+    """Write the manifest beside the file, with the file's hash and size; returns it."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     complete = {**manifest, "file": str(file), "sha256": digest, "bytes": file.stat().st_size}
     text = json.dumps({**complete, "file": file.name}, indent=1, sort_keys=True)

@@ -20,8 +20,8 @@ FAILED = ("incorrect", "crashed", "timed_out", "not_compiled", "rejected")
 
 @dataclass(frozen=True)
 class Prompt:
-    """Two messages. origin `stored`: a model was sent these; `rendered`: what a model would have
-    been sent from the same state. left_out: ids whose texts are not in it."""
+    """Two messages. Origin `stored`: a model was sent these; `rendered`: what a model would have
+    been sent from the same state. `left_out` holds ids whose texts are not in it."""
 
     system: str
     user: str
@@ -31,9 +31,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reward:
-    """value: lower bound of the speed-up over the reference; 0 for what failed; None where nothing
-    is known, which is not 0. over_parent: the same against the candidate that it changes, from
-    figures of sessions of their own. cases: those that the figure is over."""
+    """What came of a candidate. `value` is the lower bound of the speed-up over the reference; 0
+    for what failed; None where nothing is known, which is not 0. `over_parent` is the speed-up
+    against the candidate that it changes, from figures of sessions of their own. `cases` are those
+    that the figure is over."""
 
     value: float | None
     validity: str
@@ -60,8 +61,9 @@ class Licences:
 
 @dataclass(frozen=True)
 class Sample:
-    """trajectory: id of the run, or of the told trajectory. origin: of the candidate. problem: its
-    name. state: what was shown and what was known of the parent."""
+    """One candidate as a training sample. `trajectory` is the id of the run or the external
+    trajectory, `origin` that of the candidate, `problem` the problem's name. `state` holds what was
+    shown and what was known of the parent."""
 
     trajectory: str
     node: int
@@ -85,6 +87,7 @@ class Sample:
 
     @property
     def id(self) -> str:
+        """Of the trajectory and the node."""
         return f"{self.trajectory}/{self.node}"
 
     def provenance(self) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class Sample:
 
 
 def reward_of(tree: Tree, node: Node) -> Reward | None:
-    """None where the harness said nothing about the kernel."""
+    """The reward of a node; None where the harness has no result for the kernel."""
     evaluation = node.evaluation
     if node.state not in ("evaluated", "unmeasured") or evaluation is None:
         return None
@@ -129,6 +132,7 @@ def reward_of(tree: Tree, node: Node) -> Reward | None:
 
 
 def timed_cases(evaluation: Evaluation) -> tuple[str, ...]:
+    """Names of the cases that were timed, sorted."""
     return tuple(sorted(timing.case for timing in evaluation.timings))
 
 

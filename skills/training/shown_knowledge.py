@@ -31,7 +31,8 @@ LEFT_OUT = "(text left out)"
 
 @dataclass
 class ShownKnowledge:
-    """with_uploads: texts of uploaded documents and of others' skills too."""
+    """Looks up what proposals were shown. `with_uploads` includes texts of uploaded documents and
+    of others' skills."""
 
     base: KnowledgeBase
     with_uploads: bool

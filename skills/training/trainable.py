@@ -24,15 +24,16 @@ _SPDX = re.compile(
 
 @dataclass(frozen=True)
 class Kept:
-    """left_out: how many samples, by reason; each counts under its first one."""
+    """What may be trained on. `left_out` counts the other samples by reason; each counts under its
+    first one."""
 
     samples: tuple[Sample, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def trainable(samples: Sequence[Sample]) -> Kept:
-    """In their order. Of several with the same bundle for the same problem and hardware the first
-    is kept."""
+    """The samples that may be trained on, in their order. Of several with the same bundle for the
+    same problem and hardware the first is kept."""
     redaction = Redaction()
     left_out = Counter[str]()
     seen: set[tuple[str, str, str]] = set()
@@ -68,7 +69,7 @@ def refusal(sample: Sample, redaction: Redaction) -> str:
 
 
 def holds_secret(sample: Sample, redaction: Redaction) -> bool:
-    """By the configured secrets, and by the forms of keys."""
+    """Whether a configured secret, or a text in the form of a key, is in the sample."""
     texts = (sample.prompt.system, sample.prompt.user, sample.completion, str(sample.state))
     return any(redaction.error(text) != text for text in texts)
 
@@ -83,7 +84,8 @@ OWN = "Apache-2.0"  # of this repository: shipped problems, built-in recipes
 
 
 class LicenceBook:
-    """accepted: models whose terms let their answers be trained on."""
+    """Under which licence candidates and problems stand. `accepted` names models whose terms let
+    their answers be trained on."""
 
     def __init__(self, base: KnowledgeBase, accepted: tuple[str, ...]) -> None:
         self._base = base
@@ -91,7 +93,8 @@ class LicenceBook:
         self._shipped = {load_problem(SHIPPED / name).sha256 for name in shipped_problems()}
 
     def of(self, problem: Problem, proposal: Proposal, stated: str | None) -> Licences:
-        """stated: by who told the trajectory; nothing for a run of this product."""
+        """The licences of a candidate and its problem, None where not known. `stated` is what the
+        sender of an external trajectory stated; None for a run of this product."""
         about = OWN if problem.sha256 in self._shipped else None
         about = about or stated_licence(problem.source) or stated
         return Licences(about, self._source(proposal, about, stated))

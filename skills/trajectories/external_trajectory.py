@@ -41,8 +41,8 @@ FILE_OF: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ExternalProblem:
-    """The problem of an external trajectory: the `name` of a shipped one, else the text of a problem
-    file and of the toml beside it."""
+    """The problem of an external trajectory: the `name` of a shipped one, else the text of a
+    problem file and of the toml beside it."""
 
     name: str | None = None
     source: str = ""
@@ -132,7 +132,8 @@ def external_trajectory_from_json(row: Mapping[str, Any]) -> ExternalTrajectory:
 
 
 def file_name(language: str) -> str:
-    """Of a candidate that is one source text. Raises InvalidRequest for a language without one."""
+    """The file name of a candidate that is one source text. Raises InvalidRequest for a language
+    without one."""
     if language not in FILE_OF:
         raise InvalidRequest(
             f"no file name follows from the language {language[:40]!r}",
@@ -203,8 +204,8 @@ def tree_of(
     evaluations: Mapping[str, Evaluation],
     problems: Mapping[str, str],
 ) -> Tree:
-    """The steps as a search tree. `evaluations` and `problems` are by sha256 of the bundle: what was
-    measured, or why there is no evaluation."""
+    """The steps as a search tree. `evaluations` and `problems` are by sha256 of the bundle: what
+    was measured, or why there is no evaluation."""
     tree = Tree([Node(REFERENCE, None, "evaluated", None, reference)])
     for step in steps:
         sha256 = step.bundle.sha256

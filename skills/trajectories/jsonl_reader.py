@@ -18,7 +18,8 @@ _HINT = "Send the lines of trajectory.jsonl as `kernlore runs export` wrote them
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """problem_sha256: which problem it was; its text is not in the lines."""
+    """The lines of an exported run. `problem_sha256` says which problem it was; its text is not in
+    the lines."""
 
     run: str
     problem_sha256: str
@@ -27,7 +28,7 @@ class ExportedRun:
 
 
 def read_lines(rows: Sequence[Any]) -> ExportedRun:
-    """Raises InvalidRequest, naming the line."""
+    """The run of its exported lines. Raises InvalidRequest, naming the line."""
     checked = [_row(number, row) for number, row in enumerate(rows, 1)]
     if not checked:
         raise InvalidRequest("there are no lines", hint=_HINT)

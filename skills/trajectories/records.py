@@ -51,6 +51,7 @@ class Side:
 
     @property
     def bundle(self) -> Bundle | None:
+        """The kernel's files, None for the reference."""
         return self.proposal.bundle if self.proposal is not None else None
 
     @property

@@ -250,7 +250,7 @@ def _step_row(tree: Tree, number: int, claim: float | None) -> dict[str, Any]:
 
 
 def _refuted(evaluation: Evaluation | None, speedup: Interval | None, claim: float | None) -> bool:
-    """Whether what was measured here rules the claim out; it is used for nothing but this remark."""
+    """Whether what was measured here rules the claim out; it is used for this remark alone."""
     if claim is None or evaluation is None:
         return False
     if not evaluation.correct:

@@ -44,7 +44,7 @@ from skills.trials.trial import Arm, Trial, TrialContext
 
 
 class LacksSkill(Exception):
-    """A trial cannot tell anything: the skill made none of its candidates."""
+    """A trial is without result: the skill made none of its candidates."""
 
 
 class Ablation:
@@ -180,16 +180,17 @@ REFERENCE_FIGURE = Interval(1.0, 1.0, 1.0, 1)  # of the reference over itself
 
 @dataclass(frozen=True)
 class Advantage:
-    """over: the budget; end: at its end alone. Both are 1 without any doubt where the kernels that
-    count are the same. None: one of the kernels has no figure, as on a busy machine."""
+    """How far one search stands above another, over the budget and at its `end` alone. Both are 1
+    without any doubt where the kernels that count are the same; None where one of the kernels has
+    no figure, as on a busy machine."""
 
     over: Interval | None
     end: Interval | None
 
 
 def standings(nodes: Sequence[Node], budget: int) -> list[Node | None]:
-    """The best after each candidate of the budget; None for the reference. nodes: candidates in
-    their order. A search that ended early keeps what it had."""
+    """The best node after each candidate of the budget; None for the reference. `nodes` are the
+    candidates in their order. A search that ended early keeps what it had."""
     return [best_of(nodes[: count + 1]) for count in range(budget)]
 
 
@@ -198,8 +199,9 @@ def advantage(
     theirs: Sequence[Node | None],
     figure: Callable[[Node], Interval | None],
 ) -> Advantage:
-    """figure: of the reference over a kernel, measured anew; asked once for each kernel that
-    counts, and not for one that both have for as long."""
+    """The advantage of our standings over theirs. `figure` measures the reference over a kernel
+    anew; it is called once for each kernel that counts, and not for one that both have for as
+    long."""
     nodes = {_key(node): node for node in (*ours, *theirs) if node is not None}
     over = _weights(ours, theirs)
     end = _weights(ours[-1:], theirs[-1:])

@@ -32,14 +32,17 @@ UNTRIED = Arm(0, 0, None)
 
 
 class ForcedTrials:
-    """searches: of the budget that finds the kernel which heeds the skill."""
+    """Trials of warnings. `searches` have the budget that finds the kernel which heeds the
+    skill."""
 
     def __init__(self, searches: Searches) -> None:
         self._searches = searches
         self._context = searches.context
 
     def of(self, skill: SkillRow, apart_from: Collection[tuple[str, str]]) -> Iterator[Trial]:
-        """Pairs on which the change cannot be made are trials that say why, and are not counted."""
+        """The trials of one skill. Those on which the change cannot be made say why, and are not
+        counted. Raises Unavailable where it names no parameter to change or there is nothing to try
+        it on."""
         knobs = knobs_of(skill)
         if not knobs:
             raise Unavailable(

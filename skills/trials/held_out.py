@@ -28,7 +28,7 @@ FACTORS = (0.5, 0.625, 0.75, 1.25, 1.5)
 
 @dataclass(frozen=True)
 class HeldOutCase:
-    """A problem whose only timed case was not searched. why: in words."""
+    """A problem whose only timed case was not searched. `why` says in words why it was not."""
 
     problem: Problem
     case: Case
@@ -38,14 +38,15 @@ class HeldOutCase:
 def held_out_cases(
     problem: Problem, device: str, count: int, seed: int, known: Collection[str] = ()
 ) -> list[HeldOutCase]:
-    """Up to `count`: held-out cases first, then other sizes. known: names of cases to leave out."""
+    """Up to `count` of them: held-out cases first, then other sizes. `known` names cases to leave
+    out."""
     return list(islice(every_held_out(problem, device, seed, known), count))
 
 
 def every_held_out(
     problem: Problem, device: str, seed: int, known: Collection[str] = ()
 ) -> Iterator[HeldOutCase]:
-    """One after the other: whether a problem can do other sizes is found out by doing them."""
+    """All of them, one after the other: only trying shows whether a problem can do other sizes."""
     return (case for case in _all(problem, device, seed) if case.case.name not in known)
 
 
@@ -105,7 +106,8 @@ MAX_LOOKED_AT = 3 * MAX_TRIALS  # of which some lie outside of what the skill is
 
 
 def admitted(context: TrialContext, skill: SkillRow) -> None:
-    """Raises Unavailable: what is about another chip or language cannot be proven here."""
+    """Raises Unavailable where a skill is about another chip or language: it cannot be proven
+    here."""
     here = context.hardware
     chips, languages = set(skill.scopes.hardware), set(skill.scopes.languages)
     if chips and not chips & set(here.lineage):
@@ -123,8 +125,9 @@ def admitted(context: TrialContext, skill: SkillRow) -> None:
 def targets(
     context: TrialContext, skill: SkillRow, apart_from: Collection[tuple[str, str]]
 ) -> Iterator[HeldOutCase]:
-    """Without what was tried, and where it could not be offered: nobody will hear what it says of
-    other operators and sizes. apart_from: (sha256 of a problem, case) pairs."""
+    """Where a skill is tried: without what was tried before, and without cases where it could not
+    be offered, as nobody gets its advice there. `apart_from` holds (sha256 of a problem, case)
+    pairs."""
     facts = context.hardware.facts
     for target in islice(_unseen(context, skill), MAX_LOOKED_AT):
         if (target.problem.sha256, target.case.name) in apart_from:
@@ -134,6 +137,7 @@ def targets(
 
 
 def no_held_out_case(skill: SkillRow) -> Unavailable:
+    """The error where there is nothing to try a skill on."""
     return Unavailable(
         f"no unseen problem or case here is one that {skill.name} is about",
         hint="Add a problem of its op family with `kernlore problem new`.",
@@ -164,7 +168,8 @@ def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
 
 
 def case_sizes(problem: Problem, case: Case) -> dict[str, float]:
-    """Quantities by which advice is bounded; none where the case cannot be opened here."""
+    """Quantities by which advice is bounded (bytes, elements); none where the case cannot be opened
+    here."""
     work = _work(problem, case)
     sizes = quantities(work) if work is not None else {}
     return {name: float(sizes[name]) for name in BOUNDING if name in sizes}
@@ -173,8 +178,8 @@ def case_sizes(problem: Problem, case: Case) -> dict[str, float]:
 def leaves_in(
     skill: SkillHead, problem: Problem, case: Case, facts: Mapping[str, float | str]
 ) -> bool:
-    """Whether the skill could be offered there: a verdict is not known yet, and what is not known
-    excludes nothing."""
+    """Whether a skill's precondition could let it be offered on a case. A verdict is not known yet,
+    and what is not known excludes nothing."""
     if not skill.predicate:
         return True
     work = _work(problem, case)

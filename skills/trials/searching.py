@@ -30,12 +30,13 @@ ROUNDS = 2  # of fresh processes for each winner
 
 @dataclass(frozen=True)
 class Searches:
-    """Of one budget, all with what the means have."""
+    """Searches of one budget, counted in candidates, in one context."""
 
     context: TrialContext
     budget: int
 
     def languages(self, skill: SkillRow) -> list[str]:
+        """Languages of the hardware that the skill is about."""
         about = skill.scopes.languages
         return [n for n in self.context.hardware.languages if not about or n in about]
 
@@ -49,6 +50,7 @@ class Searches:
         recipe: Recipe | None = None,
         without: str = "",
     ) -> Tree:
+        """The tree of one search, with a skill and its recipe or `without` the skill of a name."""
         recipes = [other for other in self.context.recipes if other.name != without]
         if recipe is not None:
             recipes = [recipe, *(other for other in recipes if other.name != recipe.name)]
@@ -86,7 +88,8 @@ class WithSkill:
         self._without = without or (skill.name if skill is not None else "")
 
     def consult(self, query: Query) -> Knowledge:
-        """As if nobody ran: nothing is withheld by chance, and both arms see the same."""
+        """What the source answers, with the skill in it or without it. It is consulted as if nobody
+        ran: nothing is withheld by chance, and both arms see the same."""
         knowledge = self._source.consult(replace(query, run_id=""))
         skills = tuple(s for s in knowledge.skills if s.name != self._without)
         remedies = tuple(r for r in knowledge.remedies if skill_of(r.id) != self._without)
@@ -101,12 +104,12 @@ class WithSkill:
 
 
 def confirmed(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
-    """In ROUNDS of fresh processes."""
+    """Measure a proposal anew, in ROUNDS of fresh processes."""
     return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
 
 
 def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
-    """Of the reference over the kernel; None where no evaluation has one."""
+    """The reference over a kernel, from several evaluations of it; None where none has a figure."""
     intervals = [
         (evaluation.speedup, 1.0) for evaluation in evaluations if evaluation.speedup is not None
     ]
@@ -114,6 +117,7 @@ def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
 
 
 def arm_of(tree: Tree, best: Node | None) -> Arm:
+    """One side of a trial: its tree, and the best node of it."""
     return Arm(
         tried=len(tree) - 1,
         correct=sum(node.correct for node in tree.nodes[1:]),

@@ -46,7 +46,8 @@ class TrialContext:
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a trial. best_key: evaluation of its best candidate; tried: candidates."""
+    """One side of a trial. `tried` counts its candidates, `correct` those that were correct;
+    `best_key` is the evaluation of the best one."""
 
     tried: int
     correct: int
@@ -56,18 +57,20 @@ class Arm:
 
 @dataclass(frozen=True)
 class Trial:
-    """One problem and case that the skill was not distilled from. unseen: why it was not.
+    """A trial on one problem and case that the skill was not distilled from; `unseen` says why it
+    was not.
 
-    gain: where the search with the skill stood over where the one without it stood, on average over
-    the candidates of the budget, all of it measured anew (skills/trials/ablation.py);
-    end: at the last candidate alone. None where the search with it found nothing correct, or the
-    machine was not quiet. wrong: candidates made by the skill itself that were not correct.
+    `gain` is where the search with the skill stood over where the one without it stood, on average
+    over the candidates of the budget, all of it measured anew (`skills.trials.ablation.advantage`);
+    `end` is the same at the last candidate alone. They are None where the search with it has
+    nothing correct, or the machine was not quiet. `wrong` counts candidates of the skill itself
+    that were not correct.
 
-    Of a skill to avoid something, with_skill is the kernel that heeds it and without the same
-    kernel with the avoided change, so that gain is what leaving the change out brings: the time
-    with the change over the time without it. without.tried is 0 where the change could not be made;
-    note says why. failed: what became of the changed kernel where it cannot be used (`incorrect`).
-    sizes: of the case, in the quantities of predicates.
+    For a skill to avoid something, `with_skill` is the kernel that heeds it and `without` the same
+    kernel with the avoided change, so that `gain` is what leaving the change out brings: the time
+    with the change over the time without it. `without.tried` is 0 where the change could not be
+    made; `note` says why. `failed` is what became of the changed kernel where it cannot be used
+    (`incorrect`). `sizes` are those of the case, in the quantities of predicates.
     """
 
     problem: str
@@ -89,15 +92,17 @@ class Trial:
 
     @property
     def named(self) -> str:
+        """The problem and the case."""
         return f"{self.problem} {self.case}"
 
     @property
     def harms(self) -> bool:
-        """Certainly, over the budget or at its end."""
+        """Whether it is certainly slower with the skill, over the budget or at its end."""
         return any(gain is not None and gain.high < 1.0 for gain in (self.gain, self.end))
 
     @property
     def helps(self) -> bool:
+        """Whether it is certainly faster with the skill."""
         return not self.harms and self.gain is not None and self.gain.low > 1.0
 
 
@@ -106,7 +111,8 @@ Effect = Literal["helps", "harms", "open"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """effect: open where nothing is certain; gain: over all trials; reason: in words."""
+    """What the trials of a skill say together. `effect` is open where nothing is certain, `gain` is
+    over all trials, `reason` is in words."""
 
     effect: Effect
     gain: Interval | None
@@ -114,13 +120,14 @@ class Verdict:
 
     @property
     def helps(self) -> bool:
+        """Whether the effect is certainly a gain."""
         return self.effect == "helps"
 
 
 def classify_trials(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
-    """A certain gain over all trials together, in at least LEAST_TRIALS of which the skill changed
-    what was found, and no trial in which it certainly harms, be it over the budget or at its end.
-    polarity: of the skill."""
+    """What trials say together. A skill helps with a certain gain over all of them, in at least
+    LEAST_TRIALS of which it changed the result, and with no trial in which it certainly harms, be
+    it over the budget or at its end. `polarity` is that of the skill."""
     if polarity == AVOID:
         return _classify_warning(trials)
     wrong = sum(trial.wrong for trial in trials)

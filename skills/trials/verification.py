@@ -48,7 +48,7 @@ VERIFIABLE = ("candidate", "suspect", "active")
 
 @dataclass(frozen=True)
 class Verification:
-    """What verifying came to. state: of the skill afterwards."""
+    """What verifying a skill came to. `state` is its state afterwards."""
 
     skill: str
     state: str
@@ -247,9 +247,12 @@ Sizes = Mapping[str, float]
 
 
 def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> Part | None:
-    """The side of a cut that has all cases in which it harmed and none in which it helped, by the
-    quantity that tells them furthest apart. The cut is halfway between the two nearest, on the log
-    scale. None where no quantity does, or there is nothing on one side. sizes: of each case."""
+    """The side of a cut that has all cases in which a skill harmed and none in which it helped, by
+    the quantity that tells them furthest apart.
+
+    The arguments hold the sizes of each case. The cut is halfway between the two nearest, on the
+    log scale. None where no quantity separates them, or there is nothing on one side.
+    """
     if not harmed or not helped:
         return None
     parts = []
@@ -275,7 +278,8 @@ def narrow(
     reason: str,
     access_scope: str = ALL_ACCESS,
 ) -> SkillRow:
-    """The skill without the part. Its text and evidence stay, and the uses in what is kept."""
+    """Narrow a skill by a part of its scope; returns it as it is stored. Its text and evidence
+    stay, and the uses in what is kept."""
     kept = outside(known_uses(connection, skill, access_scope), part)
     scopes, predicate = without(skill.scopes, skill.predicate, part, kept)
     narrowed = replace(skill, scopes=scopes, predicate=predicate)
@@ -286,7 +290,8 @@ def narrow(
 
 
 def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
-    """Names: of what is to be measured again, else of learned candidates."""
+    """Names of skills to verify: those to be measured again where `queued`, else learned
+    candidates."""
     if queued:
         return [queued_skill.name for queued_skill in queue(base.catalog)]
     with base.catalog.read() as connection:
@@ -297,14 +302,17 @@ def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
 
 
 class Verifier:
-    """problems: a folder of them, None for the shipped ones."""
+    """Verifies skills on this machine: problems of a folder or the shipped ones, the local device,
+    the recipes of active skills."""
 
     def __init__(self, base: KnowledgeBase, problems: Path | None = None) -> None:
         self._base = base
         self._folder = problems
 
     def verify(self, name: str, budget: int, actor: str) -> dict[str, Any]:
-        """What came of it; one that nothing here can measure stays what it is and says why."""
+        """Verify a skill and report it as JSON; a skill that nothing here can measure stays what it
+        is, and the reason says why. `budget` counts the candidates of each search. Raises NotFound
+        and Conflict."""
         skill = self._skill(name)
         try:
             verification = verify(
@@ -330,7 +338,8 @@ class Verifier:
         }
 
     def try_out(self, name: str, budget: int) -> dict[str, Any]:
-        """The trials and what they would mean. Raises Unavailable."""
+        """The trials of a skill and what they would mean, as JSON; nothing is stored. Raises
+        NotFound and Unavailable."""
         skill = self._skill(name)
         trials = tuple(self._ablation(skill).trials(skill, budget))
         verdict = classify_trials(trials, skill.polarity)
