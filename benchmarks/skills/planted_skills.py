@@ -25,7 +25,7 @@ from kb.embedding import Embedder, open_embedder
 from kb.embedding.local import DEFAULT_MODEL
 from skills.curator.drafter import Task
 from skills.trajectories.records import Side, Trajectory
-from tests.skills.curator.paraphrases import NEAR, PAIRS, Told
+from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import (
     ROLES,
     at_random,
@@ -126,14 +126,14 @@ def goes(gain: Gain, most: int = WITHIN) -> Callable[[Path], list[Outcome]]:
 
 def stays(gain: float, most: int) -> Callable[[Path], list[Outcome]]:
     def run(folder: Path) -> list[Outcome]:
-        turned = goes(lambda told: gain, most)(folder)
+        turned = goes(lambda situation: gain, most)(folder)
         return [Outcome(not outcome.good, outcome.uses) for outcome in turned]
 
     return run
 
 
 def half(key: str, value: Any) -> Gain:
-    return lambda told: LOSS if told[key] == value else WIN
+    return lambda situation: LOSS if situation[key] == value else WIN
 
 
 # -- trajectories
@@ -152,14 +152,14 @@ class Scripted:
         return json.dumps(self.answer)
 
 
-def answer(told: Told) -> dict[str, Any]:
+def answer(paraphrase: Paraphrase) -> dict[str, Any]:
     return {
         "operation": "ADD",
-        "transformation": told.transformation,
-        "description": told.description,
+        "transformation": paraphrase.transformation,
+        "description": paraphrase.description,
         "when": ["The verdict fits."],
         "when_not": ["The sizes are far from those measured."],
-        "steps": list(told.steps),
+        "steps": list(paraphrase.steps),
         "check": ["The time falls beyond noise."],
         "failure_signs": ["The time stays as it was."],
     }
@@ -191,10 +191,10 @@ def paraphrased(embedder: Embedder) -> Callable[[Path], list[Outcome]]:
                 distil(
                     changed(LOOP, unnamed(number), f"run_{number}"),
                     catalog,
-                    drafter=Scripted(answer(told)),
+                    drafter=Scripted(answer(paraphrase)),
                     embedder=embedder,
                 )
-                for number, told in enumerate((first, NEAR[name], again))
+                for number, paraphrase in enumerate((first, NEAR[name], again))
             ]
             count = len(_stored(catalog))
         operations = [[d.operation for d in judged.deltas] for judged in made]
@@ -339,7 +339,7 @@ def scenarios(embedder: Embedder) -> list[Scenario]:
             Scenario(f"15 % slower on half of its scope, by {name}", wrong, all_, goes(half(*at)))
             for name, at in halves.items()
         ),
-        Scenario("15 % slower everywhere", wrong, all_, goes(lambda told: LOSS)),
+        Scenario("15 % slower everywhere", wrong, all_, goes(lambda situation: LOSS)),
         Scenario("15 % faster everywhere", f"{right} after {WITHIN}", most, stays(WIN, WITHIN)),
         Scenario("15 % faster everywhere", f"{right} after {LONG}", most, stays(WIN, LONG)),
         Scenario("5 % faster everywhere", f"{right} after {WITHIN}", most,

@@ -1,6 +1,6 @@
 """What changed between parent and child, as structure: parameters with their roles, a recipe that
 was adopted, or lines of code whose pattern has a name. Works from the two kernels, not from what
-anybody said about them. A change whose cause cannot be named teaches nothing and is refused.
+anybody wrote about them. A change whose cause cannot be named teaches nothing and is refused.
 """
 
 from __future__ import annotations

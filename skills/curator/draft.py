@@ -33,7 +33,7 @@ from skills.trajectories.records import Trajectory
 
 WHEN = {"use": "When to use", "avoid": "When it hurts"}
 MOST_SIGNALS = 3
-MOST_CASES = 6  # told in the text; all are evidence
+MOST_CASES = 6  # named in the text; all are evidence
 MOST_LINES = 24  # of each side of a snippet
 # A skill is offered for sizes this many times smaller or larger than measured: whoever uses it
 # measures again, and the text says what was measured.

@@ -379,8 +379,8 @@ def _body(source: RecipeSource, winner: Proposal, instances: Sequence[Instance])
 
 
 def _signals(trajectory: Trajectory, source: RecipeSource) -> tuple[str, ...]:
-    """What a search sees that has nothing but the reference, then what the recipe is said to be
-    for: the verdict of an instance is what one sees after having used it."""
+    """Signals that a search sees with nothing but the reference, then those of the recipe's skill:
+    the verdict of an instance is only seen after the recipe was used."""
     references = (step.parent for step in trajectory.steps if step.parent.proposal is None)
     seen = next((side.signals for side in references if side.evaluation is not None), ())
     return tuple(dict.fromkeys((*seen, *source.signals)))

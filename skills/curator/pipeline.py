@@ -139,7 +139,7 @@ def _learn(run: CuratorRun, change: Change, draft: Draft) -> None:
     draft = _normalised(run, node, draft)
     matched = sentences.agreed(run, written, draft)
     if matched is None and unnamed:
-        return  # `agreed` said why the skill that was named is not the one
+        return  # `agreed` recorded why the skill that was named does not match
     if matched is None:
         matched = match(draft, list(run.known.values()), run.texts, run.context.lineages)
     if matched is None:

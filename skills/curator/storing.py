@@ -1,4 +1,4 @@
-"""Between the curator and the catalog: the snapshot that it judges over, and its deltas in one
+"""Between the curator and the catalog: the snapshot that it decides over, and its deltas in one
 transaction, each with its event.
 
 Evidence that is there is not added again, so distilling a run twice changes nothing the second

@@ -133,8 +133,8 @@ def _check_name(name: str) -> None:
 
 
 def _check_folders(files: Mapping[str, bytes]) -> None:
-    """No file may stand where the folder of another one has to be; nor two names that a disk
-    without upper case holds to be one."""
+    """No file may stand where the folder of another has to be, and no two names may differ in
+    upper case alone: some disks hold them to be the same."""
     folders = {p.as_posix() for name in files for p in PurePosixPath(name).parents}
     for name in files:
         if name in folders:

@@ -18,7 +18,7 @@ Kind = Literal["figure", "hardware", "absolute", "instruction", "secret", "hidde
 # About a page: what a prompt can carry three of.
 MAX_BODY = 6_000
 MAX_LINES = 160
-EXCERPT = 60  # characters of a finding that are told
+EXCERPT = 60  # characters of a finding that are shown
 
 _REFERENCE = re.compile(r"\{\{ev:[A-Za-z0-9_.]+\}\}")
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -141,7 +141,7 @@ def is_name(text: str) -> bool:
 def sentences(text: str) -> tuple[str, ...]:
     """The harmless sentences of a text of unknown trust; the rest is dropped."""
     parts = re.split(r"(?<=[.!?])\s+|\n+", text)
-    return tuple(part.strip() for part in parts if part.strip() and not unsafe("told", part))
+    return tuple(part.strip() for part in parts if part.strip() and not unsafe("text", part))
 
 
 def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Runs and told trajectories as training data.
+"""Runs and external trajectories as training data.
 
 A problem's file is run to see its cases, in this process, as `kernlore evaluate` does: the command
 line exports, the service does not.
@@ -95,7 +95,7 @@ def export_trajectories(
             f"unknown shape {request.shape!r} or format {request.format!r}",
             hint=f"Shapes: {', '.join(SHAPES)}. Formats: {', '.join(FORMATS)}.",
         )
-    if folder.exists() and any(folder.iterdir()):  # said before minutes of work
+    if folder.exists() and any(folder.iterdir()):  # before minutes of work
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     left_out = Counter[str]()
     samples = list(_samples(base, request, left_out))

@@ -94,7 +94,7 @@ def _dpo(samples: Sequence[Sample]) -> Rows:
 def _grpo(samples: Sequence[Sample]) -> Rows:
     """One row for each distinct prompt; a trainer draws the answers and a reward function evaluates
     them, with what the columns tell of problem and hardware. best_known: the highest certain
-    speed-up that was found from this state."""
+    speed-up that was measured from this state."""
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.prompt.system, sample.prompt.user), []).append(sample)

@@ -30,7 +30,7 @@ MAX_BYTES = 8 * 1024 * 1024  # of all of them
 MAX_PLAN = 4_000  # characters; also of one text
 MAX_TEXTS = 20
 MAX_IDS = 100
-SYNTHESIZER = "told"
+SYNTHESIZER = "told"  # as it is stored
 FILE_OF: Mapping[str, str] = {
     "cpp": "kernel.cpp",
     "cuda": "kernel.cu",

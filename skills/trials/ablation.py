@@ -25,6 +25,7 @@ from kb.catalog.skills import SkillRow
 from kb.catalog.skills.support import AVOID
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Interval
+from optimizer.evaluation.timing.statistics import bounded
 from optimizer.search.bench.local import LocalBench
 from optimizer.search.records import Node, best_of
 from optimizer.search.runs.skill_moves import recipe_of, skill_of
@@ -97,7 +98,7 @@ class Ablation:
         target: HeldOutCase,
         seed: int,
     ) -> Trial:
-        """seed: another one for each trial, so that one lucky order does not decide all."""
+        """`seed` differs for each trial, so that one lucky order does not decide all."""
         began = time.time()
         languages = searches.languages(skill)
         with self._context.bench(target.problem) as bench:
@@ -229,7 +230,7 @@ def _product(
     centre, down, up, counts = 0.0, 0.0, 0.0, list[int]()
     for key, weight in weights.items():
         figure = figures[key]
-        if figure is None or not 0 < figure.low <= figure.value <= figure.high < math.inf:
+        if figure is None or not bounded(figure):
             return None
         below, above = math.log(figure.value / figure.low), math.log(figure.high / figure.value)
         if weight < 0:

@@ -128,7 +128,7 @@ def arm_of(tree: Tree, best: Node | None) -> Arm:
 
 class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
-        """A trial is told as a whole."""
+        """A trial is reported as a whole."""
 
     def said(self, message: str) -> None:
-        """A trial is told as a whole."""
+        """A trial is reported as a whole."""

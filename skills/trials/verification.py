@@ -109,7 +109,7 @@ def verify(
 
 @dataclass(frozen=True)
 class Signed:
-    """Whoever asked, and what they may see."""
+    """Who verifies, and what they may see."""
 
     actor: str
     access_scope: str
@@ -144,7 +144,7 @@ def _again(
 
 
 def _losing(trials: Sequence[Trial], polarity: str) -> Part | None:
-    """Only sizes are told apart: a wrong candidate speaks against the skill wherever it was."""
+    """Only sizes separate: a wrong candidate speaks against the skill wherever it was."""
     if polarity == AVOID or any(trial.wrong for trial in trials):
         return None
     harmed, helped = ([t.sizes for t in trials if getattr(t, kind)] for kind in ("harms", "helps"))

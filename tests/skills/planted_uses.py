@@ -87,8 +87,8 @@ class Uses:
         retrieval = new_id("ret")
         self.journal.record(row(retrieval, request, names))
         before = self.random.uniform(0.5, 4.0)
-        told = {"op": request.op, "dtype": request.dtype, **(request.problem or {})}
-        gain = self.gain(told) * (1 + NOISE * self.random.gauss(0, 1))
+        situation = {"op": request.op, "dtype": request.dtype, **(request.problem or {})}
+        gain = self.gain(situation) * (1 + NOISE * self.random.gauss(0, 1))
         self.journal.report(
             retrieval,
             used=[name],

@@ -20,9 +20,9 @@ OLD, NEW = "triton-nvidia triton 3.4.0, torch 2.8.0", "triton-nvidia triton 3.5.
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = open_catalog(tmp_path / "data")
-    yield found
-    found.close()
+    opened = open_catalog(tmp_path / "data")
+    yield opened
+    opened.close()
 
 
 def put(catalog: Catalog, name: str, tier: Tier = "learned") -> None:
@@ -134,14 +134,14 @@ def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: P
 
 def test_a_persons_own_word_is_marked_and_does_not_outlive_retiring(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
-    told = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
-    assert told.to_state == "active" and told.details == {"approved_without_measurement": True}
+    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
+    assert event.to_state == "active" and event.details == {"approved_without_measurement": True}
     lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
     lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
     assert state(catalog, "narrow-loads") == "candidate"
     measure(catalog, "narrow-loads")
-    told = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
-    assert told.details == {}  # there was nothing to override
+    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
+    assert event.details == {}  # there was nothing to override
 
 
 def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Catalog) -> None:

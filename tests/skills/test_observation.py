@@ -29,13 +29,13 @@ SEEDS = range(10)
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = open_catalog(tmp_path / "data")
-    registry = HardwareRegistry(found)
+    opened = open_catalog(tmp_path / "data")
+    registry = HardwareRegistry(opened)
     for name, parent in (("nvidia", None), ("h100", "nvidia"), ("a100", "nvidia")):
         spec = {"id": name, "name": name.upper(), "vendor": "nvidia", "summary": "A test chip."}
         registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
-    yield found
-    found.close()
+    yield opened
+    opened.close()
 
 
 def skill_of(catalog: Catalog, name: str) -> store.SkillRow:
@@ -64,7 +64,9 @@ def test_slower_on_half_of_its_scope_is_narrowed_or_retired_within_20_uses(
     catalog: Catalog,
 ) -> None:
     for seed in SEEDS:
-        skill = after(catalog, seed, lambda told: 0.85 if told["op"] == "softmax" else 1.15, 20)
+        skill = after(
+            catalog, seed, lambda situation: 0.85 if situation["op"] == "softmax" else 1.15, 20
+        )
         assert skill.version > 1 or skill.state == "retired", seed
         with catalog.read() as connection:
             last = store.events(connection, skill.id)[-1]
@@ -77,11 +79,11 @@ def test_slower_on_half_of_its_scope_is_narrowed_or_retired_within_20_uses(
 
 
 def test_a_narrowed_skill_is_shown_only_where_it_wins(catalog: Catalog) -> None:
-    skill = after(catalog, 3, lambda told: 0.85 if told["op"] == "softmax" else 1.15, 20)
+    skill = after(catalog, 3, lambda situation: 0.85 if situation["op"] == "softmax" else 1.15, 20)
     assert skill.predicate == 'problem.op != "softmax"' and skill.state == "active"
     assert skill.content_sha256 == content_sha256(advice(skill))
     assert 0 < skill.wins == skill.trials  # the uses in the part that is gone count no longer
-    planted = Uses(catalog, lambda told: 1.15, 0)
+    planted = Uses(catalog, lambda situation: 1.15, 0)
     shown = [planted.ask(skill.name) for _ in range(40)]
     assert 10 < sum(shown) < 30  # of half softmax, half matmul
     now = skill_of(catalog, skill.name)
@@ -92,7 +94,7 @@ def test_a_narrowed_skill_is_shown_only_where_it_wins(catalog: Catalog) -> None:
 def test_a_good_skill_survives(catalog: Catalog, gain: float) -> None:
     survivors = 0
     for seed in SEEDS:
-        skill = after(catalog, seed, lambda told: gain, 20)
+        skill = after(catalog, seed, lambda situation: gain, 20)
         survivors += (skill.version, skill.state) == (1, "active")
         with catalog.write() as connection:
             if skill.state == "active":
@@ -101,7 +103,7 @@ def test_a_good_skill_survives(catalog: Catalog, gain: float) -> None:
 
 
 def test_slower_everywhere_is_retired_and_stays_readable(catalog: Catalog) -> None:
-    skill = after(catalog, 0, lambda told: 0.85, 20)
+    skill = after(catalog, 0, lambda situation: 0.85, 20)
     assert skill.state == "retired" and skill.trials == 8
     with catalog.read() as connection:
         last = store.events(connection, skill.id)[-1]
@@ -110,7 +112,7 @@ def test_slower_everywhere_is_retired_and_stays_readable(catalog: Catalog) -> No
 
 
 def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
-    skill = after(catalog, 0, lambda told: 0.85, 20)
+    skill = after(catalog, 0, lambda situation: 0.85, 20)
     with catalog.write() as connection:
         store.set_state(connection, skill.name, "active", actor="ann", reason="it was the driver")
     assert observe(catalog, [skill.name])[skill.name].record.uses == 0
@@ -120,7 +122,7 @@ def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
 # -- judging
 
 
-def told(wins: int, losses: int, **situation: Any) -> list[Use]:
+def uses_of(wins: int, losses: int, **situation: Any) -> list[Use]:
     return [Use(n < wins, situation) for n in range(wins + losses)]
 
 
@@ -146,8 +148,8 @@ def test_the_e_value_is_no_gain_on_average_for_a_skill_that_wins_half() -> None:
 
 
 def test_fewer_than_eight_uses_say_nothing() -> None:
-    assert assess_uses(told(0, 7)).action == "keep"
-    assert assess_uses(told(0, 8)).action == "retire"
+    assert assess_uses(uses_of(0, 7)).action == "keep"
+    assert assess_uses(uses_of(0, 8)).action == "retire"
 
 
 @pytest.mark.parametrize(
@@ -162,26 +164,26 @@ def test_fewer_than_eight_uses_say_nothing() -> None:
 def test_losses_in_one_part_narrow_to_the_other(
     losing: dict[str, Any], winning: dict[str, Any], part: Part
 ) -> None:
-    found = assess_uses([*told(0, 9, **losing), *told(8, 1, **winning)])
-    assert (found.action, found.part) == ("narrow", part)
-    assert found.kept == Record(8, 1)
+    finding = assess_uses([*uses_of(0, 9, **losing), *uses_of(8, 1, **winning)])
+    assert (finding.action, finding.part) == ("narrow", part)
+    assert finding.kept == Record(8, 1)
 
 
 def test_several_operators_of_a_family_go_together() -> None:
     trials = [
-        *told(0, 4, op="layernorm", op_family="norm"),
-        *told(0, 4, op="rmsnorm", op_family="norm"),
-        *told(9, 0, op="matmul", op_family="matmul"),
+        *uses_of(0, 4, op="layernorm", op_family="norm"),
+        *uses_of(0, 4, op="rmsnorm", op_family="norm"),
+        *uses_of(9, 0, op="matmul", op_family="matmul"),
     ]
-    found = assess_uses(trials)
-    assert found.part == Part("op_family", "norm")
-    scopes, predicate = without(SkillScopes(), None, found.part, trials[8:])
+    finding = assess_uses(trials)
+    assert finding.part == Part("op_family", "norm")
+    scopes, predicate = without(SkillScopes(), None, finding.part, trials[8:])
     assert scopes == SkillScopes() and predicate is not None
     holds = compile_predicate(predicate)
     assert holds.evaluate(bound(op="groupnorm")).value is False
     assert holds.evaluate(bound(op="matmul")).value is True
     listed = SkillScopes(ops=("layernorm", "matmul", "rmsnorm"))
-    assert without(listed, None, found.part, trials[8:]) == (SkillScopes(ops=("matmul",)), None)
+    assert without(listed, None, finding.part, trials[8:]) == (SkillScopes(ops=("matmul",)), None)
 
 
 def bound(**problem: Any) -> Bindings:
@@ -206,19 +208,19 @@ def test_every_clause_is_a_predicate_that_excludes_the_part() -> None:
 
 
 def test_a_name_that_no_predicate_can_say_is_no_part() -> None:
-    kept = [*told(5, 0, op="matmul"), *told(5, 0, op="softmax")]
-    parts = parts_of([*told(0, 9, op='odd" or "name'), *kept])
+    kept = [*uses_of(5, 0, op="matmul"), *uses_of(5, 0, op="softmax")]
+    parts = parts_of([*uses_of(0, 9, op='odd" or "name'), *kept])
     assert [part.value for part in parts] == ["matmul", "softmax"]
 
 
 def test_a_family_of_chips_keeps_those_it_wins_on() -> None:
-    trials = [*told(0, 9, hardware="a100"), *told(5, 0, hardware="h100")]
-    found = assess_uses(trials)
-    assert found.part is not None
-    scopes, _ = without(SkillScopes(hardware=("nvidia",)), None, found.part, trials[9:])
+    trials = [*uses_of(0, 9, hardware="a100"), *uses_of(5, 0, hardware="h100")]
+    finding = assess_uses(trials)
+    assert finding.part is not None
+    scopes, _ = without(SkillScopes(hardware=("nvidia",)), None, finding.part, trials[9:])
     assert scopes.hardware == ("h100",)
     both = SkillScopes(hardware=("a100", "h100"))
-    assert without(both, None, found.part, trials[9:])[0].hardware == ("h100",)
+    assert without(both, None, finding.part, trials[9:])[0].hardware == ("h100",)
 
 
 def test_parts_do_not_depend_on_the_outcomes() -> None:

@@ -6,22 +6,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Told(NamedTuple):
+class Paraphrase(NamedTuple):
     transformation: str
     description: str
     steps: tuple[str, ...]
 
 
-PAIRS: dict[str, tuple[Told, Told]] = {
+PAIRS: dict[str, tuple[Paraphrase, Paraphrase]] = {
     "vector stores": (
-        Told(
+        Paraphrase(
             "vectorize-global-access",
             "Use when a kernel is memory bound and each thread loads or stores a single element."
             " Read and write several neighbouring elements with one wide instruction.",
             ("Check the alignment of the pointers.", "Load and store vectors of elements.",
              "Handle the rest that does not fill a vector."),
         ),
-        Told(
+        Paraphrase(
             "wide-memory-accesses",
             "Use for kernels limited by memory bandwidth whose threads touch one element at a time."
             " Let one wide instruction load and store several neighbouring elements.",
@@ -30,14 +30,14 @@ PAIRS: dict[str, tuple[Told, Told]] = {
         ),
     ),
     "row in cache": (
-        Told(
+        Paraphrase(
             "keep-row-resident",
             "Use when a normalisation over rows reads each row more than once from memory. Keep"
             " the row on the chip between the sweeps for mean, variance and result.",
             ("Load a row once.", "Compute mean and variance from the copy on the chip.",
              "Write the result from the same copy."),
         ),
-        Told(
+        Paraphrase(
             "single-read-normalisation",
             "Use when mean, variance and result of a normalised row are computed in separate sweeps"
             " that each read the row from memory. Read it once and keep it on the chip.",
@@ -46,7 +46,7 @@ PAIRS: dict[str, tuple[Told, Told]] = {
         ),
     ),
     "prefetch": (
-        Told(
+        Paraphrase(
             "prefetch",
             "Use when a loop over rows waits for memory. Ask for the next rows early with a"
             " prefetch"
@@ -54,7 +54,7 @@ PAIRS: dict[str, tuple[Told, Told]] = {
             ("Issue a prefetch for a row some iterations ahead.",
              "Tune the distance of the prefetch."),
         ),
-        Told(
+        Paraphrase(
             "request-rows-early",
             "Use when the loop over rows stalls on memory latency. A prefetch issued some rows"
             " ahead"
@@ -63,14 +63,14 @@ PAIRS: dict[str, tuple[Told, Told]] = {
         ),
     ),
     "fuse": (
-        Told(
+        Paraphrase(
             "fuse-epilogue",
             "Use when bias and activation after a matrix product run as kernels of their own. Apply"
             " them to the accumulator before it is stored.",
             ("Keep the tile of results in registers.", "Add the bias and apply the activation.",
              "Store the tile once."),
         ),
-        Told(
+        Paraphrase(
             "activation-in-matmul",
             "Use when a matrix product is followed by separate kernels for bias and activation. Do"
             " both on the accumulator while it is in registers, before the store.",
@@ -79,7 +79,7 @@ PAIRS: dict[str, tuple[Told, Told]] = {
         ),
     ),
     "split reduction": (
-        Told(
+        Paraphrase(
             "split-k",
             "Use when a matrix product with a long reduction has too few output tiles to fill the"
             " device. Split the reduction over several blocks and add their partial sums.",
@@ -87,7 +87,7 @@ PAIRS: dict[str, tuple[Told, Told]] = {
              " workspace.",
              "Add the partial sums in a second kernel."),
         ),
-        Told(
+        Paraphrase(
             "divide-the-reduction",
             "Use when few output tiles leave the device idle though the reduction of the matrix"
             " product is long. Several blocks share one reduction and their partial sums are"
@@ -97,14 +97,14 @@ PAIRS: dict[str, tuple[Told, Told]] = {
         ),
     ),
     "stages": (
-        Told(
+        Paraphrase(
             "pipeline-loads",
             "Use when tensor units idle while tiles are loaded. Keep several loads in flight with"
             " multiple buffers so that copies overlap with arithmetic.",
             ("Allocate several buffers for tiles.", "Start loads some iterations ahead.",
              "Wait for the oldest load before using its tile."),
         ),
-        Told(
+        Paraphrase(
             "multi-buffering",
             "Use when arithmetic waits for the next tile. Several buffers keep loads in flight, so"
             " copies of later tiles overlap with arithmetic on earlier ones.",
@@ -115,39 +115,39 @@ PAIRS: dict[str, tuple[Told, Told]] = {
 }  # fmt: skip
 
 # Beside one of the above, of the same operators, with many of its words.
-NEAR: dict[str, Told] = {
-    "vector stores": Told(
+NEAR: dict[str, Paraphrase] = {
+    "vector stores": Paraphrase(
         "stream-stores",
         "Use when a kernel is memory bound and its results are not read again soon. Write each"
         " element past the caches with a streaming store.",
         ("Check that no later kernel reads the results at once.", "Use streaming stores."),
     ),
-    "row in cache": Told(
+    "row in cache": Paraphrase(
         "split-rows",
         "Use when a normalisation has few long rows that leave units idle. Split each row over"
         " several blocks and merge their partial means and variances.",
         ("Split a row into pieces.", "Compute mean and variance of each piece.",
          "Merge them and write the result."),
     ),
-    "prefetch": Told(
+    "prefetch": Paraphrase(
         "larger-chunks",
         "Use when threads that loop over rows spend time on scheduling. Give each thread a larger"
         " chunk of neighbouring rows at a time.",
         ("Raise the number of rows in a chunk.", "Check that the threads stay balanced."),
     ),
-    "fuse": Told(
+    "fuse": Paraphrase(
         "persistent-grid",
         "Use when a matrix product has many small output tiles and start-up of blocks shows. Launch"
         " as many blocks as there are units and let each walk over tiles.",
         ("Launch one block for each unit.", "Loop over result tiles inside.", "Store each tile."),
     ),
-    "split reduction": Told(
+    "split reduction": Paraphrase(
         "swizzle-grid",
         "Use when a matrix product with many output tiles reads more from memory than it needs."
         " Visit output tiles in groups so that neighbouring blocks share what is in the cache.",
         ("Change the order of the grid.", "Group the blocks of a few rows of tiles."),
     ),
-    "stages": Told(
+    "stages": Paraphrase(
         "smaller-tiles",
         "Use when tensor units idle because few blocks fit on a unit. Take smaller tiles so that"
         " more blocks are resident and their loads overlap.",

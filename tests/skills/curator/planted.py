@@ -130,12 +130,12 @@ def tuned(
     """A recipe's values before and after; unroll from 1 to 4 where nothing else is said."""
     changed = after if after is not None else {**before, "unroll": 4}
     parent = Side(nodes[0], instance(before), measured(f"ev-{nodes[0]}", speedups[0]))
-    told = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
-    return step(parent, Side(nodes[1], instance(changed), told), **other)
+    evaluation = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
+    return step(parent, Side(nodes[1], instance(changed), evaluation), **other)
 
 
 def subject(**other: Any) -> Subject:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "layernorm_4096",
         "sha256": "ab" * 32,
         "op": "layernorm",
@@ -144,7 +144,7 @@ def subject(**other: Any) -> Subject:
         "cases": {"searched": ("main",), "held_out": ("odd",)},
         "sizes": {"main": {"compulsory_bytes": 33554432.0, "rows": 4096.0}},
     }
-    return Subject(**{**told, **other})
+    return Subject(**{**fields, **other})
 
 
 def trajectory(*steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any) -> Any:

@@ -31,9 +31,9 @@ def between(before: str, after: str, language: str = "cpp") -> Change | None:
 
 
 def test_values_of_a_recipe_have_the_roles_that_the_recipe_gives() -> None:
-    found = changed(tuned(after={**VALUES, "lanes": 16, "ahead": 2}))
-    assert found is not None and found.transformation == "increase-prefetch-and-increase-vector"
-    assert [(p.name, p.role, p.before, p.after) for p in found.parameters] == [
+    change = changed(tuned(after={**VALUES, "lanes": 16, "ahead": 2}))
+    assert change is not None and change.transformation == "increase-prefetch-and-increase-vector"
+    assert [(p.name, p.role, p.before, p.after) for p in change.parameters] == [
         ("ahead", "prefetch", 0, 2),
         ("lanes", "vector", 8, 16),
     ]
@@ -41,15 +41,15 @@ def test_values_of_a_recipe_have_the_roles_that_the_recipe_gives() -> None:
 
 def test_more_than_two_causes_have_no_name() -> None:
     made = tuned(after={"lanes": 4, "unroll": 2, "chunk": 4, "ahead": 0})
-    found, decision = contrast(made, USE, ROLES)
-    assert found is None and "3 parameters" in decision.reason
+    change, decision = contrast(made, USE, ROLES)
+    assert change is None and "3 parameters" in decision.reason
     assert contrast(tuned(), USE, {})[0] is None
 
 
 def test_a_recipe_in_place_of_the_reference_is_adopted() -> None:
     made = step(Side(0, None, None), Side(1, instance(VALUES), measured("b", 1.5)))
-    found = changed(made)
-    assert found is not None and found.transformation == "use-recipe-cpp-row-resident-layernorm"
+    change = changed(made)
+    assert change is not None and change.transformation == "use-recipe-cpp-row-resident-layernorm"
     assert changed(made, AVOID) is None  # nothing says what about it failed
     assert changed(made, AVOID, attributed=True) is not None
 
@@ -66,15 +66,15 @@ def test_a_recipe_in_place_of_the_reference_is_adopted() -> None:
 def test_constants_of_free_code_are_parameters(
     before: str, after: str, language: str, name: str, role: str
 ) -> None:
-    found = between(before, after, language)
-    assert found is not None and found.transformation == name
-    assert [p.role for p in found.parameters] == [role]
+    change = between(before, after, language)
+    assert change is not None and change.transformation == name
+    assert [p.role for p in change.parameters] == [role]
 
 
 def test_lines_that_came_name_the_transformation() -> None:
-    found = between(LOOP, LOOP.replace("  for", "#pragma omp parallel for\n  for"))
-    assert found is not None and found.transformation == "parallelise"
-    assert found.pattern == ("+#pragma omp parallel for",)
+    change = between(LOOP, LOOP.replace("  for", "#pragma omp parallel for\n  for"))
+    assert change is not None and change.transformation == "parallelise"
+    assert change.pattern == ("+#pragma omp parallel for",)
     both = LOOP.replace("  for", "#pragma omp parallel for\n  for").replace(
         "y[i] = x[i]", "__builtin_prefetch(x + i), y[i] = x[i]"
     )
@@ -85,13 +85,13 @@ def test_lines_that_came_name_the_transformation() -> None:
 
 def test_what_the_parent_had_already_names_nothing() -> None:
     parallel = LOOP.replace("  for", "#pragma omp parallel for\n  for")
-    found = between(parallel, parallel.replace("for\n", "for schedule(static)\n"))
-    assert found is not None and found.transformation == UNNAMED
+    change = between(parallel, parallel.replace("for\n", "for schedule(static)\n"))
+    assert change is not None and change.transformation == UNNAMED
 
 
 def test_a_whole_kernel_has_nothing_to_compare_with() -> None:
-    found = changed(step(Side(0, None, None), Side(1, free(LOOP), measured("b", 1.5))))
-    assert found is not None and found.transformation == WRITTEN
+    change = changed(step(Side(0, None, None), Side(1, free(LOOP), measured("b", 1.5))))
+    assert change is not None and change.transformation == WRITTEN
 
 
 def test_directions() -> None:

@@ -108,15 +108,15 @@ def test_a_model_is_told_how_the_child_did_on_each_case() -> None:
     slower = replace(row, case_id="bf16", speedup_low=0.6, speedup_high=0.7)
     nothing = replace(row, case_id="small", speedup_low=0.9, speedup_high=1.1)
     task = Task(change, replace(draft, evidence=(row, slower, nothing)), ())
-    said = json.loads(task.message.removeprefix("<data>\n").removesuffix("\n</data>"))
-    assert [one["child_was"] for one in said["evidence_rows"]] == [
+    sent = json.loads(task.message.removeprefix("<data>\n").removesuffix("\n</data>"))
+    assert [one["child_was"] for one in sent["evidence_rows"]] == [
         "faster than its parent", "slower than its parent", "not certainly faster or slower",
     ]  # fmt: skip
-    assert "speedup_low" in said["fields_of_each_row"]
+    assert "speedup_low" in sent["fields_of_each_row"]
     # Every field that is told is told of.
     unexplained = {"dtype", "op", "language", "hardware", "parameters", "lines", "schema",
                    "nearest_skills"}  # fmt: skip
-    assert all(f"`{name}`" in task.system for name in said.keys() - unexplained)
+    assert all(f"`{name}`" in task.system for name in sent.keys() - unexplained)
 
 
 def test_names_are_those_of_the_format() -> None:
@@ -126,8 +126,8 @@ def test_names_are_those_of_the_format() -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def test_exports_pass_the_reference_validator_and_survive_the_round_trip(
@@ -159,6 +159,6 @@ def exported(folders: object, data: Path) -> list[Path]:
     library = SkillLibrary(other)
     for folder in folders:  # type: ignore[attr-defined]
         library.import_folder(folder, actor="bob")
-    found = list(library.export(data / "out"))
+    folders = list(library.export(data / "out"))
     other.close()
-    return found
+    return folders

@@ -77,7 +77,7 @@ def test_a_value_that_breaks_it_is_not_in_its_domain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"entry": "other"}, "its entry is other"),
         ({"files": {"kernel.cpp": KERNEL, "more.h": ""}}, "it has 2 files"),
@@ -89,15 +89,15 @@ def test_a_value_that_breaks_it_is_not_in_its_domain(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_recipe_can_be_is_refused_at_once(
-    tmp_path: Path, changed: dict[str, Any], said: str
+    tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     reason = lifted(problem_in(tmp_path), **changed)
-    assert isinstance(reason, str) and said in reason
+    assert isinstance(reason, str) and message in reason
 
 
 def test_constants_are_named_numbers_with_a_role_that_stand_once() -> None:
-    found = constants_of(kernel())
-    assert [(c.name, c.role, c.value) for c in found] == [
+    constants = constants_of(kernel())
+    assert [(c.name, c.role, c.value) for c in constants] == [
         ("LANES", "vector", 8),
         ("CHUNK", "block", 16),
     ]

@@ -15,7 +15,7 @@ from kb.predicates import Bindings, compile_predicate
 from skills.curator.changes import _row
 from skills.curator.draft import Words
 from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
-from tests.skills.curator.paraphrases import NEAR, PAIRS, Told
+from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
 from tests.skills.curator.test_draft import drafted
 
@@ -24,29 +24,31 @@ LARGE = {"main": {"compulsory_bytes": 1e9}}
 FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}
 
 
-def said(told: Told):  # type: ignore[no-untyped-def]
+def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
     """A draft about a layer norm on x86-64 in these words, with no knob that tells it apart."""
-    words = Words(told.description, ("Rows.",), ("Else.",), told.steps, ("Time.",), ("Slower.",))
+    words = Words(
+        paraphrase.description, ("Rows.",), ("Else.",), paraphrase.steps, ("Time.",), ("Slower.",)
+    )
     made = drafted(trajectory(tuned()))
-    return replace(made, name=told.transformation, transformation=told.transformation,
+    return replace(made, name=paraphrase.transformation, transformation=paraphrase.transformation,
                    words=words, moves=(), before=(), after=())  # fmt: skip
 
 
-def as_known(told: Told) -> Known:
-    draft = said(told)
+def as_known(paraphrase: Paraphrase) -> Known:
+    draft = worded(paraphrase)
     return Known(_row(draft.skill()), draft.evidence)
 
 
 def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
     texts = Texts(embedder)
-    for name, (one, other) in PAIRS.items():
+    for name, (first, other) in PAIRS.items():
         library = [as_known(two) for key, pair in PAIRS.items() if key != name for two in pair]
         library += [as_known(near) for near in NEAR.values()]
-        assert match(said(other), library, texts, LINEAGES) is None, name
-        found = match(said(other), [*library, as_known(one)], texts, LINEAGES)
-        assert found is not None, name
-        assert (found.known.row.name, found.tier) == (one.transformation, "words")
-        alike = texts.similarity(spoken(said(one)), spoken(said(other)))
+        assert match(worded(other), library, texts, LINEAGES) is None, name
+        matched = match(worded(other), [*library, as_known(first)], texts, LINEAGES)
+        assert matched is not None, name
+        assert (matched.known.row.name, matched.tier) == (first.transformation, "words")
+        alike = texts.similarity(spoken(worded(first)), spoken(worded(other)))
         assert alike.cosine is not None
         assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
 
@@ -54,8 +56,8 @@ def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) 
 def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     embedder: LocalEmbedder,
 ) -> None:
-    one, other = PAIRS["prefetch"]
-    texts, draft, known = Texts(embedder), said(other), as_known(one)
+    first, other = PAIRS["prefetch"]
+    texts, draft, known = Texts(embedder), worded(other), as_known(first)
     assert match(draft, [known], texts, LINEAGES) is not None
     moved = ({"change": {"role": "prefetch", "direction": "add"}},)
     unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)
@@ -133,19 +135,19 @@ def test_opposite_effects_narrow_both_by_what_differs(
     worse = tuned(speedups=(1.0, None), child=FAILED) if failure else tuned(speedups=(1.0, 0.7))
     made = distil(trajectory(worse, run="run_2", **other), catalog, roles=ROLES)
     assert [delta.operation for delta in made.deltas] == ["ADD", "CONTRADICT"]
-    found = rows(catalog)
-    (use,) = [row for row in found.values() if row.polarity == "use"]
-    (avoid,) = [row for row in found.values() if row.polarity == "avoid"]
+    skills = rows(catalog)
+    (use,) = [row for row in skills.values() if row.polarity == "use"]
+    (avoid,) = [row for row in skills.values() if row.polarity == "avoid"]
     with catalog.read() as connection:
         (link,) = store.links_of(connection, use.name)
-    assert {link.source, link.target} == set(found) and link.kind == "conflicts_with"
+    assert {link.source, link.target} == set(skills) and link.kind == "conflicts_with"
     base = {"op": "layernorm", "dtype": "float32", "compulsory_bytes": 3e7}
 
     def holds(row: SkillRow, problem: dict[str, object]) -> bool | None:
         assert row.predicate is not None
         values = {**base, **problem}
-        told = Bindings(("memory_bound",), problem=values)  # type: ignore[arg-type]
-        return compile_predicate(row.predicate).evaluate(told).value
+        bindings = Bindings(("memory_bound",), problem=values)  # type: ignore[arg-type]
+        return compile_predicate(row.predicate).evaluate(bindings).value
 
     assert holds(use, outside) is True and holds(use, inside) is False
     assert holds(avoid, inside) is True and holds(avoid, outside) is False

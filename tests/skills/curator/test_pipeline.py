@@ -128,8 +128,8 @@ def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) 
     assert [row.outcome for one in made for row in one.stored] == ["created", "updated"]
     with catalog.read() as connection:
         skill = store.get(connection, made[0].stored[0].skill)
-        told = store.events(connection, skill.id)
-    assert told[0].details["record"] == "ab" * 32
+        events_of_skill = store.events(connection, skill.id)
+    assert events_of_skill[0].details["record"] == "ab" * 32
 
 
 # -- what is kept of a run

@@ -43,10 +43,10 @@ def put(catalog: Catalog, name: str, *ops: str, **given: object) -> None:
         store.put(connection, draft, state="active", actor="ann", reason="test")
 
 
-def met(catalog: Catalog, **told: object) -> list[str]:
+def met(catalog: Catalog, **fields: object) -> list[str]:
     made = tuned()
-    one = step(made.parent, made.child, **told)
-    return [known.row.name for known in snapshot(catalog, trajectory(one)).known]
+    change = step(made.parent, made.child, **fields)
+    return [known.row.name for known in snapshot(catalog, trajectory(change)).known]
 
 
 def test_a_trajectory_meets_skills_of_its_family_of_any_and_those_it_names(
@@ -66,8 +66,8 @@ def test_a_skills_move_names_the_skill(catalog: Catalog) -> None:
     put(catalog, "b-other", "matmul")
     assert met(catalog, attributed=("b-other#0",)) == ["b-other"]
     made = tuned()
-    one = step(made.parent, made.child, attributed=("b-other#0",))
-    done = distil(trajectory(one), catalog, roles=ROLES)
+    change = step(made.parent, made.child, attributed=("b-other#0",))
+    done = distil(trajectory(change), catalog, roles=ROLES)
     assert [(d.operation, d.skill) for d in done.deltas] == [("ADD_EVIDENCE", "b-other")]
 
 
@@ -127,8 +127,8 @@ def test_kept_vectors_are_the_models_own(catalog: Catalog, embedder: LocalEmbedd
     other = Counting(embedder, "another-model")
     KeptVectors(catalog, other).encode_query("load wider")
     assert other.asked == ["load wider"]  # never the vector of another model
-    found = Texts(KeptVectors(catalog, counting)).similarity("load wider", "load wider")
-    assert found.cosine is not None and found.cosine > ALIKE_COSINE
+    similarity = Texts(KeptVectors(catalog, counting)).similarity("load wider", "load wider")
+    assert similarity.cosine is not None and similarity.cosine > ALIKE_COSINE
 
 
 def test_a_text_is_normalised_once_for_all_drafts(

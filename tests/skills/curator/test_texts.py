@@ -27,11 +27,13 @@ def test_spacing_comments_and_generated_numbers_do_not_matter(seed: int) -> None
     other = [line.replace("tmp", f"tmp{seed}") for line in lines]
     other = [line.replace("=", " = ").replace("*", " * " if chance.random() < 0.5 else "*")
              + chance.choice(("", "  # note", "   ")) for line in other]  # fmt: skip
-    one, two = (free(text, "triton").bundle for text in ("\n".join(lines), "\n\n".join(other)))
-    assert kernel_key(one) == kernel_key(two)
+    first, second = (free(text, "triton").bundle for text in ("\n".join(lines), "\n\n".join(other)))
+    assert kernel_key(first) == kernel_key(second)
     swapped = "\n".join(lines).replace("tmp1 + tmp0", "tmp1 + tmp1")
-    assert kernel_key(one) != kernel_key(free(swapped, "triton").bundle)
-    assert kernel_key(one) != kernel_key(free("\n".join(lines).replace("2", "3"), "triton").bundle)
+    assert kernel_key(first) != kernel_key(free(swapped, "triton").bundle)
+    assert kernel_key(first) != kernel_key(
+        free("\n".join(lines).replace("2", "3"), "triton").bundle
+    )
 
 
 def test_depth_matters_in_python_and_not_in_c() -> None:
@@ -40,9 +42,9 @@ def test_depth_matters_in_python_and_not_in_c() -> None:
 
 
 def test_figures_and_sources_of_a_text_do_not_matter() -> None:
-    one = "## Steps\n\nTwo  words, {{ev:1.speedup}} times.\n\n## Sources\n\n- run a\n"
-    two = "## steps\n\nTwo words, 1.52 times.\n\n## Sources\n\n- run b\n"
-    assert body_key(one) == body_key(two) != body_key(one.replace("words", "other words"))
+    first = "## Steps\n\nTwo  words, {{ev:1.speedup}} times.\n\n## Sources\n\n- run a\n"
+    second = "## steps\n\nTwo words, 1.52 times.\n\n## Sources\n\n- run b\n"
+    assert body_key(first) == body_key(second) != body_key(first.replace("words", "other words"))
     assert prose("A\n\n```c\nint x;\n```\n\n9.5 b") == "a # b"
 
 
@@ -57,9 +59,9 @@ def test_spans_of_eight_words_are_dropped_and_nothing_else(seed: int) -> None:
     start, length = chance.randrange(40), chance.randrange(8, 20)
     echo, short = stored[start : start + length], stored[:7]
     mixed = " ".join([*own[:10], *echo, *own[10:20], *short, *own[20:]])
-    found = strip(mixed, Shown({"sk_1": " ".join(stored)}))
-    assert found.text.split() == [*own[:20], *short, *own[20:]]
-    assert found.share == pytest.approx(len(echo) / (30 + len(echo) + 7))
+    stripped = strip(mixed, Shown({"sk_1": " ".join(stored)}))
+    assert stripped.text.split() == [*own[:20], *short, *own[20:]]
+    assert stripped.share == pytest.approx(len(echo) / (30 + len(echo) + 7))
 
 
 def test_case_and_punctuation_hide_nothing() -> None:

@@ -113,6 +113,6 @@ def test_names_of_a_trajectory() -> None:
 
 def test_the_words_about_every_knob_pass() -> None:
     assert set(roles()) == set(ROLES)
-    for role, said in roles().items():
-        assert {"knob", "increase", "decrease", "set", "check", "sign"} == set(said), role
-        assert lint(dict(said), Allowed()) == (), role
+    for role, words in roles().items():
+        assert {"knob", "increase", "decrease", "set", "check", "sign"} == set(words), role
+        assert lint(dict(words), Allowed()) == (), role

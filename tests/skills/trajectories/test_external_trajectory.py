@@ -42,26 +42,26 @@ def step(number: int = 1, parent: int = 0, text: str = "int a;", **more: Any) ->
 
 
 def test_it_survives_storing() -> None:
-    told = ExternalTrajectory(
+    external = ExternalTrajectory(
         MAP_ID,
         "x86-64",
         (step(plan="p", claimed=("mv_1",), texts=("t",), claimed_speedup=10.0), step(2, 1)),
         "somebody",
         "MIT",
     )
-    again = external_trajectory_from_json(json.loads(json.dumps(told.as_json())))
-    assert again == told and again.id == told.id
+    again = external_trajectory_from_json(json.loads(json.dumps(external.as_json())))
+    assert again == external and again.id == external.id
 
 
 def test_the_same_is_the_same_whoever_tells_it() -> None:
-    one, other = (ExternalTrajectory(MAP_ID, "x86-64", (step(),), actor) for actor in ("a", "b"))
-    assert one.id == other.id
-    assert one.id != ExternalTrajectory(MAP_ID, "h100", (step(),)).id
-    assert one.id != ExternalTrajectory(MAP_ID, "x86-64", (step(text="int b;"),)).id
+    first, other = (ExternalTrajectory(MAP_ID, "x86-64", (step(),), actor) for actor in ("a", "b"))
+    assert first.id == other.id
+    assert first.id != ExternalTrajectory(MAP_ID, "h100", (step(),)).id
+    assert first.id != ExternalTrajectory(MAP_ID, "x86-64", (step(text="int b;"),)).id
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "message"),
     [
         ((), "0 steps"),
         (tuple(step(n) for n in range(1, MAX_STEPS + 2)), f"{MAX_STEPS + 1} steps"),
@@ -76,10 +76,10 @@ def test_the_same_is_the_same_whoever_tells_it() -> None:
         ((ExternalStep(1, 0, bundle(files={"k.cpp": "", "k.cpp/a.h": ""})),), "k.cpp"),
     ],
 )
-def test_what_is_refused(steps: tuple[ExternalStep, ...], said: str) -> None:
+def test_what_is_refused(steps: tuple[ExternalStep, ...], message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         ExternalTrajectory(MAP_ID, "x86-64", steps)
-    assert said in refused.value.message and refused.value.hint
+    assert message in refused.value.message and refused.value.hint
 
 
 def test_sizes_have_limits() -> None:
@@ -121,8 +121,8 @@ def test_a_tree_of_what_was_measured() -> None:
         step(2, 1, "int b;"),
         step(3, 2, "int a;"),
     )
-    one, two = steps[0].bundle, steps[1].bundle
-    tree = tree_of(steps, None, {one.sha256: evaluation(one)}, {two.sha256: "it exited"})
+    first, second = steps[0].bundle, steps[1].bundle
+    tree = tree_of(steps, None, {first.sha256: evaluation(first)}, {second.sha256: "it exited"})
     assert [node.state for node in tree] == ["evaluated", "evaluated", "failed", "duplicate"]
     assert (tree[3].same_as, tree[2].problem) == (1, "it exited")
     assert tree[1].speedup == Interval(0.5, 0.4, 0.6, 10)
@@ -157,15 +157,15 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
 def test_lines_of_an_export_are_claims(rows: list[dict[str, Any]]) -> None:
     run = read_lines(rows)
     assert (run.run, run.problem_sha256, run.hardware) == ("run_7", "abc", "x86-64")
-    one, two = run.steps
-    assert (one.number, one.parent, one.plan, one.claimed_speedup) == (1, 0, "one", 0.5)
-    assert (two.parent, two.claimed, two.claimed_speedup) == (1, ("mv_1", "sk_1"), None)
-    assert two.bundle.parameters == {"tile": 8}  # found again by the bundle's hash
-    assert one.bundle.origin == two.bundle.origin == "external"
+    first, second = run.steps
+    assert (first.number, first.parent, first.plan, first.claimed_speedup) == (1, 0, "one", 0.5)
+    assert (second.parent, second.claimed, second.claimed_speedup) == (1, ("mv_1", "sk_1"), None)
+    assert second.bundle.parameters == {"tile": 8}  # found again by the bundle's hash
+    assert first.bundle.origin == second.bundle.origin == "external"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda rows: rows.clear(), "no lines"),
         (lambda rows: rows.pop(1), "line 2"),
@@ -179,8 +179,8 @@ def test_lines_of_an_export_are_claims(rows: list[dict[str, Any]]) -> None:
         (lambda rows: rows[1].update(parent="0"), "parent"),
     ],
 )
-def test_broken_lines(rows: list[dict[str, Any]], change: Any, said: str) -> None:
+def test_broken_lines(rows: list[dict[str, Any]], change: Any, message: str) -> None:
     change(rows)
     with pytest.raises(InvalidRequest) as refused:
         read_lines(rows)
-    assert said in refused.value.message
+    assert message in refused.value.message

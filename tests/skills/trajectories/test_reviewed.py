@@ -38,7 +38,7 @@ from tests.skills.curator.planted import (
     trajectory,
     tuned,
 )
-from tests.skills.trajectories.test_trajectory_reading import bundle, found
+from tests.skills.trajectories.test_trajectory_reading import bundle, evaluation_of
 from tests.skills.trajectories.test_trajectory_reading import tree as built
 
 FLAG = "case main: 40.0 times as fast as the reference; look at what it leaves out"
@@ -64,8 +64,8 @@ def held() -> Trajectory:
     return made
 
 
-def gates(told: Trajectory) -> list[tuple[bool, str]]:
-    decisions = [gate(told, step, {})[1] for step in told.steps]
+def gates(whole: Trajectory) -> list[tuple[bool, str]]:
+    decisions = [gate(whole, step, {})[1] for step in whole.steps]
     return [(decision.passed, decision.reason) for decision in decisions]
 
 
@@ -73,26 +73,30 @@ def gates(told: Trajectory) -> list[tuple[bool, str]]:
 
 
 def test_accepted_the_gate_lets_it_and_its_child_pass() -> None:
-    told = held()
-    assert [passed for passed, _ in gates(told)] == [False, False]
-    assert all("held for a person" in reason for _, reason in gates(told))
-    assert flagged_keys(told) == {"ev-2"}
-    free = reviewed_trajectory(told, answer("ev-2"))
+    whole = held()
+    assert [passed for passed, _ in gates(whole)] == [False, False]
+    assert all("held for a person" in reason for _, reason in gates(whole))
+    assert flagged_keys(whole) == {"ev-2"}
+    free = reviewed_trajectory(whole, answer("ev-2"))
     assert [passed for passed, _ in gates(free)] == [True, True]
     own = free.steps[0].child
     assert own.evaluation is not None and own.flags == () and own == free.steps[1].parent
-    for said in ("accepted by ann on 2026-01-02", "read it: O(1)", FLAG):
-        assert said in own.reviewed
-    before = told.steps[0].child.evaluation
+    for note in ("accepted by ann on 2026-01-02", "read it: O(1)", FLAG):
+        assert note in own.reviewed
+    before = whole.steps[0].child.evaluation
     assert before is not None
     assert replace(own.evaluation, flags=before.flags, notes=()) == before
-    assert free.steps[1].child == told.steps[1].child and flagged_keys(free) == set()
+    assert free.steps[1].child == whole.steps[1].child and flagged_keys(free) == set()
 
 
 def test_refused_it_counts_as_rejected_and_so_does_nothing_else() -> None:
     refused = reviewed_trajectory(held(), answer("ev-2", "refused"))
-    (_, one), (_, other) = gates(refused)
-    assert one.startswith("it was rejected") and "refused by ann" in one and FLAG in one
+    (_, own_reason), (_, other) = gates(refused)
+    assert (
+        own_reason.startswith("it was rejected")
+        and "refused by ann" in own_reason
+        and FLAG in own_reason
+    )
     assert other.startswith("its parent was rejected")
     own = refused.steps[0].child.evaluation
     assert own is not None and (own.validity, own.timing, own.speedup) == ("rejected", "none", None)
@@ -155,7 +159,7 @@ def test_a_record_from_before_there_were_answers_replays_to_the_same_word(chips:
 def flagged_tree(*flags: Flag) -> Tree:
     """Node 2 has these flags, node 3 repeats it."""
     nodes = built().nodes
-    forged = found(bundle(16), 40.0, flags=flags)
+    forged = evaluation_of(bundle(16), 40.0, flags=flags)
     return Tree([replace(n, evaluation=forged) if n.number == 2 else n for n in nodes])
 
 
@@ -203,7 +207,7 @@ def test_a_tree_and_a_trajectory_are_answered_alike(decision: ReviewDecision) ->
 
 def test_what_a_check_rejected_stays_rejected() -> None:
     for flags in ([Flag(14, "reject", "x")], [Flag(29, "review", "y"), Flag(14, "reject", "x")]):
-        evaluation = found(bundle(16), None, flags=tuple(flags))
+        evaluation = evaluation_of(bundle(16), None, flags=tuple(flags))
         assert flagged(evaluation) == ()
         for review in (*answer("x").values(), *answer("x", "refused").values()):
             assert reviewed_evaluation(evaluation, review) == evaluation

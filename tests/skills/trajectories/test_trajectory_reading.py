@@ -34,9 +34,9 @@ def bundle(tile: int) -> Bundle:
     )
 
 
-def found(of: Bundle | None, value: float | None, **changes: object) -> Evaluation:
+def evaluation_of(of: Bundle | None, value: float | None, **changes: object) -> Evaluation:
     ratio = None if value is None else Interval(value, value * 0.98, value * 1.02, 20)
-    told = Evaluation(
+    evaluation = Evaluation(
         key=of.sha256[:8] if of is not None else "reference",
         problem="map_id",
         candidate=of.sha256 if of is not None else "reference",
@@ -53,7 +53,7 @@ def found(of: Bundle | None, value: float | None, **changes: object) -> Evaluati
         speedup=ratio,
         verdict={"signals": [{"id": "latency_bound"}, {"id": "memory_bound"}]},
     )
-    return replace(told, **changes)  # type: ignore[arg-type]
+    return replace(evaluation, **changes)  # type: ignore[arg-type]
 
 
 def tree(*more: Node) -> Tree:
@@ -72,9 +72,9 @@ def tree(*more: Node) -> Tree:
     shown = Shown("ret_1", ("psg_1",), ("mv_1",), ("a-skill",))
     return Tree(
         [
-            Node(0, None, "evaluated", None, found(None, None)),
-            Node(1, 0, "evaluated", proposal(8, 0), found(bundle(8), 1.5)),
-            Node(2, 1, "evaluated", proposal(16, 1), found(bundle(16), 2.4), shown),
+            Node(0, None, "evaluated", None, evaluation_of(None, None)),
+            Node(1, 0, "evaluated", proposal(8, 0), evaluation_of(bundle(8), 1.5)),
+            Node(2, 1, "evaluated", proposal(16, 1), evaluation_of(bundle(16), 2.4), shown),
             Node(3, 0, "duplicate", proposal(16, 0), None, same_as=2),
             Node(4, 1, "failed", proposal(32, 1), None, problem="the disk was full"),
             *more,
@@ -83,21 +83,21 @@ def tree(*more: Node) -> Tree:
 
 
 @pytest.fixture
-def told() -> Trajectory:
+def whole() -> Trajectory:
     problem = load_problem(Path("map_id"))
     run = RunRow("run_1", str(problem.path), problem.sha256, "x86-64", Goal())
     return trajectory_of(run, tree(), problem, lineage=("x86-64", "x86"), dtype="int64")
 
 
-def test_every_change_in_its_order(told: Trajectory) -> None:
-    assert told.id == "run_1" and told.evaluated_here
-    assert [(s.parent.number, s.child.number) for s in told.steps] == [
+def test_every_change_in_its_order(whole: Trajectory) -> None:
+    assert whole.id == "run_1" and whole.evaluated_here
+    assert [(s.parent.number, s.child.number) for s in whole.steps] == [
         (0, 1),
         (1, 2),
         (0, 3),
         (1, 4),
     ]
-    step = told.steps[1]
+    step = whole.steps[1]
     made = step.proposal
     assert (made.synthesizer, made.origin, made.plan) == ("recipe", "external", "a plan")
     assert made.claimed == ("mv_1", "mv_9") and made.attributed == ("mv_1",)
@@ -106,16 +106,16 @@ def test_every_change_in_its_order(told: Trajectory) -> None:
     assert step.child.speedup is not None
     assert (step.child.checks, step.child.signals) == ((2, 2), ("latency_bound", "memory_bound"))
     assert step.child.speedup.low == pytest.approx(2.4 * 0.98)
-    assert told.steps[0].parent.proposal is None  # the problem's own reference
+    assert whole.steps[0].parent.proposal is None  # the problem's own reference
 
 
-def test_a_duplicate_has_the_figures_of_what_it_repeats(told: Trajectory) -> None:
-    assert told.steps[2].child.evaluation == told.steps[1].child.evaluation
-    assert told.steps[3].child.evaluation is None  # nothing is known of it
+def test_a_duplicate_has_the_figures_of_what_it_repeats(whole: Trajectory) -> None:
+    assert whole.steps[2].child.evaluation == whole.steps[1].child.evaluation
+    assert whole.steps[3].child.evaluation is None  # nothing is known of it
 
 
-def test_the_problem_is_told_with_its_cases(told: Trajectory) -> None:
-    subject = told.subject
+def test_the_problem_is_told_with_its_cases(whole: Trajectory) -> None:
+    subject = whole.subject
     assert (subject.name, subject.op, subject.dtype) == ("map_id", "map_id", "int64")
     assert "main" in subject.cases["searched"] and "held_out" in subject.cases["held_out"]
     assert subject.sizes["odd"] == {"count": 1013, "table_size": 129}
@@ -125,26 +125,28 @@ def test_sizes_that_bound_advice_are_read_from_verdicts() -> None:
     def node(number: int, case: str | None, length: int) -> Node:
         verdict = {"problem": {"reduction_length": length, "precision_policy": "strict"}}
         named = verdict if case is None else {**verdict, "case": case}
-        return Node(number, None, "evaluated", None, replace(found(None, None), verdict=named))
+        return Node(
+            number, None, "evaluated", None, replace(evaluation_of(None, None), verdict=named)
+        )
 
     led = measured_sizes([node(0, "main", 64), node(1, "odd", 32), node(2, "main", 8)])
     assert led == {"main": {"reduction_length": 64.0}, "odd": {"reduction_length": 32.0}}
-    (timing,) = {timing.case for timing in found(bundle(8), 1.5).timings}
-    old = replace(found(bundle(8), 1.5), verdict={"problem": {"reduction_length": 16}})
+    (timing,) = {timing.case for timing in evaluation_of(bundle(8), 1.5).timings}
+    old = replace(evaluation_of(bundle(8), 1.5), verdict={"problem": {"reduction_length": 16}})
     assert measured_sizes([Node(0, None, "evaluated", None, old)]) == {
         timing: {"reduction_length": 16.0}
     }
 
 
-def test_it_survives_storing(told: Trajectory) -> None:
+def test_it_survives_storing(whole: Trajectory) -> None:
     """What is left out of the stored form changes no decision."""
-    row = json.loads(json.dumps(told.as_json()))
+    row = json.loads(json.dumps(whole.as_json()))
     again = trajectory_from_json(row)
     assert json.loads(json.dumps(again.as_json())) == row
-    assert replace(again, steps=()) == replace(told, steps=())
-    for stored, live in zip(again.steps, told.steps, strict=True):
+    assert replace(again, steps=()) == replace(whole, steps=())
+    for stored, live in zip(again.steps, whole.steps, strict=True):
         passed, decision = gate(again, stored, {})
-        assert (passed, decision) == gate(told, live, {})
+        assert (passed, decision) == gate(whole, live, {})
         if passed is not None:
             roles = {"tiled": {"tile": "tile_m"}}
             assert contrast(stored, passed, roles)[1] == contrast(live, passed, roles)[1]
@@ -197,19 +199,21 @@ def test_a_row_from_before_is_read_as_it_was_written() -> None:
 
 
 def test_flags_and_rejection_reach_the_curator() -> None:
-    review = Side(1, None, found(bundle(8), 1.5, flags=(Flag(29, "review", "too fast"),)))
+    review = Side(1, None, evaluation_of(bundle(8), 1.5, flags=(Flag(29, "review", "too fast"),)))
     assert (review.flags, review.rejected) == (("too fast",), False)
-    rejected = Side(1, None, found(bundle(8), None, flags=(Flag(14, "reject", "falls back"),)))
+    rejected = Side(
+        1, None, evaluation_of(bundle(8), None, flags=(Flag(14, "reject", "falls back"),))
+    )
     assert rejected.rejected
     assert side_as_json(rejected)["measured"]["rejected"]
 
 
-def test_the_curator_reads_the_role_of_a_changed_parameter(told: Trajectory) -> None:
+def test_the_curator_reads_the_role_of_a_changed_parameter(whole: Trajectory) -> None:
     parameter = Parameter("tile", "tile_m", (8, 16, 32), 8)
     roles = roles_of([Recipe("tiled", "cpp", "@{tile}", ("map_id",), (), (parameter,))])
     assert roles == {"tiled": {"tile": "tile_m"}}
-    step = told.steps[1]
-    passed, decision = gate(told, step, {})
+    step = whole.steps[1]
+    passed, decision = gate(whole, step, {})
     assert passed is not None, decision
     change, decision = contrast(step, passed, roles)
     assert change is not None, decision

@@ -109,14 +109,14 @@ def test_what_cannot_be_left_out_is_said(
     avoid = skill_in(catalog, tmp_path, TEMPLATE, name="avoid", metadata={"kb.polarity": "avoid"})
     words = skill_in(catalog, tmp_path, "", name="words", files={})
     other = skill_in(catalog, tmp_path, TEMPLATE, name="other", metadata={"kb.ops": "softmax"})
-    for skill, said in (
+    for skill, message in (
         (avoid, "what to avoid"),
         (words, "neither a recipe nor moves"),
         (other, "no unseen problem or case"),
         # No recipe here that it could move.
         (moving(catalog, tmp_path), "made no candidate in searches of 1 on row_total main$"),
     ):
-        with pytest.raises(Unavailable, match=said):
+        with pytest.raises(Unavailable, match=message):
             list(ablation(problem).trials(skill, 1))
 
 

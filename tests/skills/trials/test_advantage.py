@@ -31,8 +31,8 @@ def measured(node: Node) -> Interval | None:
 
 
 def stand(ours: list[Node], theirs: list[Node], budget: int) -> tuple[Interval | None, ...]:
-    found = advantage(standings(ours, budget), standings(theirs, budget), measured)
-    return found.over, found.end
+    ahead = advantage(standings(ours, budget), standings(theirs, budget), measured)
+    return ahead.over, ahead.end
 
 
 def test_the_best_after_each_candidate() -> None:
@@ -57,11 +57,11 @@ def test_what_both_stand_at_for_as_long_is_not_measured() -> None:
         asked.append(node.number)
         return measured(node)
 
-    found = advantage(standings(walk(2, 4), 2), standings(walk(2, 2), 2), counted)
+    ahead = advantage(standings(walk(2, 4), 2), standings(walk(2, 2), 2), counted)
     assert len(asked) == 2  # the better one, and the one that it replaced
     again = advantage(standings(walk(2, 4), 2), standings(walk(2, 4), 2), counted)
     assert len(asked) == 2
-    assert found.over is not None and found.over.value == pytest.approx(math.sqrt(2.0))
+    assert ahead.over is not None and ahead.over.value == pytest.approx(math.sqrt(2.0))
     assert again.over == again.end == Interval(1.0, 1.0, 1.0, 1)
 
 
@@ -79,5 +79,5 @@ def test_a_search_without_a_candidate_stands_at_the_reference() -> None:
 
 
 def test_without_a_figure_nothing_is_known() -> None:
-    found = advantage(standings(walk(4), 1), standings(walk(2), 1), lambda node: None)
-    assert found.over is None and found.end is None
+    ahead = advantage(standings(walk(4), 1), standings(walk(2), 1), lambda node: None)
+    assert ahead.over is None and ahead.end is None

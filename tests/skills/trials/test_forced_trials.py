@@ -58,15 +58,15 @@ class KnownBench:
         self.confirmed.append(dict(proposal.values))
         return self.evaluate(proposal)
 
-    def _evaluation(self, candidate: str, found: float | str) -> Evaluation:
-        told: dict[str, Any] = {"validity": found, "timing": "none", "speedup": None}
-        if isinstance(found, float):
-            interval = Interval(found, found * (1 - SPREAD), found * (1 + SPREAD), 12)
-            told = {"validity": "correct", "timing": "measured", "speedup": interval}
+    def _evaluation(self, candidate: str, outcome: float | str) -> Evaluation:
+        fields: dict[str, Any] = {"validity": outcome, "timing": "none", "speedup": None}
+        if isinstance(outcome, float):
+            interval = Interval(outcome, outcome * (1 - SPREAD), outcome * (1 + SPREAD), 12)
+            fields = {"validity": "correct", "timing": "measured", "speedup": interval}
         return Evaluation(
             key=f"key-{candidate[:8]}", problem=self.problem.name, candidate=candidate,
             language="cpp", hardware="x86-64", device="cpu0", toolchain="g++ 13", harness="3",
-            reached="benchmark", **told,
+            reached="benchmark", **fields,
         )  # fmt: skip
 
 
@@ -93,21 +93,21 @@ def ablation(problem: Problem, bench: Any, *recipes: Recipe) -> Ablation:
 
 
 def warning(catalog: Catalog, folder: Path, transformation: str) -> SkillRow:
-    told = {"kb.polarity": "avoid", "kb.transformation": transformation}
+    metadata = {"kb.polarity": "avoid", "kb.transformation": transformation}
     return skill_in(
         catalog,
         folder,
         "",
         name=f"avoid-{transformation}".replace("_", "-"),
         files={},
-        metadata=told,
+        metadata=metadata,
     )
 
 
 def recipe(catalog: Catalog, folder: Path, template: str = TEMPLATE) -> Recipe:
-    found = recipe_of(skill_in(catalog, folder, template))
-    assert found is not None
-    return found
+    own = recipe_of(skill_in(catalog, folder, template))
+    assert own is not None
+    return own
 
 
 def history(catalog: Catalog, name: str) -> tuple[str, list[EvidenceRow], list[SkillEvent]]:
@@ -188,35 +188,35 @@ def test_the_best_that_the_search_finds_is_what_is_changed(
 def test_where_the_change_cannot_be_made_each_trial_says_why_and_nothing_is_kept(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
-    found = recipe(catalog, tmp_path)
+    own = recipe(catalog, tmp_path)
     wide = warning(catalog, tmp_path, "increase-vector")
-    done = verify(catalog, wide.name, ablation(problem, known(lanes), found), budget=3)
+    done = verify(catalog, wide.name, ablation(problem, known(lanes), own), budget=3)
     assert done.state == "candidate" and "on 0 of" in done.verdict.reason
     assert "LANES is 16 in cpp-row-total, which has no tested value" in done.verdict.reason
     assert all(trial.gain is None and not trial.without.tried for trial in done.trials)
     assert len(done.trials) <= MAX_PAIRS
     assert history(catalog, wide.name)[1] == []
     unrolled = warning(catalog, tmp_path, "decrease-unroll")
-    for trial in ablation(problem, known(lanes), found).trials(unrolled, 1):
+    for trial in ablation(problem, known(lanes), own).trials(unrolled, 1):
         assert trial.note == "no recipe that fits here has the role unroll"
-    tested = replace(found, parameters=(replace(found.parameters[0], tested=(8, 16)),))
+    tested = replace(own, parameters=(replace(own.parameters[0], tested=(8, 16)),))
     narrow = warning(catalog, tmp_path, "decrease-vector")
     for trial in ablation(problem, known(lanes), tested).trials(narrow, 1):
         assert "no tested value to decrease it to" in trial.note
-    bound = replace(found, constraints=("LANES >= 8",))
+    bound = replace(own, constraints=("LANES >= 8",))
     for trial in ablation(problem, known(lanes), bound).trials(narrow, 1):
         assert trial.note == "cpp-row-total does not allow LANES from 8 to 4 here"
 
 
 @pytest.mark.parametrize(
-    ("validity", "state", "said"),
+    ("validity", "state", "message"),
     [
         ("incorrect", "active", "it fails on row_total held_out"),
         ("rejected", "candidate", "it was rejected"),  # nothing is known of the kernel
     ],
 )
 def test_a_change_that_fails_bears_the_warning_out_where_the_kernel_is_to_blame(
-    catalog: Catalog, problem: Problem, tmp_path: Path, validity: str, state: str, said: str
+    catalog: Catalog, problem: Problem, tmp_path: Path, validity: str, state: str, message: str
 ) -> None:
     def speed(values: Mapping[str, Value]) -> float | str:
         return validity if values["LANES"] == 4 else 1.5
@@ -224,21 +224,21 @@ def test_a_change_that_fails_bears_the_warning_out_where_the_kernel_is_to_blame(
     skill = warning(catalog, tmp_path, "decrease-vector")
     trials = ablation(problem, known(speed), recipe(catalog, tmp_path))
     done = verify(catalog, skill.name, trials, budget=1)
-    assert done.state == state and said in done.verdict.reason
+    assert done.state == state and message in done.verdict.reason
     rows = history(catalog, skill.name)[1]
     assert [row.speedup for row in rows] == [None] * MAX_TRIALS
-    told = [row.details.get("validity") for row in rows]
-    assert told == [validity if state == "active" else None] * MAX_TRIALS
+    validities = [row.details.get("validity") for row in rows]
+    assert validities == [validity if state == "active" else None] * MAX_TRIALS
 
 
 def test_an_active_warning_that_turns_out_false_becomes_suspect(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
-    skill, found = warning(catalog, tmp_path, "decrease-vector"), recipe(catalog, tmp_path)
-    assert verify(catalog, skill.name, ablation(problem, known(lanes), found), budget=1).state == (
+    skill, own = warning(catalog, tmp_path, "decrease-vector"), recipe(catalog, tmp_path)
+    assert verify(catalog, skill.name, ablation(problem, known(lanes), own), budget=1).state == (
         "active"
     )
-    narrower = ablation(problem, known(lambda values: 8 / float(values["LANES"])), found)
+    narrower = ablation(problem, known(lambda values: 8 / float(values["LANES"])), own)
     assert verify(catalog, skill.name, narrower, budget=1).state == "suspect"
 
 
@@ -258,8 +258,8 @@ def test_a_kernel_that_the_change_breaks_is_compiled_run_and_found_wrong(
     catalog: Catalog, problem: Problem, tmp_path: Path
 ) -> None:
     skill = warning(catalog, tmp_path, "decrease-vector")
-    found = recipe(catalog, tmp_path, NARROW_IS_WRONG)
-    done = verify(catalog, skill.name, ablation(problem, bench_of, found), budget=1)
+    own = recipe(catalog, tmp_path, NARROW_IS_WRONG)
+    done = verify(catalog, skill.name, ablation(problem, bench_of, own), budget=1)
     assert [trial.failed for trial in done.trials] == ["incorrect"] * MAX_TRIALS
     assert all(trial.with_skill.correct == 1 and trial.device for trial in done.trials)
     assert done.state == "active"
@@ -296,9 +296,9 @@ def test_the_transformation_names_the_knobs(catalog: Catalog, tmp_path: Path) ->
     skill = warning(catalog, tmp_path, "decrease-tile_m-and-add-fuse")
     assert knobs_of(skill) == (Knob("tile_m", "decrease"), Knob("fuse", "add"))
     assert knobs_of(replace(skill, polarity="use")) == ()
-    told = warning_of(skill, "x#0")
-    assert told is not None and told.change.get("role") is None
-    assert told.change["avoid"] == [
+    remedy = warning_of(skill, "x#0")
+    assert remedy is not None and remedy.change.get("role") is None
+    assert remedy.change["avoid"] == [
         {"role": "tile_m", "direction": "decrease"},
         {"role": "fuse", "direction": "add"},
     ]

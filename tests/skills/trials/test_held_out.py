@@ -15,25 +15,25 @@ from tests.skills.trials.curated import problem_in
 
 def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
-    found = held_out_cases(problem, "cpu", 4, seed=0)
-    assert [one.why for one in found] == ["held out", *["other sizes"] * 3]
-    for one in found:
-        assert one.problem.searched == (one.case,) and not one.problem.held_out
-        assert one.case.timed and one.problem.sha256 == problem.sha256
-    sizes = [one.case.constants for one in found]
+    cases = held_out_cases(problem, "cpu", 4, seed=0)
+    assert [target.why for target in cases] == ["held out", *["other sizes"] * 3]
+    for target in cases:
+        assert target.problem.searched == (target.case,) and not target.problem.held_out
+        assert target.case.timed and target.problem.sha256 == problem.sha256
+    sizes = [target.case.constants for target in cases]
     searched = [case.constants for case in problem.searched]
     assert all(size not in searched for size in sizes)
     assert len({tuple(size.values()) for size in sizes}) == 4
-    shapes = [open_case(one.problem, one.case).signature.tensors[0].shape for one in found]
+    shapes = [open_case(target.problem, target.case).signature.tensors[0].shape for target in cases]
     assert shapes == [(size["rows"], size["cols"]) for size in sizes]
 
 
 def test_the_same_seed_draws_the_same_sizes_and_known_ones_are_left_out(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
-    names = [one.case.name for one in held_out_cases(problem, "cpu", 4, seed=3)]
-    assert names == [one.case.name for one in held_out_cases(problem, "cpu", 4, seed=3)]
+    names = [target.case.name for target in held_out_cases(problem, "cpu", 4, seed=3)]
+    assert names == [target.case.name for target in held_out_cases(problem, "cpu", 4, seed=3)]
     left = held_out_cases(problem, "cpu", 3, seed=3, known=names[:1])
-    assert [one.case.name for one in left] == names[1:]
+    assert [target.case.name for target in left] == names[1:]
 
 
 def test_names_tell_sizes_apart(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ def test_names_tell_sizes_apart(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     by_name: dict[str, Mapping[str, Any]] = {}
     for seed in range(6):
-        for one in held_out_cases(problem, "cpu", 6, seed=seed):
-            told = by_name.setdefault(one.case.name, one.case.constants)
-            assert told == one.case.constants
+        for target in held_out_cases(problem, "cpu", 6, seed=seed):
+            sizes = by_name.setdefault(target.case.name, target.case.constants)
+            assert sizes == target.case.constants
     assert len(by_name) > 6
 
 
@@ -60,8 +60,8 @@ def test_sizes_that_the_problem_cannot_do_are_no_cases(tmp_path: Path) -> None:
         "constants = {rows = 64, cols = 64}\n",
         encoding="utf-8",
     )
-    found = held_out_cases(load_problem(path), "cpu", 9, seed=0)
-    assert found and {one.case.constants["cols"] for one in found} == {64}
+    cases = held_out_cases(load_problem(path), "cpu", 9, seed=0)
+    assert cases and {target.case.constants["cols"] for target in cases} == {64}
 
 
 def test_a_case_for_another_device_is_no_case_here(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_precondition_leaves_a_case_in_unless_it_is_certainly_out(
     problem: Problem, tmp_path: Path, predicate: str, offered: bool
 ) -> None:
     catalog = open_catalog(tmp_path / "data")
-    told = {"kb.languages": "cpp", **({"kb.predicate": predicate} if predicate else {})}
-    skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=told)
+    metadata = {"kb.languages": "cpp", **({"kb.predicate": predicate} if predicate else {})}
+    skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=metadata)
     catalog.close()
     assert leaves_in(skill, problem, problem.cases[0], FACTS) is offered

@@ -32,9 +32,22 @@ def trial(
     sizes: Mapping[str, float] | None = None,
 ) -> Trial:
     arm = Arm(2, 2, ratio(1.5), "ev-best")
-    found = planted.subject().sha256
-    made = ("norm", found, case, "held out", 0, arm, arm, gain, wrong, "x86-64", "cpu0", "gcc 13")
-    return Trial(*made, end=end, sizes=sizes or {})
+    sha256 = planted.subject().sha256
+    fields = (
+        "norm",
+        sha256,
+        case,
+        "held out",
+        0,
+        arm,
+        arm,
+        gain,
+        wrong,
+        "x86-64",
+        "cpu0",
+        "gcc 13",
+    )
+    return Trial(*fields, end=end, sizes=sizes or {})
 
 
 SAME = Interval(1.0, 1.0, 1.0, 1)  # both searches end at one kernel
@@ -55,7 +68,7 @@ class Planted(Ablation):
 
 
 @pytest.mark.parametrize(
-    ("trials", "helps", "said"),
+    ("trials", "helps", "message"),
     [
         ([trial(ratio(1.5)), trial(ratio(1.4))], True, "over the search without it"),
         ([trial(ratio(1.5))], False, "2 are needed"),
@@ -73,18 +86,18 @@ class Planted(Ablation):
     ],
 )
 def test_a_skill_helps_where_all_trials_together_say_so(
-    trials: list[Trial], helps: bool, said: str
+    trials: list[Trial], helps: bool, message: str
 ) -> None:
     verdict = classify_trials(trials)
-    assert verdict.helps is helps and said in verdict.reason
+    assert verdict.helps is helps and message in verdict.reason
 
 
 def test_trials_together_are_their_geometric_mean_and_narrower() -> None:
-    one, other = ratio(1.2), ratio(1.8)
-    both = together([one, other])
+    first, other = ratio(1.2), ratio(1.8)
+    both = together([first, other])
     assert both.value == pytest.approx((1.2 * 1.8) ** 0.5) and both.n == 24
-    assert both.high / both.low < one.high / one.low
-    assert together([one]).low == pytest.approx(one.low, rel=2e-3)
+    assert both.high / both.low < first.high / first.low
+    assert together([first]).low == pytest.approx(first.low, rel=2e-3)
 
 
 def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path: Path) -> None:
@@ -109,10 +122,10 @@ def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path
         ("ablation", "main", 1.5),
         ("ablation", "odd", 1.4),
     ]
-    told = [
+    moves = [
         (e.event, e.to_state) for e in events if e.event in ("verified", "not_verified", "state")
     ]
-    assert told == [("verified", "candidate"), ("not_verified", "candidate"), ("state", "active")]
+    assert moves == [("verified", "candidate"), ("not_verified", "candidate"), ("state", "active")]
     assert all(e.actor == "ann" and e.reason for e in events if e.event != "created")
     still = verify(catalog, name, hopeless, actor="ann")
     assert still.state == "active"  # one trial too few takes nothing away
