@@ -374,7 +374,7 @@ def tell(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     def run() -> None:
         rows = []
@@ -385,7 +385,7 @@ def main() -> None:
                 rows.append(tell(scenario, scenario.run(Path(folder) / str(number))))
         header = ["planted", "wanted", "seeds", "as wanted", "aim", "uses until it happened"]
         command = "`python -m benchmarks.skills.planted_skills`"
-        write_result(given.results, TITLE, [command, *METHOD, table(header, rows)])
+        write_result(arguments.results, TITLE, [command, *METHOD, table(header, rows)])
 
     ended(run)
 
