@@ -13,7 +13,7 @@ from typing import Any
 
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
-from kb.errors import Conflict, InvalidRequest
+from kb.errors import InvalidRequest
 from kb.problem_terms import op_family
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
@@ -24,7 +24,7 @@ from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.records import Side, Step, Subject, Trajectory, trajectory_from_json
-from skills.trajectories.reviews import flagged_keys, reviewed_trajectory
+from skills.trajectories.reviews import flagged_keys, not_measured, reviewed_trajectory
 
 # What decides how a kernel is to be tuned: what it has to move, and how long its loops are. Other
 # quantities follow from these, the operator and the element type.
@@ -54,14 +54,6 @@ def _measured(base: KnowledgeBase, identity: str) -> Trajectory:
     if row.state != "ready" or measured is None:
         raise not_measured(row)
     return trajectory_from_json(measured["trajectory"])
-
-
-def not_measured(row: StoredTrajectory) -> Conflict:
-    """The error for an external trajectory that was not evaluated here."""
-    return Conflict(
-        f"{row.id} is {row.state}: nothing of it was measured here",
-        hint="Wait until it is ready, or verify it where its hardware is.",
-    )
 
 
 def _of_run(base: KnowledgeBase, run: RunRow) -> Trajectory:

@@ -17,7 +17,7 @@ from typing import Any
 
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.reviews import Review, Reviews
-from kb.catalog.search.trajectories import Trajectories
+from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_from_json
@@ -132,15 +132,20 @@ def _external(base: KnowledgeBase, identity: str) -> Iterator[tuple[int, Evaluat
     row = store.find(identity)
     measured = store.found(row)
     if row.state != "ready" or measured is None:
-        raise Conflict(
-            f"{row.id} is {row.state}: nothing of it was measured here",
-            hint="Wait until it is ready, or verify it where its hardware is.",
-        )
+        raise not_measured(row)
     rows = Evaluations(base.catalog)
     for number, key in measured["evaluations"].items():
         stored = rows.find(key)
         if stored is not None and stored.record is not None:
             yield int(number), evaluation_from_json(stored.record)
+
+
+def not_measured(row: StoredTrajectory) -> Conflict:
+    """The error for an external trajectory that was not evaluated here."""
+    return Conflict(
+        f"{row.id} is {row.state}: nothing of it was measured here",
+        hint="Wait until it is ready, or verify it where its hardware is.",
+    )
 
 
 # -- answers applied to what is read

@@ -340,8 +340,8 @@ def left_out(findings: Findings) -> list[str]:
     return [
         *lines,
         f"- Every point was measured {_often(rounds(findings))}: two measurements of one point"
-        " differ more than its interval says (see the result of knowledge_value), which blurs what is"
-        " within 95 %.",
+        " differ more than its interval says (see the result of knowledge_value), which blurs what"
+        " is within 95 %.",
         "- Thinned spaces are easier than whole ones, so the candidates that knowledge can save"
         " here are fewer.",
         "- A point that the machine was too busy to time is measured again up to twice; a space is"
