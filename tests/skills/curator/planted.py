@@ -147,7 +147,9 @@ def subject(**other: Any) -> Subject:
     return Subject(**{**fields, **other})
 
 
-def trajectory(*steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any) -> Any:
+def trajectory(
+    *steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any
+) -> Trajectory:
     about = subject(**other)
     return Trajectory(run, about, hardware, LINEAGES[hardware], steps, True)
 

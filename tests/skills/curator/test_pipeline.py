@@ -393,3 +393,16 @@ def test_a_whole_kernel_is_kept_only_as_a_recipe(catalog: Catalog) -> None:
     (row,) = stored(catalog).values()
     assert row.transformation == "use-recipe-cpp-plain-loop" and row.recipe is not None
     assert row.metadata["files"] == {"references/k.cpp": "int main() {}\n"}
+
+
+def test_records_of_an_earlier_version_are_judged_again_to_the_same_word() -> None:
+    """Two records that were stored when the curator had records of its own: one with a person's
+    answer to a flag, one over a library with skills."""
+    path = Path(__file__).with_name("stored_distillations.json")
+    records = json.loads(path.read_text(encoding="utf-8"))
+    assert len(records) == 2 and all(record["deltas"] for record in records)
+    for record in records:
+        again = json.loads(json.dumps(replay(record).as_json()))
+        assert again == {**record, "stored": []}
+        stored_form = trajectory_from_json(record["trajectory"]).as_json()
+        assert json.dumps(stored_form) == json.dumps(record["trajectory"])
