@@ -23,7 +23,7 @@ from pydantic import (
 
 from kb.catalog.search.reviews import ReviewDecision
 from kb.errors import InvalidRequest, invalid_fields
-from skills.states import Wanted
+from skills.lifecycle import Wanted
 from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 MAX_SOURCE = 4_000_000

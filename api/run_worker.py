@@ -17,7 +17,7 @@ from optimizer.search.runs.optimize import builtin, optimize, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer, Mailbox
-from skills.upkeep import prepare_library
+from skills.lifecycle import prepare_library
 
 
 def main(text: str) -> int:

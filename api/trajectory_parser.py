@@ -14,14 +14,14 @@ from optimizer.evaluation.problem.spec import Problem
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.accept import accept, resolved_hardware
 from skills.trajectories.external_trajectory import (
-    Told,
-    ToldProblem,
-    ToldStep,
+    ExternalProblem,
+    ExternalStep,
+    ExternalTrajectory,
     about_step,
     file_name,
     problem_of,
 )
-from skills.trajectories.jsonl_reader import ToldRun, read_lines
+from skills.trajectories.jsonl_reader import ExportedRun, read_lines
 
 
 def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
@@ -34,7 +34,7 @@ def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
 
 def external_trajectory(
     body: TrajectoryBody, resolve: Callable[[str], str]
-) -> tuple[Told, Problem]:
+) -> tuple[ExternalTrajectory, Problem]:
     """The trajectory and its problem. `resolve` gives the id of a hardware by its name."""
     if (body.steps is None) == (body.lines is None):
         raise InvalidRequest(
@@ -48,19 +48,19 @@ def external_trajectory(
             "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
         )
     steps = tuple(_step(number, step, body) for number, step in enumerate(body.steps or (), 1))
-    trajectory = Told(
+    trajectory = ExternalTrajectory(
         _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
     )
     return trajectory, problem_of(trajectory.problem)
 
 
-def _place(problem: str | ProblemBody) -> ToldProblem:
+def _place(problem: str | ProblemBody) -> ExternalProblem:
     if isinstance(problem, str):
-        return ToldProblem(name=problem_named(problem).path.parent.name)
-    return ToldProblem(None, problem.source, problem.toml)
+        return ExternalProblem(name=problem_named(problem).path.parent.name)
+    return ExternalProblem(None, problem.source, problem.toml)
 
 
-def _step(number: int, step: TrajectoryStepBody, body: TrajectoryBody) -> ToldStep:
+def _step(number: int, step: TrajectoryStepBody, body: TrajectoryBody) -> ExternalStep:
     language = step.language or body.language
     if language is None:
         raise InvalidRequest(
@@ -73,7 +73,7 @@ def _step(number: int, step: TrajectoryStepBody, body: TrajectoryBody) -> ToldSt
     except InvalidRequest as error:
         raise about_step(number, error) from None
     claim = step.claimed_speedup
-    return ToldStep(
+    return ExternalStep(
         number,
         step.parent,
         bundle,
@@ -100,8 +100,8 @@ def _files(step: TrajectoryStepBody, language: str) -> tuple[dict[str, str], str
 
 
 def _of_lines(
-    body: TrajectoryBody, run: ToldRun, resolve: Callable[[str], str]
-) -> tuple[Told, Problem]:
+    body: TrajectoryBody, run: ExportedRun, resolve: Callable[[str], str]
+) -> tuple[ExternalTrajectory, Problem]:
     place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
     problem = problem_of(place)
     if problem.sha256 != run.problem_sha256:
@@ -110,13 +110,13 @@ def _of_lines(
             hint="Send `problem` with the source and toml that were searched.",
         )
     hardware = resolve(body.hardware or run.hardware)
-    return Told(place, hardware, run.steps, body.actor, body.licence), problem
+    return ExternalTrajectory(place, hardware, run.steps, body.actor, body.licence), problem
 
 
-def _shipped(sha256: str) -> ToldProblem:
+def _shipped(sha256: str) -> ExternalProblem:
     for name in shipped_problems():
         if load_problem(SHIPPED / name).sha256 == sha256:
-            return ToldProblem(name=name)
+            return ExternalProblem(name=name)
     raise InvalidRequest(
         "the lines are about a problem that is not built in",
         hint="Send `problem` with its source and toml beside the lines.",

@@ -1,30 +1,36 @@
-"""What moves skills from state to state beside their uses: a person's word, and a toolchain that is
-no longer the one that they were measured with.
+"""What moves skills from state to state beside their uses: a person's decision, and a toolchain
+that is no longer the one that they were measured with.
 
 Every step has an actor and a reason and is an event; nothing is ever deleted, so a retired skill
 can still be read and brought back. The queue of what is to be measured again is the skills that
-are suspect, with what their last event says of the reason.
+are suspect, with the reason that their last event gives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import Connection
 
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import EvidenceRow, SkillEvent, SkillHead, State
-from kb.errors import Conflict
+from kb.errors import Conflict, InvalidRequest
 from kb.scope import ALL_ACCESS
+from retrieval.knowledge_base import KnowledgeBase
+from skills.observation import retire_unused
+from skills.skill_library import SkillLibrary
 
 ACTOR = "lifecycle"
+Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A skill to be measured again. hardware, was, now: of the toolchain that changed; None where
-    something else made it suspect."""
+    """A skill to be measured again. `hardware`, `was` and `now` are those of the toolchain that
+    changed; None where something else made it suspect."""
 
     name: str
     since: str
@@ -46,8 +52,8 @@ def approve(
     force: bool = False,
     access_scope: str = ALL_ACCESS,
 ) -> SkillEvent:
-    """A candidate or suspect skill becomes active; a learned one only when trials bear out its
-    present text, or where a person says `force`, which its history keeps. Raises Conflict."""
+    """Make a candidate or suspect skill active. A learned one must have trials that support its
+    present text, or `force`, which its history keeps. Raises NotFound and Conflict."""
     states = ("candidate", "suspect")
     return _move(catalog, name, "active", states, actor, reason, access_scope, force=force)
 
@@ -55,14 +61,14 @@ def approve(
 def quarantine(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
-    """Out of every answer until a person restores it."""
+    """Take a skill out of every answer until a person restores it. Raises NotFound."""
     return _move(catalog, name, "quarantined", store.STATES, actor, reason, access_scope)
 
 
 def retire(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
-    """Out of use; it stays addressable."""
+    """Take a skill out of use; it stays addressable. Raises NotFound."""
     return _move(catalog, name, "retired", store.STATES, actor, reason, access_scope)
 
 
@@ -70,7 +76,8 @@ def restore(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
 ) -> SkillEvent:
     """Bring back what was retired or quarantined: as active where it was that when it was retired
-    and needs no new measurement, else as a candidate. Its uses are counted anew."""
+    and needs no new measurement, else as a candidate. Its uses are counted anew. Raises NotFound
+    and Conflict."""
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
         if skill.state not in ("retired", "quarantined"):
@@ -165,12 +172,12 @@ def _outdated(
     evidence = store.evidence_for(
         connection, [skill.id for skill in skills], access_scope, details=False
     )
-    found = {}
+    outdated = {}
     for skill in skills:
         was = _newest(evidence.get(skill.id, []), hardware, store.toolchain_name(toolchain))
         if was is not None and was != toolchain:
-            found[skill.name] = was
-    return found
+            outdated[skill.name] = was
+    return outdated
 
 
 def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
@@ -182,21 +189,95 @@ def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
 
 
 def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
-    """What is to be measured again, the longest waiting first."""
-    found = []
+    """Skills to be measured again, the longest waiting first."""
+    waiting = []
     with catalog.read() as connection:
         for skill in store.heads(connection, states=("suspect",), access_scope=access_scope):
             events = store.events(connection, skill.id, access_scope)
             last = [event for event in events if event.to_state == "suspect"][-1]
-            told = last.details
-            found.append(
+            details = last.details
+            waiting.append(
                 Queued(
                     skill.name,
                     last.created_at,
                     last.reason,
-                    told.get("hardware"),
-                    told.get("was"),
-                    told.get("now"),
+                    details.get("hardware"),
+                    details.get("was"),
+                    details.get("now"),
                 )
             )
-    return sorted(found, key=lambda queued: (queued.since, queued.name))
+    return sorted(waiting, key=lambda queued: (queued.since, queued.name))
+
+
+def change_state(
+    base: KnowledgeBase,
+    name: str,
+    wanted: Wanted,
+    *,
+    actor: str,
+    reason: str,
+    force: bool = False,
+    access_scope: str = ALL_ACCESS,
+) -> SkillEvent:
+    """Bring a skill into the state that a person wants.
+
+    `restored` brings it back from retired or quarantined, in the state that its measurements allow.
+    `force` makes it active although no trial supports it, which its history keeps. Raises NotFound,
+    Conflict for a step that does not exist, and InvalidRequest for `force` where nothing is
+    approved.
+    """
+    if wanted == "active":
+        return approve(
+            base.catalog,
+            name,
+            actor=actor,
+            reason=reason,
+            force=force,
+            access_scope=access_scope,
+        )
+    if force:
+        raise InvalidRequest(
+            f"`force` has no meaning for {wanted}", hint="It approves; leave it out here."
+        )
+    step = {
+        "quarantined": quarantine,
+        "retired": retire,
+        "restored": restore,
+    }
+    if wanted in step:
+        return step[wanted](
+            base.catalog, name, actor=actor, reason=reason, access_scope=access_scope
+        )
+    known = SkillLibrary(base.catalog).show(name, access_scope=access_scope).summary.state
+    if known in ("retired", "quarantined"):
+        raise Conflict(
+            f"{name} is {known}: what it comes back as follows from its measurements",
+            hint="Restore it: state `restored`, or `kernlore skills restore`.",
+        )
+    return SkillLibrary(base.catalog).set_state(
+        name, "candidate", actor=actor, reason=reason, access_scope=access_scope
+    )
+
+
+# -- before a search
+
+
+def prepare_library(
+    base: KnowledgeBase, hardware: str, language: str | None, log: Callable[[str], None]
+) -> None:
+    """Store this version's built-in skills and update the states of learned ones.
+
+    Skills measured with another toolchain become suspect; skills that many answers showed and
+    nobody used are retired. `log` gets one sentence for each change. Raises UnknownHardware, and
+    Unavailable where nothing can be run on `hardware` here.
+    """
+    from optimizer.search.runs.optimize import places_for  # seconds to import
+
+    SkillLibrary(base.catalog).sync_builtin(base.settings.skills_dir)
+    for place in places_for(base, hardware, language).values():
+        toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
+        for name in note_toolchain(base.catalog, place.target.hardware, toolchain):
+            log(f"{name} was measured with another toolchain: `kernlore skills verify`")
+    unused = base.settings.skills_unused_retrievals
+    for name in retire_unused(base.catalog, retrievals=unused):
+        log(f"{name} is retired: {unused} answers made no use of it")

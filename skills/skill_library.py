@@ -7,13 +7,15 @@ whatever is imported is a candidate without evidence. Ranking and drafting are d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection
 
+from ingestion.findings.moves import moves_of
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -29,18 +31,30 @@ from kb.catalog.skills import (
     Tier,
 )
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
+from kb.predicates import compile_predicate
 from kb.scope import ALL_ACCESS
+from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
-from skills.import_skills import draft_of
-from skills.observation import Finding, observe
-from skills.schema import MOVES_JSON, RECIPE_JSON, SkillFile, skill_file
-from skills.skillfile import read_skill, skill_folders, write_skill
+from skills.format.schema import (
+    MOVES_JSON,
+    RECIPE_JSON,
+    STRUCTURED,
+    SkillFile,
+    advice,
+    skill_file,
+    sources_of,
+)
+from skills.format.skillfile import content_sha256, read_skill, skill_folders, write_skill
+from skills.observation import observe
+from skills.uses import Finding
 
 BUILTIN_ACTOR = "builtin"
 
 
 @dataclass(frozen=True)
 class SyncReport:
+    """How many skills ship, and how many of them changed or were retired."""
+
     skills: int
     changed: int
     retired: int
@@ -58,6 +72,8 @@ class Imported:
 
 @dataclass(frozen=True)
 class SkillSummary:
+    """A skill as lists show it."""
+
     name: str
     description: str
     tier: str
@@ -91,8 +107,8 @@ class SkillDetail:
     links: tuple[Link, ...]
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {**found.pop("summary"), "measured": found.pop("evidence"), **found}
+        fields = asdict(self)
+        return {**fields.pop("summary"), "measured": fields.pop("evidence"), **fields}
 
 
 class SkillLibrary:
@@ -169,7 +185,7 @@ class SkillLibrary:
         return [fitting[skill.name] for skill in by_words if skill.name in fitting]
 
     def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
-        """One skill; NotFound names the nearest."""
+        """One skill with all that backs it. Raises NotFound, which names the nearest."""
         with self._catalog.read() as connection:
             row = store.get(connection, name, access_scope)
             evidence = store.evidence_of(connection, row.id, access_scope)
@@ -223,7 +239,9 @@ class SkillLibrary:
         tier: Tier = "learned",
         access_scope: str = ALL_ACCESS,
     ) -> Imported:
-        """Take over a skill folder as a candidate, without its evidence and scripts."""
+        """Import a skill folder as a candidate, without its evidence and scripts. Raises
+        InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
+        name."""
         skill = read_skill(folder)
         draft = draft_of(skill, tier, "import", self._registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
@@ -277,6 +295,7 @@ class SkillLibrary:
         reason: str,
         access_scope: str = ALL_ACCESS,
     ) -> SkillEvent:
+        """Set a skill's state, with an event. Raises NotFound and Conflict."""
         with self._catalog.write() as connection:
             return store.set_state(
                 connection, name, state, actor=actor, reason=reason, access_scope=access_scope
@@ -285,7 +304,8 @@ class SkillLibrary:
     def observed(
         self, names: Iterable[str], *, access_scope: str = ALL_ACCESS
     ) -> Mapping[str, Finding]:
-        """An outcome came in for these skills: those that lose are narrowed or retired."""
+        """Judge these skills anew after an outcome came in: those that lose are narrowed or
+        retired."""
         return observe(self._catalog, names, access_scope=access_scope)
 
     # -- parts
@@ -346,5 +366,99 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
         "compatibility": skill.compatibility,
         "allowed-tools": skill.allowed_tools,
     }
-    given = {key: value for key, value in fields.items() if value is not None}
-    return {**given, "metadata": dict(skill.metadata)}
+    present = {key: value for key, value in fields.items() if value is not None}
+    return {**present, "metadata": dict(skill.metadata)}
+
+
+def draft_of(
+    skill: SkillFile, tier: Tier, origin: Literal["shipped", "import"], registry: HardwareRegistry
+) -> SkillDraft:
+    """The skill as it is to be stored, its ids checked against what is registered here. Raises
+    UnknownHardware, UnknownSignal and InvalidKnowledge."""
+    signals = load_signals()
+    scopes = skill.scopes
+    hardware = {registry.resolve(name) for name in scopes.hardware}
+    for signal in scopes.signals:
+        signals.get(signal)
+    _check_predicate(skill)
+    draft = SkillDraft(
+        name=skill.name,
+        tier=tier,
+        transformation=skill.transformation,
+        description=skill.description,
+        body=skill.body,
+        scopes=replace(scopes, hardware=tuple(sorted(hardware))),
+        content_sha256="",
+        origin=origin,
+        polarity=skill.metadata.get("kb.polarity", "use"),
+        predicate=skill.predicate,
+        moves=_moves(skill),
+        recipe=_recipe(skill),
+        sources=sources_of(skill.body),
+        metadata={
+            "allowed_tools": skill.allowed_tools,
+            "other": {k: v for k, v in skill.metadata.items() if not k.startswith("kb.")},
+            "files": _texts(skill),
+        },
+        license=skill.license,
+        compatibility=skill.compatibility,
+        version=int(skill.metadata.get("kb.version", "1")),
+    )
+    return replace(draft, content_sha256=content_sha256(advice(draft)))
+
+
+def _check_predicate(skill: SkillFile) -> None:
+    if skill.predicate is None:
+        return
+    names, signals, metrics = (
+        compile_predicate(skill.predicate).names(),
+        load_signals(),
+        load_metrics(),
+    )
+    for signal in names.signals:
+        signals.get(signal)
+    unknown = [name for name in names.metrics if name not in metrics]
+    if unknown:
+        raise InvalidKnowledge(
+            f"the predicate of {skill.name} reads unknown metrics: {', '.join(unknown)}",
+            hint="Use the names of the metric registry.",
+        )
+
+
+def _moves(skill: SkillFile) -> list[Mapping[str, Any]]:
+    moves = _structured(skill, MOVES_JSON, list) or []
+    moves_of({"moves": moves})
+    return moves
+
+
+def _recipe(skill: SkillFile) -> Mapping[str, Any] | None:
+    recipe: Mapping[str, Any] | None = _structured(skill, RECIPE_JSON, dict)
+    return recipe
+
+
+def _structured(skill: SkillFile, name: str, kind: type) -> Any:
+    if name not in skill.files:
+        return None
+    try:
+        value = json.loads(skill.files[name])
+    except ValueError as error:
+        raise InvalidKnowledge(
+            f"{name} of {skill.name} is not JSON: {error}", hint="Correct it at that place."
+        ) from error
+    if not isinstance(value, kind):
+        raise InvalidKnowledge(
+            f"{name} of {skill.name} is no JSON {kind.__name__}", hint="Export a skill to see one."
+        )
+    return value
+
+
+def _texts(skill: SkillFile) -> dict[str, str]:
+    """The reference texts that are kept; scripts and binaries are not."""
+    kept = {}
+    for name, data in sorted(skill.files.items()):
+        if name.startswith("references/") and name not in STRUCTURED:
+            try:
+                kept[name] = data.decode("utf-8")
+            except UnicodeDecodeError:
+                continue  # reported among what was dropped
+    return kept

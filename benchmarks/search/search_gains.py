@@ -24,7 +24,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.optimize import Finished, optimize
 from optimizer.search.tree import Tree
-from skills.upkeep import prepare_library
+from skills.lifecycle import prepare_library
 
 TITLE = "What the search gains on this CPU, without a key"
 

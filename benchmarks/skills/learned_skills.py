@@ -65,13 +65,13 @@ STAGES = ("runs", "distil", "unseen", "trials", "others")
 def unseen_spaces(services: Services, folder: Path, plan: Plan) -> list[Space]:
     """One case of each problem that was learned from, in the order in which they are measured."""
     recipes, views = curated_recipes(services, plan.language), Views(folder, plan.ground)
-    found = []
+    spaces = []
     for problem in problems_named(plan.taught):
         kept = _winner(folder, problem.name)
         space = unseen_space(problem, recipes, plan.unseen_points, SEED + 1, kept, views)
         if space is not None:
-            found.append(space)
-    return found
+            spaces.append(space)
+    return spaces
 
 
 def _winner(folder: Path, problem: str) -> dict[str, Value]:
@@ -101,8 +101,8 @@ def look_at(folder: Path, plan: Plan) -> None:
 
 def unseen_problems(views: Views, plan: Plan) -> list[Problem]:
     """Those that were learned from, each with a case that nobody learned from."""
-    found = (views.unseen(problem, SEED + 1) for problem in problems_named(plan.taught))
-    return [problem for problem in found if problem is not None]
+    problems = (views.unseen(problem, SEED + 1) for problem in problems_named(plan.taught))
+    return [problem for problem in problems if problem is not None]
 
 
 # -- going on
@@ -251,12 +251,12 @@ def compare(place: Place, arms: Sequence[Knows], names: frozenset[str], seeds: i
 def _seen(services: Services) -> Place | None:
     """The cases that the runs themselves searched, from the stored table of another benchmark."""
     try:
-        found = knowledge_value.stored()
+        rows = knowledge_value.stored()
     except InvalidRequest as problem:
         say(f"without the cases that were learned from: {problem.message}")
         return None
-    answers = answers_of(services, found.spaces, found.table)
-    return Place(found.spaces, found.table, answers, found.target)
+    answers = answers_of(services, rows.spaces, rows.table)
+    return Place(rows.spaces, rows.table, answers, rows.target)
 
 
 def findings(services: Services, folder: Path, plan: Plan, seeds: int) -> Findings:
@@ -266,12 +266,12 @@ def findings(services: Services, folder: Path, plan: Plan, seeds: int) -> Findin
     skills = learned(services)
     names = frozenset(skill.name for skill in skills)
     arms = arms_of(skills)
-    asked = {
+    spaces_by_kind = {
         "unseen": unseen_spaces(services, folder, plan),
         "others": other_spaces(services, folder, plan),
     }
     parts = {}
-    for kind, spaces in asked.items():
+    for kind, spaces in spaces_by_kind.items():
         table = load(folder / f"{kind}.jsonl")
         place = place_of(services, spaces, table)
         parts[kind] = _part(place, spaces, arms, names, seeds, idle_spaces(spaces, table))
@@ -333,16 +333,18 @@ def _positive(text: str) -> int:
     return number
 
 
-def asked_for(given: argparse.Namespace) -> dict[str, Any]:
+def asked_for(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of a plan that the command names."""
     names = ("device", "language", "candidates", "budget", "documents")
-    asked = {name: getattr(given, name) for name in names}
-    asked |= {
-        name: tuple(getattr(given, name)) for name in ("taught", "others") if getattr(given, name)
+    options = {name: getattr(arguments, name) for name in names}
+    options |= {
+        name: tuple(getattr(arguments, name))
+        for name in ("taught", "others")
+        if getattr(arguments, name)
     }
-    if given.points:
-        asked["unseen_points"], asked["other_points"] = given.points
-    return {name: value for name, value in asked.items() if value is not None}
+    if arguments.points:
+        options["unseen_points"], options["other_points"] = arguments.points
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def part_of(plan: Plan, names: Sequence[str]) -> Plan:
@@ -360,27 +362,27 @@ def part_of(plan: Plan, names: Sequence[str]) -> Plan:
 
 
 def main() -> None:
-    given = _parser().parse_args()
+    arguments = _parser().parse_args()
 
     def run() -> None:
-        plan = plan_of(given.folder, asked_for(given))
-        with opened(given.folder / "data", plan.documents) as services:
-            if given.prepare:
-                unseen = unseen_problems(Views(given.folder, plan.ground), plan)
-                say(f"prepared; nobody learns from {'; '.join(one.name for one in unseen)}")
+        plan = plan_of(arguments.folder, asked_for(arguments))
+        with opened(arguments.folder / "data", plan.documents) as services:
+            if arguments.prepare:
+                unseen = unseen_problems(Views(arguments.folder, plan.ground), plan)
+                say(f"prepared; nobody learns from {'; '.join(problem.name for problem in unseen)}")
                 return
-            if not given.report:
-                part = part_of(plan, given.only) if given.only else plan
-                stages, seconds = given.stage or STAGES, given.seconds
-                done = go_on(services, given.folder, part, stages, seconds, given.rounds)
+            if not arguments.report:
+                part = part_of(plan, arguments.only) if arguments.only else plan
+                stages, seconds = arguments.stage or STAGES, arguments.seconds
+                done = go_on(services, arguments.folder, part, stages, seconds, arguments.rounds)
                 say("done; report it with --report" if done else "call it again to go on")
                 return
-            parts = report(findings(services, given.folder, plan, given.seeds))
-        asked = f"--folder F --report --seeds {given.seeds}"
-        command = f"`python -m benchmarks.skills.learned_skills {asked}`"
+            parts = report(findings(services, arguments.folder, plan, arguments.seeds))
+        options = f"--folder F --report --seeds {arguments.seeds}"
+        command = f"`python -m benchmarks.skills.learned_skills {options}`"
         if plan.options():
             command += f", over a folder that was begun with `{plan.options()}`"
-        write_result(given.results, title(plan), [command, *parts])
+        write_result(arguments.results, title(plan), [command, *parts])
 
     ended(run)
 

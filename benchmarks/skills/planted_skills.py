@@ -22,15 +22,14 @@ from benchmarks.report import ended, say, table, write_result
 from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.embedding import DEFAULT_MODEL, Embedder, open_embedder
-from skills.curator.drafting.delta import Task
-from skills.curator.pipeline import distil
-from skills.curator.records import Side, Trajectory
-from tests.skills.curator.believing.uses import DTYPES, LENGTHS, NOISE, OPS, Gain, Uses, learned
-from tests.skills.curator.matching.paraphrases import NEAR, PAIRS, Told
+from skills.curator.drafter import Task
+from skills.trajectories.records import Side, Trajectory
+from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import (
     ROLES,
     at_random,
     catalog_in,
+    distil,
     free,
     measured,
     relabelled,
@@ -38,6 +37,7 @@ from tests.skills.curator.planted import (
     trajectory,
     tuned,
 )
+from tests.skills.planted_uses import DTYPES, LENGTHS, NOISE, OPS, Gain, Uses, learned
 
 TITLE = "Planted skills: what the curator does with them"
 SEEDS = range(10)
@@ -125,14 +125,14 @@ def goes(gain: Gain, most: int = WITHIN) -> Callable[[Path], list[Outcome]]:
 
 def stays(gain: float, most: int) -> Callable[[Path], list[Outcome]]:
     def run(folder: Path) -> list[Outcome]:
-        turned = goes(lambda told: gain, most)(folder)
+        turned = goes(lambda situation: gain, most)(folder)
         return [Outcome(not outcome.good, outcome.uses) for outcome in turned]
 
     return run
 
 
 def half(key: str, value: Any) -> Gain:
-    return lambda told: LOSS if told[key] == value else WIN
+    return lambda situation: LOSS if situation[key] == value else WIN
 
 
 # -- trajectories
@@ -151,14 +151,14 @@ class Scripted:
         return json.dumps(self.answer)
 
 
-def answer(told: Told) -> dict[str, Any]:
+def answer(paraphrase: Paraphrase) -> dict[str, Any]:
     return {
         "operation": "ADD",
-        "transformation": told.transformation,
-        "description": told.description,
+        "transformation": paraphrase.transformation,
+        "description": paraphrase.description,
         "when": ["The verdict fits."],
         "when_not": ["The sizes are far from those measured."],
-        "steps": list(told.steps),
+        "steps": list(paraphrase.steps),
         "check": ["The time falls beyond noise."],
         "failure_signs": ["The time stays as it was."],
     }
@@ -190,10 +190,10 @@ def paraphrased(embedder: Embedder) -> Callable[[Path], list[Outcome]]:
                 distil(
                     changed(LOOP, unnamed(number), f"run_{number}"),
                     catalog,
-                    drafter=Scripted(answer(told)),
+                    drafter=Scripted(answer(paraphrase)),
                     embedder=embedder,
                 )
-                for number, told in enumerate((first, NEAR[name], again))
+                for number, paraphrase in enumerate((first, NEAR[name], again))
             ]
             count = len(_stored(catalog))
         operations = [[d.operation for d in judged.deltas] for judged in made]
@@ -252,7 +252,7 @@ def exploited(trick: Mapping[str, Any]) -> Callable[[Path], list[Outcome]]:
         child = clean.steps[place].child
         forged = measured(f"ev-{child.number}", 40.0, **trick)
         steps = list(clean.steps)
-        steps[place] = replace(steps[place], child=replace(child, measured=forged))
+        steps[place] = replace(steps[place], child=replace(child, evaluation=forged))
         with _catalog(folder) as catalog:
             made = distil(replace(clean, steps=tuple(steps)), catalog, roles=ROLES)
         at_gate = [d for d in made.decisions if d.node == child.number]
@@ -268,7 +268,7 @@ def exploited(trick: Mapping[str, Any]) -> Callable[[Path], list[Outcome]]:
 def told_order(order: str) -> Trajectory:
     """In what the proposer says, and in comments."""
     noted = f"// {order}\n{PARALLEL}"
-    return changed(f"/* {order} */\n{LOOP}", noted, "run_1", plan=order, told=(order,))
+    return changed(f"/* {order} */\n{LOOP}", noted, "run_1", plan=order, texts=(order,))
 
 
 def coded_order(order: str) -> Trajectory:
@@ -338,7 +338,7 @@ def scenarios(embedder: Embedder) -> list[Scenario]:
             Scenario(f"15 % slower on half of its scope, by {name}", wrong, all_, goes(half(*at)))
             for name, at in halves.items()
         ),
-        Scenario("15 % slower everywhere", wrong, all_, goes(lambda told: LOSS)),
+        Scenario("15 % slower everywhere", wrong, all_, goes(lambda situation: LOSS)),
         Scenario("15 % faster everywhere", f"{right} after {WITHIN}", most, stays(WIN, WITHIN)),
         Scenario("15 % faster everywhere", f"{right} after {LONG}", most, stays(WIN, LONG)),
         Scenario("5 % faster everywhere", f"{right} after {WITHIN}", most,
@@ -373,7 +373,7 @@ def tell(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--results", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     def run() -> None:
         rows = []
@@ -384,7 +384,7 @@ def main() -> None:
                 rows.append(tell(scenario, scenario.run(Path(folder) / str(number))))
         header = ["planted", "wanted", "seeds", "as wanted", "aim", "uses until it happened"]
         command = "`python -m benchmarks.skills.planted_skills`"
-        write_result(given.results, TITLE, [command, *METHOD, table(header, rows)])
+        write_result(arguments.results, TITLE, [command, *METHOD, table(header, rows)])
 
     ended(run)
 

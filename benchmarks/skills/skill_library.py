@@ -74,11 +74,11 @@ class Place:
 def copy(source: Path, target: Path) -> Catalog:
     """The catalog as it is, without opening the original for writing."""
     target.mkdir(parents=True)
-    found = sqlite3.connect(f"file:{source / 'catalog.sqlite'}?mode=ro", uri=True)
+    live = sqlite3.connect(f"file:{source / 'catalog.sqlite'}?mode=ro", uri=True)
     kept = sqlite3.connect(target / "catalog.sqlite")
-    with found, kept:
-        found.backup(kept)
-    found.close()
+    with live, kept:
+        live.backup(kept)
+    live.close()
     kept.close()
     return open_catalog(target)
 
@@ -88,12 +88,14 @@ def draft(number: int, chips: Sequence[str], signals: Sequence[str]) -> SkillDra
     rng = random.Random(number)
     op = rng.choice(sorted(problem_terms().ops))
     change, language = rng.choice(CHANGES), rng.choice(LANGUAGES)
-    one, two = rng.sample(WORDS, 2)
-    text = f"Use when {op} in {language} waits on {one}: {change} the {two}. Not for small ones."
+    first, second = rng.sample(WORDS, 2)
+    text = (
+        f"Use when {op} in {language} waits on {first}: {change} the {second}. Not for small ones."
+    )
     return SkillDraft(
         name=f"{language}-{change}-{op.replace('_', '-')}-{number}",
         tier="learned",
-        transformation=f"{change}-{one.replace(' ', '-')}",
+        transformation=f"{change}-{first.replace(' ', '-')}",
         description=text,
         body=BODY.format(text=text),
         scopes=SkillScopes(
@@ -117,15 +119,15 @@ def fill(catalog: Catalog, count: int) -> None:
     for start in range(0, count, 500):
         with catalog.write() as connection:
             for number in range(start, min(start + 500, count)):
-                one = draft(number, chips, signals)
-                names.append(one.name)
-                store.put(connection, one, state="candidate", actor="curator", reason="drafted")
+                skill = draft(number, chips, signals)
+                names.append(skill.name)
+                store.put(connection, skill, state="candidate", actor="curator", reason="drafted")
                 rng = random.Random(-number - 1)
                 measured = rng.random() < MEASURED
                 for _ in range(rng.choice((1, 2, 4)) if measured else 0):
                     store.add_evidence(
                         connection,
-                        one.name,
+                        skill.name,
                         kind="ablation",
                         hardware=rng.choice(chips),
                         n=12,
@@ -210,9 +212,9 @@ def browse(place: Place, repeats: int) -> None:
         place.time("search", lambda text=text: library.search(text))  # type: ignore[misc]
 
 
-def ask(places: Sequence[Place], asked: Sequence[RetrieveRequest]) -> None:
+def ask(places: Sequence[Place], sent: Sequence[RetrieveRequest]) -> None:
     """Each request on each store, in turn, so that a busy moment meets all alike."""
-    for number, request in enumerate(asked):
+    for number, request in enumerate(sent):
         for place in places if number % 2 else reversed(places):
             retriever = place.retriever
             place.time("retrieve", partial(retriever.retrieve, request))
@@ -220,14 +222,14 @@ def ask(places: Sequence[Place], asked: Sequence[RetrieveRequest]) -> None:
 
 
 def rows(places: Sequence[Place]) -> list[list[str]]:
-    found = []
+    table_rows = []
     for place in places:
         for what, taken in place.milliseconds.items():
             p50, p95 = np.percentile(taken, (50, 95))
-            found.append(
+            table_rows.append(
                 [what, place.name, str(len(taken)), *(f"{x:.1f}" for x in (p50, p95, max(taken)))]
             )
-    return sorted(found)
+    return sorted(table_rows)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -247,11 +249,11 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.monotonic()
         fill(places[1].catalog, arguments.skills)
         filled = time.monotonic() - started
-        asked = requests(places[0].catalog, arguments.requests + 10)
-        ask(places, asked[:10])  # not counted: first use of each path
+        sent = requests(places[0].catalog, arguments.requests + 10)
+        ask(places, sent[:10])  # not counted: first use of each path
         for place in places:
             place.milliseconds.clear()
-        ask(places, asked[10:])
+        ask(places, sent[10:])
         browse(places[1], arguments.repeats)
         write_result(arguments.output, TITLE, _told(places, filled, arguments))
         for place in places:

@@ -1,231 +1,218 @@
-"""What a run, or a trajectory that others told, teaches the library.
+"""What a run, or an external trajectory, teaches the library.
 
-The record of a distillation is a blob: judged again, with the answers of its drafter and its lifter
-replayed, it must come out the same.
+The record of a distillation is a blob: judged again, with the recorded answers of the model and of
+lifting, it must come out the same.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kb.blobs import Blobs
+from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import passages
+from kb.embedding import Embedder
 from kb.errors import InvalidKnowledge, KernloreError, NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.simulated import SimulatedBench
-from optimizer.search.runs.knowledge import library_sources
+from optimizer.search.runs.knowledge import library_recipes, library_sources
 from optimizer.search.runs.optimize import bench_for, places_for
 from optimizer.search.runs.run_store import run_store
 from retrieval.knowledge_base import KnowledgeBase
-from skills.curator.distillation import Distillation, Library, Lifted, Lifter, Means
-from skills.curator.drafting.delta import Drafter
-from skills.curator.lifting import KernelLifter
-from skills.curator.model_drafter import model_drafter
-from skills.curator.pipeline import judge, replay
-from skills.curator.records import Change, Kernel, Trajectory
-from skills.curator.storing import means_of, snapshot, store_deltas
-from skills.curator.tuned import Lifting, tuned_instance
+from skills.curator.contrast import Roles, roles_of
+from skills.curator.distillation import Distillation
+from skills.curator.drafter import Drafter, model_drafter
+from skills.curator.lifting import KernelLifter, Lifting, tuned_instance
+from skills.curator.pipeline import propose_deltas, replay
+from skills.curator.records import Lift
+from skills.curator.storing import context_of, snapshot, store_deltas
 from skills.skill_library import SkillLibrary
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.external_trajectory import problem_of, told_from_json
-from skills.trajectories.reading import parameter_roles, searched_problem, trajectory
-from skills.trials.trial_context import ConfirmingBench
+from skills.trajectories.external_trajectory import external_trajectory_from_json, problem_of
+from skills.trajectories.reading import searched_problem, trajectory
+from skills.trajectories.records import Trajectory
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One pass of the curator, and what its lifter answered, by node."""
-
-    distillation: Distillation
-    lifted: Mapping[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"distillation": self.distillation.as_json(), "lifted": dict(self.lifted)}
-
-
-@dataclass(frozen=True)
 class Distilled:
-    """source: id of the run or the trajectory. tuned: the recipe that it tuned, or why there is
-    none. record: key of the blob."""
+    """What came of a run or an external trajectory.
+
+    `source` is its id. The first distillation is that of the trajectory itself, the second that of
+    the composed step where the search tuned a recipe. `record` is the key of the blob. `tuned` is
+    the recipe that it tuned, or says why there is none.
+    """
 
     source: str
-    passes: tuple[Pass, ...]
-    tuned: str
+    distillations: tuple[Distillation, ...]
     record: str
+    tuned: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Decisions and what was stored, without the trajectory; the record has all of it."""
-        made = [one.distillation for one in self.passes]
         return {
             "source": self.source,
             "decisions": [
-                {**asdict(decision), "composed": one is not made[0]}
-                for one in made
-                for decision in one.decisions
+                {**asdict(decision), "composed": place > 0}
+                for place, distillation in enumerate(self.distillations)
+                for decision in distillation.decisions
             ],
-            "stored": [asdict(stored) for one in made for stored in one.stored],
+            "stored": [
+                asdict(stored)
+                for distillation in self.distillations
+                for stored in distillation.stored
+            ],
             "tuned": self.tuned,
             "record": self.record,
         }
 
 
 def distil_source(base: KnowledgeBase, identity: str, model: str = "") -> Distilled:
-    """Judge it, keep the record, store candidates and evidence, all or nothing. model: to draft
-    sentences, as litellm names it. Raises NotFound, Conflict, and Unavailable for a model that
-    cannot be asked.
+    """Distil a run or an external trajectory: judge it, keep the record, and store candidates and
+    evidence, all or nothing.
+
+    `identity` is the id of either. `model` is a litellm model name; it drafts the sentences. Raises
+    NotFound, Conflict where the library changed meanwhile or nothing was measured, and Unavailable
+    for a model that cannot be called.
     """
     SkillLibrary(base.catalog).sync_builtin(base.settings.skills_dir)
-    told = trajectory(base, identity)
-    tuned = tuned_instance(told, library_sources(base))
-    found = {} if isinstance(tuned, str) else {tuned.lifted.name: tuned.lifted}
-    lifting = replace(_lifting(base, identity, told), tuned=found)
-    drafter = model_drafter(model) if model else None
-    asked = [told] if isinstance(tuned, str) else [told, tuned.trajectory]
-    passes: list[Pass] = []
-    for one in asked:  # the second meets what the first will have stored
-        before = passes[-1].distillation.after if passes else None
-        passes.append(_pass(base, one, lifting, drafter, before))
-    told_record = {
+    whole = trajectory(base, identity)
+    tuned = tuned_instance(whole, library_sources(base))
+    trajectories, lifting = [whole], _lifting(base, identity, whole)
+    if not isinstance(tuned, str):
+        trajectories.append(tuned.trajectory)
+        lifting = replace(lifting, tuned={tuned.lifted.name: tuned.lifted})
+    distilled = distil(
+        base.catalog,
+        base.blobs,
+        trajectories,
+        source=identity,
+        roles=parameter_roles(base),
+        shown=_shown(base, whole),
+        embedder=base.embedder,
+        drafter=model_drafter(model) if model else None,
+        lift=lifting.lift,
+    )
+    return replace(distilled, tuned=tuned if isinstance(tuned, str) else tuned.lifted.name)
+
+
+def distil(
+    catalog: Catalog,
+    blobs: Blobs,
+    trajectories: Sequence[Trajectory],
+    *,
+    roles: Roles,
+    source: str = "",
+    shown: Mapping[str, str] | None = None,
+    embedder: Embedder | None = None,
+    drafter: Drafter | None = None,
+    lift: Lift | None = None,
+) -> Distilled:
+    """Judge trajectories of one source, keep the record, and store what they teach, all or nothing.
+
+    Each trajectory meets what the one before it will have stored. `roles` are those of recipes'
+    parameters. `shown` holds the texts of excerpts that steps were shown, by id. Without an
+    embedder, skills in other words are not recognised. Raises Conflict where the library changed
+    meanwhile; then nothing is stored.
+    """
+    proposed: list[Distillation] = []
+    for judged in trajectories:
+        before = proposed[-1].after if proposed else None
+        library = snapshot(catalog, judged, before=before)
+        texts = _shown_in(judged, shown or {})
+        context = context_of(catalog, roles=roles, shown=texts, embedder=embedder)
+        proposed.append(propose_deltas(judged, library, context, drafter=drafter, lift=lift))
+    record = {
         "format": FORMAT,
-        "source": identity,
-        "passes": [one.as_json() for one in passes],
+        "source": source,
+        "passes": [
+            {"distillation": distillation.as_json(), "lifted": dict(distillation.lifted)}
+            for distillation in proposed
+        ],
     }
     # The record first: no event names one that is not there. Keys in their own order: the hash of a
     # skill's content is of its recipe as it is written.
-    record = base.blobs.put(json.dumps(told_record).encode())
-    stored = store_deltas(base.catalog, [one.distillation for one in passes], record=record)
-    return Distilled(
-        identity,
-        tuple(Pass(made, one.lifted) for made, one in zip(stored, passes, strict=True)),
-        tuned if isinstance(tuned, str) else tuned.lifted.name,
-        record,
-    )
+    key = blobs.put(json.dumps(record).encode())
+    return Distilled(source, store_deltas(catalog, proposed, record=key), key)
 
 
 def replayed(base: KnowledgeBase, record: str) -> list[str]:
-    """Judge a record again; what came out differently, nothing where it is the same."""
-    told = json.loads(base.blobs.get(record))
-    if not isinstance(told, dict) or told.get("format") != FORMAT or "passes" not in told:
+    """Judge a record again; names of what came out differently, empty where all is the same.
+
+    `record` is the key of the blob. Raises InvalidKnowledge for a blob that is no record of this
+    format, or that was made with another embedding model.
+    """
+    stored = json.loads(base.blobs.get(record))
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT or "passes" not in stored:
         raise InvalidKnowledge(
             f"{record[:12]} is no distillation of format {FORMAT}",
             hint="`kernlore skills distill` prints the key of its record.",
         )
     differences = []
-    for number, row in enumerate(told["passes"], 1):
-        stored = row["distillation"]
-        embedder = base.embedder if stored["means"]["embedder"] else None
-        again = replay(stored, Means(embedder=embedder), _Again(row["lifted"]))
+    for number, row in enumerate(stored["passes"], 1):
+        before = row["distillation"]
+        embedder = base.embedder if before["means"]["embedder"] else None
+        again = replay(before, embedder, row["lifted"])
         now = json.loads(json.dumps(again.as_json()))
-        names = [name for name in now if name != "stored" and now[name] != stored[name]]
+        names = [name for name in now if name != "stored" and now[name] != before[name]]
         differences += [f"pass {number}: {name}" for name in names]
     return differences
 
 
 def problem_behind(base: KnowledgeBase, identity: str) -> Problem:
-    """The problem of a run or of a told trajectory."""
+    """The problem of a run or of an external trajectory."""
     if identity.startswith("run_"):
         return searched_problem(run_store(base).run(identity))
-    told = trajectory_store(base)
-    return problem_of(told_from_json(told.report(told.find(identity))).problem)
+    store = trajectory_store(base)
+    return problem_of(external_trajectory_from_json(store.report(store.find(identity))).problem)
 
 
-# -- one pass
+def parameter_roles(base: KnowledgeBase) -> dict[str, dict[str, str]]:
+    """Recipe -> parameter -> its role, of the active recipes."""
+    return roles_of(library_recipes(base))
 
 
-def _pass(
-    base: KnowledgeBase,
-    told: Trajectory,
-    lifting: Lifter,
-    drafter: Drafter | None,
-    before: Library | None,
-) -> Pass:
-    kept = _Kept(lifting)
-    library = snapshot(base.catalog, told, before=before)
-    means = means_of(
-        base.catalog,
-        library,
-        roles=parameter_roles(base),
-        shown=_shown(base, told),
-        embedder=base.embedder,
-    )
-    made = judge(told, library, means, drafter=drafter, lifter=kept)
-    return Pass(made, kept.answers)
-
-
-def _shown(base: KnowledgeBase, told: Trajectory) -> dict[str, str]:
+def _shown(base: KnowledgeBase, whole: Trajectory) -> dict[str, str]:
     """Texts of the excerpts that steps were shown, as they are now."""
-    ids = sorted({id_ for step in told.steps for id_ in step.shown.get("excerpts", ())})
-    found = {}
+    ids = sorted({id_ for step in whole.steps for id_ in step.shown.get("excerpts", ())})
+    texts = {}
     with base.catalog.read() as connection:
         for identity in ids:
             try:
-                found[identity] = passages.get(connection, identity, ALL_ACCESS).text
+                texts[identity] = passages.get(connection, identity, ALL_ACCESS).text
             except NotFound:  # of a version that was deleted since
                 continue
-    return found
+    return texts
 
 
-# -- lifting
+def _shown_in(judged: Trajectory, texts: Mapping[str, str]) -> dict[str, str]:
+    ids = {id_ for step in judged.steps for id_ in step.shown.get("excerpts", ())}
+    return {id_: text for id_, text in texts.items() if id_ in ids}
 
 
-@dataclass
-class _Kept:
-    """A lifter whose answers are kept. answers: by node, a recipe or why there is none."""
-
-    inner: Lifter
-    answers: dict[str, Any] = field(default_factory=dict)
-
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
-        found = self.inner.lift(trajectory, change)
-        told = found if isinstance(found, str) else json.loads(json.dumps(_plain(found)))
-        self.answers[str(change.step.child.number)] = told
-        return found
-
-
-@dataclass(frozen=True)
-class _Again:
-    """The answers of a record."""
-
-    answers: Mapping[str, Any]
-
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
-        told = self.answers.get(str(change.step.child.number), "the record has no answer")
-        if isinstance(told, str):
-            return told
-        return Lifted(**{**told, "signals": tuple(told.get("signals", ()))})
-
-
-def _plain(found: Lifted) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "recipe": dict(found.recipe),
-        "files": dict(found.files),
-        "signals": list(found.signals),
-    }
-
-
-def _lifting(base: KnowledgeBase, identity: str, told: Trajectory) -> Lifting:
+def _lifting(base: KnowledgeBase, identity: str, whole: Trajectory) -> Lifting:
     """Whole kernels are tried on the device that the trajectory is about."""
-    if not any(_whole(step.child.kernel) for step in told.steps):
+    if all(step.proposal.recipe is not None for step in whole.steps):
         return Lifting({})
     problem = problem_behind(base, identity)
     try:
-        place = next(iter(places_for(base, told.hardware, None).values()))
+        place = next(iter(places_for(base, whole.hardware, None).values()))
     except KernloreError as error:
         return Lifting({}, absent=error.message)
     device = place.target.device
     if device is None:
-        return Lifting({}, absent=f"no {told.hardware} in this machine")
+        return Lifting({}, absent=f"no {whole.hardware} in this machine")
 
     @contextmanager
-    def bench(asked: Problem) -> Iterator[ConfirmingBench]:
-        with bench_for(base, asked, places_for(base, told.hardware, None)) as opened:
+    def bench(tried: Problem) -> Iterator[LocalBench]:
+        with bench_for(base, tried, places_for(base, whole.hardware, None)) as opened:
             if isinstance(opened, SimulatedBench):
                 raise InvalidKnowledge(
                     "a simulator has no reference to be right against",
@@ -233,8 +220,4 @@ def _lifting(base: KnowledgeBase, identity: str, told: Trajectory) -> Lifting:
                 )
             yield opened
 
-    return Lifting({}, KernelLifter(problem, device, bench))
-
-
-def _whole(kernel: Kernel | None) -> bool:
-    return kernel is not None and kernel.recipe is None
+    return Lifting({}, KernelLifter(problem, device, bench).lift)

@@ -6,85 +6,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes
+from kb.catalog.skills import EvidenceRow, SkillRow, SkillScopes
 from kb.embedding import Embedder
 from kb.errors import InvalidKnowledge
-from skills.curator.matching.match import Known
-from skills.curator.reading.contrast import Roles
-from skills.curator.records import Change, Decision, Operation, Trajectory, trajectory_from_json
-from skills.observation import Part
+from skills.curator.contrast import Roles
+from skills.curator.match import Known
+from skills.curator.records import Decision, Delta, StoredDelta
+from skills.trajectories.records import Trajectory, trajectory_from_json
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Narrowing:
-    """What an existing skill no longer claims: its new precondition, and the parts of its scope
-    that this leaves out."""
-
-    predicate: str | None
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Delta:
-    """One change of the library. draft: the whole skill, of ADD and REFINE and where evidence
-    widens a candidate; version: of the skill that it follows, 0 for a new one. conflicts_with: the
-    skill of opposite effect."""
-
-    operation: Operation
-    node: int
-    skill: str
-    reason: str
-    draft: SkillDraft | None = None
-    evidence: tuple[EvidenceRow, ...] = ()
-    conflicts_with: str = ""
-    narrowing: Narrowing | None = None
-    version: int = 0
-
-
-@dataclass(frozen=True)
-class StoredDelta:
-    """What became of a delta. outcome: created | updated | unchanged."""
-
-    skill: str
-    operation: str
-    outcome: str
-    version: int
-    evidence: int
-
-
-@dataclass(frozen=True)
-class Lifted:
-    """A kernel as a recipe: its JSON and the template beside it.
-    signals: of verdicts under which a search would begin with it; none for those of the change."""
-
-    name: str
-    recipe: Mapping[str, Any]
-    files: Mapping[str, str]
-    signals: tuple[str, ...] = ()
-
-
-class Lifter(Protocol):
-    """Makes a recipe of a kernel without one. Deterministic; a text says why it cannot."""
-
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str: ...
-
-
-@dataclass(frozen=True)
 class Library:
-    """The part of the library that a trajectory can meet. taken: names of all skills."""
+    """The part of the library that a trajectory can meet. `taken` holds the names of all skills."""
 
     known: tuple[Known, ...] = ()
     taken: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Means:
-    """What is decided with, beside trajectory and library. names: of every registered hardware, by
-    id. lineages: from the chip upwards. shown: texts that steps were shown, by id."""
+class CuratorContext:
+    """What is decided with, beside trajectory and library.
+
+    `roles` are those of recipes' parameters. `names` holds the names of every registered hardware,
+    by id; `lineages` its lineage, from the chip upwards. `shown` holds texts that steps were shown,
+    by id. Without an embedder, skills in other words are not recognised.
+    """
 
     roles: Roles = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -94,26 +44,33 @@ class Means:
 
     @property
     def fingerprint(self) -> str:
+        """The embedder's fingerprint; empty without one."""
         return self.embedder.fingerprint if self.embedder is not None else ""
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """drafter, embedder: names of what was asked, "" for none. answers: of the drafter, by node.
-    after: the library once the deltas are stored; it follows from the rest and is not recorded."""
+    """The decisions about one trajectory and the deltas that follow.
+
+    `drafter` names the model that drafted, empty for none; `answers` are what it answered, by node.
+    `lifted` is what lifting answered, by node: a recipe as JSON, or why there is none. `after` is
+    the library once the deltas are stored; it follows from the rest and is not recorded.
+    """
 
     trajectory: Trajectory
     library: Library
-    means: Means
+    context: CuratorContext
     decisions: tuple[Decision, ...]
     deltas: tuple[Delta, ...]
     drafter: str = ""
     answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lifted: Mapping[str, Any] = field(default_factory=dict)
     stored: tuple[StoredDelta, ...] = ()
     after: Library = field(default_factory=Library)
 
     def as_json(self) -> dict[str, Any]:
-        means = {name: _plain(getattr(self.means, name)) for name in _MEANS}
+        """The record, without `lifted`, which is stored beside it. `recorded_from` reads it."""
+        context = {name: _plain(getattr(self.context, name)) for name in _CONTEXT}
         return {
             "format": FORMAT,
             "trajectory": self.trajectory.as_json(),
@@ -121,7 +78,7 @@ class Distillation:
                 "known": [asdict(known) for known in self.library.known],
                 "taken": sorted(self.library.taken),
             },
-            "means": {**means, "embedder": self.means.fingerprint},
+            "means": {**context, "embedder": self.context.fingerprint},
             "decisions": [asdict(decision) for decision in self.decisions],
             "deltas": [asdict(delta) for delta in self.deltas],
             "drafter": self.drafter,
@@ -130,7 +87,7 @@ class Distillation:
         }
 
 
-_MEANS = ("roles", "names", "lineages", "shown")
+_CONTEXT = ("roles", "names", "lineages", "shown")
 
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,37 +103,38 @@ class Recorded:
 
     trajectory: Trajectory
     library: Library
-    means: Means
+    context: CuratorContext
     drafter: str
     answers: Mapping[str, tuple[str, ...]]
 
 
 def recorded_from(record: Mapping[str, Any], embedder: Embedder | None) -> Recorded:
-    """The inverse of `as_json`, with the embedder that it was made with."""
+    """What `Distillation.as_json` recorded, with the embedder that it was made with. Raises
+    InvalidKnowledge for a record of another format or of another embedding model."""
     if record.get("format") != FORMAT:
         raise InvalidKnowledge(
             f"a distillation of format {record.get('format')!r}",
             hint=f"This version reads format {FORMAT}; distil the run again.",
         )
-    wanted = record["means"]["embedder"]
-    found = embedder.fingerprint if embedder is not None else ""
-    if wanted != found:
+    recorded = record["means"]["embedder"]
+    present = embedder.fingerprint if embedder is not None else ""
+    if recorded != present:
         raise InvalidKnowledge(
-            f"it was made with the embedder {wanted or 'none'}, not {found or 'none'}",
+            f"it was made with the embedder {recorded or 'none'}, not {present or 'none'}",
             hint="Replay with the same embedding model, or distil the run again.",
         )
-    means = record["means"]
+    context = record["means"]
     return Recorded(
         trajectory=trajectory_from_json(record["trajectory"]),
         library=Library(
             tuple(_known(row) for row in record["library"]["known"]),
             frozenset(record["library"]["taken"]),
         ),
-        means=Means(
-            roles=means["roles"],
-            names=_tuples(means["names"]),
-            lineages=_tuples(means["lineages"]),
-            shown=means["shown"],
+        context=CuratorContext(
+            roles=context["roles"],
+            names=_tuples(context["names"]),
+            lineages=_tuples(context["lineages"]),
+            shown=context["shown"],
             embedder=embedder,
         ),
         drafter=record["drafter"],
@@ -189,10 +147,10 @@ def _tuples(mapping: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _known(row: Mapping[str, Any]) -> Known:
-    told = row["row"]
-    scopes = SkillScopes(**{kind: tuple(values) for kind, values in told["scopes"].items()})
-    lists = {name: tuple(told[name]) for name in ("moves", "sources")}
+    skill = row["row"]
+    scopes = SkillScopes(**{kind: tuple(values) for kind, values in skill["scopes"].items()})
+    lists = {name: tuple(skill[name]) for name in ("moves", "sources")}
     return Known(
-        SkillRow(**{**told, **lists, "scopes": scopes}),
+        SkillRow(**{**skill, **lists, "scopes": scopes}),
         tuple(EvidenceRow(**evidence) for evidence in row["evidence"]),
     )

@@ -1,7 +1,8 @@
-"""From a trajectory to stored candidates: gate, contrast, draft, lint, normalise, match.
+"""From a trajectory to deltas of the library: gate, contrast, draft, lint, normalise, match.
 
-`judge` is a function of the trajectory, a snapshot of the library and the answers of whoever
-drafted: the same ones give the same decisions. `distil` takes the snapshot, judges and stores.
+`propose_deltas` is a function of the trajectory, a snapshot of the library and the answers of the
+model and of lifting: the same ones give the same decisions. It stores nothing;
+`skills.curator.distil` takes the snapshot and stores.
 """
 
 from __future__ import annotations
@@ -10,109 +11,113 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kb.catalog.engine import Catalog
 from kb.embedding import Embedder
 from kb.hardware.names import NameIndex
-from kb.scope import ALL_ACCESS
-from skills.curator import changes
-from skills.curator.distillation import Distillation, Library, Lifter, Means, recorded_from
-from skills.curator.drafting import sentences
-from skills.curator.drafting.delta import Drafter
-from skills.curator.drafting.draft import Draft, compose
-from skills.curator.judging import Judging, checked
-from skills.curator.matching.match import Match, Texts, match
-from skills.curator.reading.contrast import ADOPTED, UNNAMED, WRITTEN, Roles, contrast
-from skills.curator.reading.echo import APPLIED, Shown
-from skills.curator.reading.evidence import rows_of
-from skills.curator.reading.gate import gate
-from skills.curator.reading.normalise import body_key, kernel_key
-from skills.curator.records import Change, Operation, Step, Trajectory
-from skills.curator.storing import means_of, snapshot, store_deltas
-from skills.schema import MAX_NAME
+from optimizer.search.runs.skill_moves import skill_of
+from skills.curator import changes, sentences
+from skills.curator.changes import CuratorRun, checked
+from skills.curator.contrast import ADOPTED, UNNAMED, WRITTEN, contrast
+from skills.curator.distillation import CuratorContext, Distillation, Library, recorded_from
+from skills.curator.draft import Draft, compose
+from skills.curator.drafter import Drafter, Replayed
+from skills.curator.evidence import rows_of
+from skills.curator.gate import gate
+from skills.curator.match import Match, Texts, match
+from skills.curator.records import Change, Lift, Lifted, Operation
+from skills.curator.texts import APPLIED, Shown, body_key, kernel_key
+from skills.format.schema import MAX_NAME
+from skills.trajectories.records import Step, Trajectory
 
 GONE = frozenset({"quarantined"})  # a person took it out: it is not learned again
 
 
-def distil(
-    trajectory: Trajectory,
-    catalog: Catalog,
-    *,
-    drafter: Drafter | None = None,
-    lifter: Lifter | None = None,
-    embedder: Embedder | None = None,
-    roles: Roles | None = None,
-    shown: Mapping[str, str] | None = None,
-    access_scope: str = ALL_ACCESS,
-) -> Distillation:
-    """Judge a trajectory over the catalog's library and store what it teaches.
-
-    embedder: without one, skills in other words are not recognised. roles: of recipes' parameters,
-    else as the library's recipes say. shown: texts of the excerpts that steps were shown, by id.
-    Raises Conflict where the library changed meanwhile; then nothing is stored.
-    """
-    library = snapshot(catalog, trajectory, access_scope)
-    means = means_of(catalog, library, roles=roles, shown=shown, embedder=embedder)
-    judged = judge(trajectory, library, means, drafter=drafter, lifter=lifter)
-    return store_deltas(catalog, [judged], access_scope)[0]
-
-
-def judge(
+def propose_deltas(
     trajectory: Trajectory,
     library: Library,
-    means: Means,
+    context: CuratorContext,
     *,
     drafter: Drafter | None = None,
-    lifter: Lifter | None = None,
+    lift: Lift | None = None,
 ) -> Distillation:
-    """What a trajectory teaches this library. Stores nothing."""
-    run = Judging(
+    """What a trajectory teaches this library, as deltas with the decisions behind them.
+
+    `drafter` may write the sentences of skills; `lift` makes recipes of kernels. Without them,
+    drafts have the curator's own sentences and whole kernels teach nothing. Stores nothing.
+    """
+    run = CuratorRun(
         trajectory,
-        means,
+        context,
         {known.row.name: known for known in library.known},
         set(library.taken),
         drafter,
-        lifter,
-        Texts(means.embedder),
-        NameIndex(means.names),
+        lift,
+        Texts(context.embedder),
+        NameIndex(context.names),
     )
     for step in trajectory.steps:
         _step(run, step)
     return Distillation(
         trajectory=trajectory,
         library=library,
-        means=means,
+        context=context,
         decisions=tuple(run.decisions),
         deltas=tuple(run.deltas),
         drafter=drafter.name if drafter is not None else "",
         answers=run.answers,
+        lifted=run.lifted,
         after=Library(tuple(run.known.values()), frozenset(run.taken)),
     )
 
 
-def replay(record: Mapping[str, Any], means: Means, lifter: Lifter | None = None) -> Distillation:
-    """Judge a stored distillation again. means: only its embedder is used."""
-    made = recorded_from(record, means.embedder)
-    drafter = sentences.Replayed(made.drafter, made.answers) if made.drafter else None
-    return judge(made.trajectory, made.library, made.means, drafter=drafter, lifter=lifter)
+def replay(
+    record: Mapping[str, Any],
+    embedder: Embedder | None = None,
+    lifted: Mapping[str, Any] | None = None,
+) -> Distillation:
+    """Judge a stored distillation again, with the answers that were recorded.
+
+    `embedder` must be the one that it was made with. `lifted` is what lifting answered, by node;
+    None where nothing could be lifted. Raises InvalidKnowledge for another format or embedder.
+    """
+    recorded = recorded_from(record, embedder)
+    return propose_deltas(
+        recorded.trajectory,
+        recorded.library,
+        recorded.context,
+        drafter=Replayed(recorded.drafter, recorded.answers) if recorded.drafter else None,
+        lift=recorded_lift(lifted) if lifted is not None else None,
+    )
 
 
-def _step(run: Judging, step: Step) -> None:
+def recorded_lift(lifted: Mapping[str, Any]) -> Lift:
+    """Lifting that repeats recorded answers, by node."""
+
+    def lift(trajectory: Trajectory, change: Change) -> Lifted | str:
+        answer = lifted.get(str(change.step.child.number), "the record has no answer")
+        if isinstance(answer, str):
+            return answer
+        return Lifted(**{**answer, "signals": tuple(answer.get("signals", ()))})
+
+    return lift
+
+
+def _step(run: CuratorRun, step: Step) -> None:
     passed, decision = gate(run.trajectory, step, run.seen)
     run.decisions.append(decision)
-    if step.child.kernel is not None:
-        run.seen.setdefault(kernel_key(step.child.kernel), step.child.number)
+    if step.child.bundle is not None:
+        run.seen.setdefault(kernel_key(step.child.bundle), step.child.number)
     if passed is None:
         return
     cause = _attributed(run, step)
-    change, decision = contrast(step, passed, run.means.roles, attributed=cause is not None)
+    change, decision = contrast(step, passed, run.context.roles, attributed=cause is not None)
     run.decisions.append(decision)
     if change is None:
         return
     evidence = rows_of(run.trajectory, change, passed.evidence)
     draft = compose(run.trajectory, change, evidence)
-    found = cause or _applied(run, change)
-    if found is not None:
-        _match_decided(run, change, draft, found)
+    matched = cause or _applied(run, change)
+    if matched is not None:
+        _match_decided(run, change, draft, matched)
         return
     lifted = _lifted(run, change, draft)
     if lifted is None:
@@ -120,63 +125,63 @@ def _step(run: Judging, step: Step) -> None:
     _learn(run, change, lifted)
 
 
-def _learn(run: Judging, change: Change, draft: Draft) -> None:
-    asked = sentences.ask(run, change, draft)
-    draft, node = asked.draft, change.step.child.number
+def _learn(run: CuratorRun, change: Change, draft: Draft) -> None:
+    written = sentences.ask(run, change, draft)
+    draft, node = written.draft, change.step.child.number
     unnamed = draft.transformation == UNNAMED
-    if unnamed and asked.operation not in ("ADD_EVIDENCE", "REFINE"):
+    if unnamed and written.operation not in ("ADD_EVIDENCE", "REFINE"):
         run.decide("draft", node, False, "no rule and nobody names what the new lines do")
         return
-    if not asked.asked:
+    if not written.asked:
         run.decide("draft", node, True, "drafted without a model", name=draft.name)
     if not checked(run, change, draft):
         return
     draft = _normalised(run, node, draft)
-    found = sentences.agreed(run, asked, draft)
-    if found is None and unnamed:
-        return  # `agreed` said why the skill that was named is not the one
-    if found is None:
-        found = match(draft, list(run.known.values()), run.texts, run.means.lineages)
-    if found is None:
+    matched = sentences.agreed(run, written, draft)
+    if matched is None and unnamed:
+        return  # `agreed` recorded why the skill that was named does not match
+    if matched is None:
+        matched = match(draft, list(run.known.values()), run.texts, run.context.lineages)
+    if matched is None:
         run.decide("match", node, True, "nothing in the library says this", name=draft.name)
         changes.add(run, node, draft)
         return
-    refine = asked.operation == "REFINE" and found.tier == "named"
-    _match_decided(run, change, draft, found, refine=refine)
+    refine = written.operation == "REFINE" and matched.tier == "named"
+    _match_decided(run, change, draft, matched, refine=refine)
 
 
 def _match_decided(
-    run: Judging, change: Change, draft: Draft, found: Match, *, refine: bool = False
+    run: CuratorRun, change: Change, draft: Draft, matched: Match, *, refine: bool = False
 ) -> None:
-    node, name = change.step.child.number, found.known.row.name
-    similar = vars(found.similarity) if found.similarity is not None else {}
-    if found.known.row.state in GONE:
+    node, name = change.step.child.number, matched.known.row.name
+    similar = vars(matched.similarity) if matched.similarity is not None else {}
+    if matched.known.row.state in GONE:
         run.decide("match", node, False, f"{name} says this, and a person took it out")
         return
-    if found.opposite and found.tier != "attributed":
-        changes.contradict(run, node, draft, found)
+    if matched.opposite and matched.tier != "attributed":
+        changes.contradict(run, node, draft, matched)
         return
     operation: Operation = "REFINE" if refine else "ADD_EVIDENCE"
-    reason = f"{name} says this already ({found.tier})"
+    reason = f"{name} says this already ({matched.tier})"
     run.decide("match", node, True, reason, operation=operation, **similar)
-    changes.support(run, node, draft, found, refine=refine)
+    changes.support(run, node, draft, matched, refine=refine)
 
 
 # -- what is known already
 
 
-def _attributed(run: Judging, step: Step) -> Match | None:
+def _attributed(run: CuratorRun, step: Step) -> Match | None:
     """The skill that made the change for certain."""
     by_id = {known.row.id: known for known in run.known.values()}
-    for id_ in step.attributed:
-        name = id_.partition("#")[0]  # a skill's move is told as `name#number`
+    for id_ in step.proposal.attributed:
+        name = skill_of(id_)
         known = run.known.get(name) or by_id.get(id_)  # type: ignore[call-overload]
         if known is not None:
             return Match(known, "attributed", False)
     return None
 
 
-def _applied(run: Judging, change: Change) -> Match | None:
+def _applied(run: CuratorRun, change: Change) -> Match | None:
     """The skill whose text is most of what the change added: the change is its use."""
     added = "\n".join(line[1:] for line in change.pattern if line.startswith("+"))
     names = [n for n in change.step.shown.get("skills", ()) if n in run.known]
@@ -195,39 +200,40 @@ def _applied(run: Judging, change: Change) -> Match | None:
 # -- drafts
 
 
-def _lifted(run: Judging, change: Change, draft: Draft) -> Draft | None:
+def _lifted(run: CuratorRun, change: Change, draft: Draft) -> Draft | None:
     """A whole kernel is knowledge only as a recipe; anything else is as it was."""
     node = change.step.child.number
     if change.transformation != WRITTEN and not _foreign_recipe(run, change):
         return _without_excerpts(run, change, draft)
-    if run.lifter is None:
+    if run.lift is None:
         reason = "a whole kernel against the reference: nothing to compare, and no recipe of it"
         run.decide("draft", node, False, reason)
         return None
-    found = run.lifter.lift(run.trajectory, change)
-    if isinstance(found, str):
-        run.decide("draft", node, False, f"it cannot be lifted to a recipe: {found}")
+    lifted = run.lift(run.trajectory, change)
+    run.lifted[str(node)] = lifted if isinstance(lifted, str) else lifted.as_json()
+    if isinstance(lifted, str):
+        run.decide("draft", node, False, f"it cannot be lifted to a recipe: {lifted}")
         return None
-    transformation = ADOPTED + found.name
-    before = tuple(found.signals) or change.before
+    transformation = ADOPTED + lifted.name
+    before = tuple(lifted.signals) or change.before
     adopted = replace(change, transformation=transformation, pattern=(), before=before)
     again = compose(run.trajectory, adopted, draft.evidence)
-    run.decide("draft", node, True, f"lifted to the recipe {found.name}")
-    return replace(again, recipe=found.recipe, files=found.files)
+    run.decide("draft", node, True, f"lifted to the recipe {lifted.name}")
+    return replace(again, recipe=lifted.recipe, files=lifted.files)
 
 
-def _foreign_recipe(run: Judging, change: Change) -> bool:
-    """An instance of a recipe that is none of the library's: the lifter may have its template."""
-    kernel = change.step.child.kernel
-    if run.lifter is None or kernel is None or not change.transformation.startswith(ADOPTED):
+def _foreign_recipe(run: CuratorRun, change: Change) -> bool:
+    """An instance of a recipe that is none of the library's: lifting may have its template."""
+    if run.lift is None or not change.transformation.startswith(ADOPTED):
         return False
-    return kernel.recipe is not None and kernel.recipe not in run.taken
+    recipe = change.step.proposal.recipe
+    return recipe is not None and recipe not in run.taken
 
 
-def _without_excerpts(run: Judging, change: Change, draft: Draft) -> Draft:
+def _without_excerpts(run: CuratorRun, change: Change, draft: Draft) -> Draft:
     """Without code that a document shows: the passage is in the store already."""
     ids = change.step.shown.get("excerpts", ())
-    shown = Shown({id_: run.means.shown[id_] for id_ in ids if id_ in run.means.shown})
+    shown = Shown({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
     source, share = shown.source_of("\n".join(draft.after))
     if not change.pattern or share < APPLIED:
         return draft
@@ -236,7 +242,7 @@ def _without_excerpts(run: Judging, change: Change, draft: Draft) -> Draft:
     return replace(draft, before=(), after=(), sources=(*draft.sources, f"passage {source}"))
 
 
-def _normalised(run: Judging, node: int, draft: Draft) -> Draft:
+def _normalised(run: CuratorRun, node: int, draft: Draft) -> Draft:
     """With a name that nothing else has."""
     base = draft.name
     name, number = base, 2

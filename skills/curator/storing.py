@@ -1,4 +1,4 @@
-"""Between the curator and the catalog: the snapshot that it judges over, and its deltas in one
+"""Between the curator and the catalog: the snapshot that it decides over, and its deltas in one
 transaction, each with its event.
 
 Evidence that is there is not added again, so distilling a run twice changes nothing the second
@@ -7,7 +7,7 @@ time. A library that changed between snapshot and storing is a Conflict: distil 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -19,18 +19,18 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import EvidenceKind, EvidenceRow, SkillRow
 from kb.embedding import Embedder
 from kb.errors import Conflict
-from kb.hardware.checks import Problems
 from kb.hardware.lineage import lineage
 from kb.scope import ALL_ACCESS
-from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
-from skills.curator.distillation import Delta, Distillation, Library, Means, StoredDelta
-from skills.curator.matching.match import Known
-from skills.curator.matching.vectors import KeptVectors
-from skills.curator.reading.contrast import Roles
-from skills.curator.records import Trajectory
-from skills.observation import outside, record_of, trials_of
-from skills.schema import advice
-from skills.skillfile import content_sha256
+from optimizer.search.runs.skill_moves import skill_of
+from skills.curator.contrast import Roles
+from skills.curator.distillation import CuratorContext, Distillation, Library
+from skills.curator.match import KeptVectors, Known
+from skills.curator.records import Delta, StoredDelta
+from skills.format.schema import advice
+from skills.format.skillfile import content_sha256
+from skills.observation import known_uses
+from skills.trajectories.records import Trajectory
+from skills.uses import outside, record_of
 
 ACTOR = "curator"
 
@@ -42,9 +42,10 @@ def snapshot(
     *,
     before: Library | None = None,
 ) -> Library:
-    """What of the library the trajectory can meet: skills about its op family or any, and those
-    that a step names. before: what a trajectory judged earlier leaves and is not stored yet."""
-    named = {skill_of(id_) for step in trajectory.steps for id_ in step.attributed}
+    """The part of the library that the trajectory can meet: skills about its op family or any, and
+    those that a step names. `before` is what a trajectory judged earlier leaves and is not stored
+    yet."""
+    named = {skill_of(id_) for step in trajectory.steps for id_ in step.proposal.attributed}
     named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
     with catalog.read() as connection:
         rows = store.about(connection, trajectory.subject.family, named, access_scope)
@@ -52,29 +53,26 @@ def snapshot(
         taken = set(store.names(connection, access_scope))
     known = {row.name: Known(row, tuple(evidence.get(row.id, ()))) for row in rows}
     if before is not None:
-        known |= {one.row.name: one for one in before.known}
+        known |= {skill.row.name: skill for skill in before.known}
         taken |= before.taken
     return Library(tuple(known[name] for name in sorted(known)), frozenset(taken))
 
 
-def skill_of(attributed: str) -> str:
-    """Name or id of the skill that a change is attributed to: a skill's move is `name#number`."""
-    return attributed.partition("#")[0]
-
-
-def means_of(
+def context_of(
     catalog: Catalog,
-    library: Library,
     *,
-    roles: Roles | None = None,
+    roles: Roles,
     shown: Mapping[str, str] | None = None,
     embedder: Embedder | None = None,
-) -> Means:
-    """What is registered here. roles: of recipes, else those of the library's own. Texts that the
-    embedder reads are embedded once and kept in the catalog."""
+) -> CuratorContext:
+    """What decisions are made with, from the hardware that is registered here.
+
+    `roles` are those of recipes' parameters; `shown` holds texts that steps were shown, by id.
+    Texts that the embedder reads are embedded once and kept in the catalog.
+    """
     specs = HardwareRegistry(catalog).all()
-    return Means(
-        roles=roles_of(_recipes(library.known)) if roles is None else roles,
+    return CuratorContext(
+        roles=roles,
         names={id_: (spec.id, spec.name, *spec.aliases) for id_, spec in specs.items()},
         lineages={id_: lineage(id_, specs) for id_ in specs},
         shown=dict(shown or {}),
@@ -82,50 +80,37 @@ def means_of(
     )
 
 
-def roles_of(recipes: Iterable[Recipe]) -> dict[str, dict[str, str]]:
-    """Recipe -> parameter -> its role as moves call it: what `reading.contrast` asks for."""
-    return {recipe.name: {p.name: p.role for p in recipe.parameters} for recipe in recipes}
-
-
-def _recipes(known: Iterable[Known]) -> Iterator[Recipe]:
-    """Raises InvalidKnowledge for one that cannot be read."""
-    for row in (one.row for one in known):
-        if row.recipe is not None:
-            problems = Problems(f"skill {row.name}")
-            files = row.metadata.get("files", {})
-            recipe = parse_recipe(row.name, row.recipe, files, problems)
-            problems.raise_if_any()
-            assert recipe is not None
-            yield recipe
-
-
 def store_deltas(
     catalog: Catalog,
-    made: Sequence[Distillation],
+    distillations: Sequence[Distillation],
     access_scope: str = ALL_ACCESS,
     *,
     record: str = "",
 ) -> tuple[Distillation, ...]:
-    """All deltas of all of them, in order, or none. record: key of the blob that they can be judged
-    again from, for the events. Raises Conflict where the library is no longer what was judged."""
+    """Store all deltas of all distillations, in order, or none; returns them with what was stored.
+
+    `record` is the key of the blob that they can be judged again from, for the events. Raises
+    Conflict where the library is no longer what was judged.
+    """
     with catalog.write() as connection:
         return tuple(
             replace(
-                one,
+                distillation,
                 stored=tuple(
-                    _store(connection, delta, one, access_scope, record) for delta in one.deltas
+                    _store(connection, delta, distillation.trajectory.id, access_scope, record)
+                    for delta in distillation.deltas
                 ),
             )
-            for one in made
+            for distillation in distillations
         )
 
 
 def _store(
-    connection: Connection, delta: Delta, made: Distillation, access_scope: str, record: str
+    connection: Connection, delta: Delta, trajectory: str, access_scope: str, record: str
 ) -> StoredDelta:
     known = store.find(connection, delta.skill, access_scope)
     _unchanged(delta, known)
-    details = {"run": made.trajectory.id, "node": delta.node, "operation": delta.operation}
+    details = {"run": trajectory, "node": delta.node, "operation": delta.operation}
     details |= {"record": record} if record else {}
     signed: dict[str, Any] = {"actor": ACTOR, "reason": delta.reason, "access_scope": access_scope}
     outcome, version = "unchanged", delta.version
@@ -145,10 +130,10 @@ def _store(
 
 
 def _unchanged(delta: Delta, known: SkillRow | None) -> None:
-    found = known.version if known is not None else 0
-    if found != delta.version:
+    version = known.version if known is not None else 0
+    if version != delta.version:
         raise Conflict(
-            f"{delta.skill} has version {found}, and version {delta.version} was judged",
+            f"{delta.skill} has version {version}, and version {delta.version} was judged",
             hint="The library changed meanwhile: distil the run again.",
         )
 
@@ -185,7 +170,7 @@ def _narrow(
     """Less is claimed; texts, state and evidence stay, and the uses that lie in what is kept."""
     assert delta.narrowing is not None
     predicate, parts = delta.narrowing.predicate, delta.narrowing.parts
-    kept = trials_of(connection, known, signed["access_scope"])
+    kept = known_uses(connection, known, signed["access_scope"])
     for part in parts:
         kept = outside(kept, part)
     record = record_of(kept)
@@ -196,7 +181,7 @@ def _narrow(
         scopes=known.scopes,
         predicate=predicate,
         content_sha256=content_sha256(advice(replace(known, predicate=predicate))),
-        counted=(record.trials, record.wins),
+        counted=(record.uses, record.wins),
         details=noted,
         **signed,
     )

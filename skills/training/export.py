@@ -1,4 +1,4 @@
-"""Runs and told trajectories as training data.
+"""Runs and external trajectories as training data.
 
 A problem's file is run to see its cases, in this process, as `kernlore evaluate` does: the command
 line exports, the service does not.
@@ -34,26 +34,28 @@ from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.answers import answer_text
-from skills.training.licences import LicenceBook
-from skills.training.prompts import Prompts
+from skills.training.prompts import Prompts, answer_text
+from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
 from skills.training.samples import Reward, Sample, reward_of, state_of
-from skills.training.shapes import SHAPES, shaped
-from skills.training.shown_knowledge import KnowledgeAgain
-from skills.training.trainable import trainable
-from skills.training.write import FORMATS, write_manifest, write_rows
+from skills.training.shown_knowledge import ShownKnowledge
+from skills.training.trainable import LicenceBook, trainable
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.external_trajectory import Told, told_from_json, tree_of
+from skills.trajectories.external_trajectory import (
+    ExternalTrajectory,
+    external_trajectory_from_json,
+    tree_of,
+)
 from skills.trajectories.reading import searched_problem
-from skills.trajectories.reviewed import flagged_in, reviewed_tree
+from skills.trajectories.reviews import flagged_in, reviewed_tree
 
 FORMAT = 1
 ALL = 100_000
 
 
 @dataclass(frozen=True)
-class Asked:
-    """only: ids of runs and told trajectories, empty for all. models: accepted ones."""
+class ExportRequest:
+    """What is exported. `only` holds ids of runs and external trajectories, empty for all; `models`
+    those whose terms are accepted."""
 
     shape: str
     format: str = "jsonl"
@@ -65,8 +67,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Source:
-    """A trajectory as a tree with its problem. toml: text beside the problem's source. licence: as
-    it was stated by who told it."""
+    """A trajectory as a tree with its problem. `toml` is the text beside the problem's source;
+    `licence` is as the sender of an external trajectory stated it."""
 
     id: str
     goal: Goal
@@ -75,43 +77,47 @@ class Source:
     tree: Tree
     problem: Problem
     toml: str | None
-    told: bool
+    external: bool
     licence: str | None = None
 
 
-def export_trajectories(base: KnowledgeBase, asked: Asked, folder: Path) -> dict[str, Any]:
-    """The manifest, which accounts for every candidate. Raises Conflict where the folder has files,
-    and for one that was asked for by its id and cannot be exported."""
-    shape = next((name for name in SHAPES if name == asked.shape), None)
-    form = next((name for name in FORMATS if name == asked.format), None)
+def export_trajectories(
+    base: KnowledgeBase, request: ExportRequest, folder: Path
+) -> dict[str, Any]:
+    """Write samples of runs and external trajectories into a new folder; returns the manifest,
+    which accounts for every candidate. Raises Conflict where the folder has files, and for a
+    trajectory that was named and cannot be exported; InvalidRequest for an unknown shape or
+    format."""
+    shape = next((name for name in SHAPES if name == request.shape), None)
+    form = next((name for name in FORMATS if name == request.format), None)
     if shape is None or form is None:
         raise InvalidRequest(
-            f"unknown shape {asked.shape!r} or format {asked.format!r}",
+            f"unknown shape {request.shape!r} or format {request.format!r}",
             hint=f"Shapes: {', '.join(SHAPES)}. Formats: {', '.join(FORMATS)}.",
         )
-    if folder.exists() and any(folder.iterdir()):  # said before minutes of work
+    if folder.exists() and any(folder.iterdir()):  # before minutes of work
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     left_out = Counter[str]()
-    samples = list(_samples(base, asked, left_out))
+    samples = list(_samples(base, request, left_out))
     candidates = len(samples) + left_out.total()
     reviews = _answered(base, samples)
-    if asked.trainable:
+    if request.trainable:
         kept = trainable(samples)
         samples = list(kept.samples)
         left_out.update(kept.left_out)
-    found = shaped(samples, shape)
-    left_out.update(found.left_out)
-    file = write_rows(found.rows, shape, form, folder)
+    shaped_rows = shaped(samples, shape)
+    left_out.update(shaped_rows.left_out)
+    file = write_rows(shaped_rows.rows, shape, form, folder)
     return write_manifest(
         {
             "format": FORMAT,
-            "asked": asdict(asked),
-            "rows": len(found.rows),
+            "asked": asdict(request),
+            "rows": len(shaped_rows.rows),
             "candidates": candidates,
             "left_out": dict(left_out),
             "reviews": reviews,
             "trajectories": sorted({sample.trajectory for sample in samples}),
-            "columns": sorted(found.rows[0]) if found.rows else [],
+            "columns": sorted(shaped_rows.rows[0]) if shaped_rows.rows else [],
             "version": product_version(),
             "harness": HARNESS,
             "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -130,31 +136,33 @@ def _answered(base: KnowledgeBase, samples: Sequence[Sample]) -> list[dict[str, 
     ]
 
 
-def _samples(base: KnowledgeBase, asked: Asked, left_out: Counter[str]) -> Iterator[Sample]:
-    knowledge = KnowledgeAgain(base, asked.with_excerpts)
-    book = LicenceBook(base, asked.models)
-    for identity in _wanted(base, asked):
+def _samples(
+    base: KnowledgeBase, request: ExportRequest, left_out: Counter[str]
+) -> Iterator[Sample]:
+    knowledge = ShownKnowledge(base, request.with_excerpts)
+    book = LicenceBook(base, request.models)
+    for identity in _wanted(base, request):
         missing = Counter[str]()
         try:
             with tempfile.TemporaryDirectory(prefix="kernlore-problem-") as place:
                 source = _source(base, identity, Path(place))
-                found = list(_of(base, source, knowledge, book, missing))
+                samples = list(_of(base, source, knowledge, book, missing))
         except KernloreError as error:
-            if asked.only:
+            if request.only:
                 raise
             # What was not asked for by its id may be missing, and is counted.
             left_out[f"of {identity}: {error.message}"] += _steps(base, identity)
             continue
         left_out.update(missing)
-        yield from found
+        yield from samples
 
 
-def _wanted(base: KnowledgeBase, asked: Asked) -> list[str]:
-    if asked.only:
-        return list(dict.fromkeys(asked.only))
+def _wanted(base: KnowledgeBase, request: ExportRequest) -> list[str]:
+    if request.only:
+        return list(dict.fromkeys(request.only))
     runs = [run.id for run in run_store(base).latest(ALL)]
-    told = [row.id for row in trajectory_store(base).latest(ALL)]
-    return [*reversed(runs), *reversed(told)]
+    external = [row.id for row in trajectory_store(base).latest(ALL)]
+    return [*reversed(runs), *reversed(external)]
 
 
 def _steps(base: KnowledgeBase, identity: str) -> int:
@@ -165,15 +173,15 @@ def _steps(base: KnowledgeBase, identity: str) -> int:
 
 def _source(base: KnowledgeBase, identity: str, place: Path) -> Source:
     """With people's answers to the integrity flags of its candidates."""
-    found = _stored(base, identity, place)
-    answers = Reviews(base.catalog).latest(flagged_in(found.tree))
-    return replace(found, tree=reviewed_tree(found.tree, answers))
+    source = _stored(base, identity, place)
+    answers = Reviews(base.catalog).latest(flagged_in(source.tree))
+    return replace(source, tree=reviewed_tree(source.tree, answers))
 
 
 def _stored(base: KnowledgeBase, identity: str, place: Path) -> Source:
     if identity.startswith("run_"):
         return _of_run(base, run_store(base).run(identity))
-    return _of_told(base, trajectory_store(base).find(identity), place)
+    return _of_external(base, trajectory_store(base).find(identity), place)
 
 
 def _of_run(base: KnowledgeBase, run: RunRow) -> Source:
@@ -188,26 +196,30 @@ def _of_run(base: KnowledgeBase, run: RunRow) -> Source:
         tree,
         problem,
         declaration_of(problem),
-        told=False,
+        external=False,
     )
 
 
-def _of_told(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> Source:
+def _of_external(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> Source:
     store = trajectory_store(base)
-    told = told_from_json(store.report(row))
-    found = store.results(row)
-    if row.state != "ready" or found is None:
+    external = external_trajectory_from_json(store.report(row))
+    measured = store.results(row)
+    if row.state != "ready" or measured is None:
         raise Conflict("it was not evaluated here", hint=f"Verify it first: `... verify {row.id}`.")
-    tree = _told_tree(base, told, found["evaluations"])
-    problem = _placed(told, place)
-    languages = tuple(dict.fromkeys(step.bundle.language for step in told.steps))
+    tree = _external_tree(base, external, measured["evaluations"])
+    problem = _placed(external, place)
+    languages = tuple(dict.fromkeys(step.bundle.language for step in external.steps))
     # Nobody says what it was shown, so the prompt is that of a search without knowledge.
     goal = Goal(knowledge=False)
-    toml = told.problem.toml if told.problem.name is None else declaration_of(problem)
-    return Source(row.id, goal, told.hardware, languages, tree, problem, toml, True, told.licence)
+    toml = external.problem.toml if external.problem.name is None else declaration_of(problem)
+    return Source(
+        row.id, goal, external.hardware, languages, tree, problem, toml, True, external.licence
+    )
 
 
-def _told_tree(base: KnowledgeBase, told: Told, keys: Mapping[str, str]) -> Tree:
+def _external_tree(
+    base: KnowledgeBase, external: ExternalTrajectory, keys: Mapping[str, str]
+) -> Tree:
     """Evaluations are read anew from their rows."""
     rows = Evaluations(base.catalog)
 
@@ -216,30 +228,30 @@ def _told_tree(base: KnowledgeBase, told: Told, keys: Mapping[str, str]) -> Tree
         record = stored.record if stored is not None else None
         return None if record is None else evaluation_from_json(record)
 
-    found = {
-        step.bundle.sha256: one
-        for step in told.steps
-        if (one := evaluation(step.number)) is not None
+    by_bundle = {
+        step.bundle.sha256: measured
+        for step in external.steps
+        if (measured := evaluation(step.number)) is not None
     }
     # A stranger's words are shown to no model: neither as an answer nor inside a later prompt.
-    steps = [replace(step, plan="", told=()) for step in told.steps]
-    return tree_of(steps, evaluation(REFERENCE), found, {})
+    steps = [replace(step, plan="", texts=()) for step in external.steps]
+    return tree_of(steps, evaluation(REFERENCE), by_bundle, {})
 
 
-def _placed(told: Told, place: Path) -> Problem:
-    if told.problem.name is not None:
-        return load_problem(Path(told.problem.name))
+def _placed(external: ExternalTrajectory, place: Path) -> Problem:
+    if external.problem.name is not None:
+        return load_problem(Path(external.problem.name))
     file = place / "told.py"
-    file.write_text(told.problem.source, encoding="utf-8")
-    if told.problem.toml is not None:
-        file.with_suffix(".toml").write_text(told.problem.toml, encoding="utf-8")
+    file.write_text(external.problem.source, encoding="utf-8")
+    if external.problem.toml is not None:
+        file.with_suffix(".toml").write_text(external.problem.toml, encoding="utf-8")
     return load_problem(file)
 
 
 def _of(
     base: KnowledgeBase,
     source: Source,
-    knowledge: KnowledgeAgain,
+    knowledge: ShownKnowledge,
     book: LicenceBook,
     left_out: Counter[str],
 ) -> Iterator[Sample]:
@@ -265,7 +277,7 @@ def _sample(
         trajectory=source.id,
         node=node.number,
         parent=node.parent or REFERENCE,
-        told=source.told,
+        external=source.external,
         origin=proposal.origin,
         synthesizer=proposal.synthesizer,
         model=proposal.model,
@@ -287,8 +299,8 @@ def _sample(
 
 
 def _task(base: KnowledgeBase, source: Source) -> Task:
-    found = [node.evaluation.device for node in source.tree if node.evaluation is not None]
-    device = found[0] if found else "cpu"
+    devices = [node.evaluation.device for node in source.tree if node.evaluation is not None]
+    device = devices[0] if devices else "cpu"
     registry = base.registry
     hardware = HardwareView(
         source.hardware,

@@ -1,14 +1,21 @@
-"""The prompt of a candidate: the one that a model was sent, where it is stored; else the one that a
-model would have been sent, rendered from the same state.
+"""The prompt of a candidate and the answer that goes with it.
+
+The prompt is the one that a model was sent, where it is stored; else the one that a model would
+have been sent, rendered from the same state. The answer is the candidate in the words in which a
+model answers: the JSON object, then every file in a code block.
+`optimizer.search.synthesizers.llm.answers.candidate.answer_from` reads it back.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.search.propose import Task, compose_context, tree_before
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import Context
@@ -19,7 +26,7 @@ from optimizer.search.synthesizers.llm.templates import WORD, Fence
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.training.samples import Prompt
-from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
+from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
 
 _BLOCK = re.compile(
     rf"(?P<begin>--- {WORD} (?P<boundary>\w+) BEGIN (?P<kind>excerpt|move|skill) ---\n)"
@@ -30,19 +37,20 @@ _ID = re.compile(r"id: (\S+)")
 
 
 class Prompts:
-    """Of one run or told trajectory."""
+    """The prompts of one run or external trajectory."""
 
-    def __init__(self, base: KnowledgeBase, task: Task, knowledge: KnowledgeAgain) -> None:
+    def __init__(self, base: KnowledgeBase, task: Task, knowledge: ShownKnowledge) -> None:
         self._task = task
         self._knowledge = knowledge
         self._redact = Redaction()
         self._transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
 
     def of(self, tree: Tree, node: Node) -> Prompt:
+        """The prompt of a candidate, without known secrets."""
         stored = self._stored(node)
-        found = self._sent(stored) if stored is not None else self._rendered(tree, node)
+        prompt = self._sent(stored) if stored is not None else self._rendered(tree, node)
         known = self._redact.known
-        return replace(found, system=known(found.system), user=known(found.user))
+        return replace(prompt, system=known(prompt.system), user=known(prompt.user))
 
     def context(self, tree: Tree, node: Node) -> tuple[Context, tuple[str, ...]]:
         """What the candidate was proposed from, and the ids whose texts are missing in it."""
@@ -67,17 +75,18 @@ class Prompts:
         step, _, attempt = place.partition("-")
         if not (run and step.isdigit() and attempt.isdigit()):
             return None
-        found = self._transcripts.read(run, int(step), int(attempt))
-        return found if found is not None and opening(found.messages) else None
+        transcript = self._transcripts.read(run, int(step), int(attempt))
+        return transcript if transcript is not None and opening(transcript.messages) else None
 
-    def _sent(self, found: Transcript) -> Prompt:
+    def _sent(self, transcript: Transcript) -> Prompt:
         """Its first two messages; what followed led to the answer and is not part of the state."""
-        system, user = (str(message["content"]) for message in found.messages[:2])
+        system, user = (str(message["content"]) for message in transcript.messages[:2])
         user, left_out = without_uploads(user, self._knowledge.may_show)
         return Prompt(system, user, "stored", left_out)
 
 
 def opening(messages: Sequence[dict[str, object]]) -> bool:
+    """Whether a conversation begins with a system and a user message."""
     return [message.get("role") for message in messages[:2]] == ["system", "user"]
 
 
@@ -86,11 +95,38 @@ def without_uploads(text: str, may_show: Callable[[str], bool]) -> tuple[str, tu
     left_out: list[str] = []
 
     def kept(block: re.Match[str]) -> str:
-        found = _ID.match(block["text"])
-        if found is not None and may_show(found[1]):
+        named = _ID.match(block["text"])
+        if named is not None and may_show(named[1]):
             return block[0]
-        name = found[1] if found is not None else "unknown"
+        name = named[1] if named is not None else "unknown"
         left_out.append(name)
         return f"{block['begin']}id: {name}\n{LEFT_OUT}\n{block['end']}"
 
     return _BLOCK.sub(kept, text), tuple(left_out)
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,})", re.M)
+
+
+def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
+    """A candidate as a model would answer it. `used` holds ids that it was shown. A file that does
+    not end in a line break gets one."""
+    head: dict[str, Any] = {
+        "plan": plan,
+        "used": list(used),
+        "language": bundle.language,
+        "main": bundle.main,
+    }
+    if bundle.entry != default_entry(bundle.main):
+        head["entry"] = bundle.entry
+    if bundle.parameters:
+        head["parameters"] = dict(bundle.parameters)
+    parts = [json.dumps(head, ensure_ascii=False)]
+    return "\n\n".join([*parts, *(_block(name, text) for name, text in bundle.files.items())])
+
+
+def _block(name: str, text: str) -> str:
+    """Fenced with more backticks than any line of the file begins with."""
+    ticks = "`" * max([3, *(len(fence[1]) + 1 for fence in _FENCE.finditer(text))])
+    end = "" if text.endswith("\n") else "\n"
+    return f"File: {name}\n{ticks}\n{text}{end}{ticks}"

@@ -20,8 +20,8 @@ FAILED = ("incorrect", "crashed", "timed_out", "not_compiled", "rejected")
 
 @dataclass(frozen=True)
 class Prompt:
-    """Two messages. origin `stored`: a model was sent these; `rendered`: what a model would have
-    been sent from the same state. left_out: ids whose texts are not in it."""
+    """Two messages. Origin `stored`: a model was sent these; `rendered`: what a model would have
+    been sent from the same state. `left_out` holds ids whose texts are not in it."""
 
     system: str
     user: str
@@ -31,9 +31,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reward:
-    """value: lower bound of the speed-up over the reference; 0 for what failed; None where nothing
-    is known, which is not 0. over_parent: the same against the candidate that it changes, from
-    figures of sessions of their own. cases: those that the figure is over."""
+    """What came of a candidate. `value` is the lower bound of the speed-up over the reference; 0
+    for what failed; None where nothing is known, which is not 0. `over_parent` is the speed-up
+    against the candidate that it changes, from figures of sessions of their own. `cases` are those
+    that the figure is over."""
 
     value: float | None
     validity: str
@@ -60,13 +61,14 @@ class Licences:
 
 @dataclass(frozen=True)
 class Sample:
-    """trajectory: id of the run, or of the told trajectory. origin: of the candidate. problem: its
-    name. state: what was shown and what was known of the parent."""
+    """One candidate as a training sample. `trajectory` is the id of the run or the external
+    trajectory, `origin` that of the candidate, `problem` the problem's name. `state` holds what was
+    shown and what was known of the parent."""
 
     trajectory: str
     node: int
     parent: int
-    told: bool
+    external: bool
     origin: str
     synthesizer: str
     model: str | None
@@ -85,6 +87,7 @@ class Sample:
 
     @property
     def id(self) -> str:
+        """Of the trajectory and the node."""
         return f"{self.trajectory}/{self.node}"
 
     def provenance(self) -> dict[str, Any]:
@@ -93,7 +96,7 @@ class Sample:
             "trajectory": self.trajectory,
             "node": self.node,
             "parent": self.parent,
-            "told": self.told,
+            "told": self.external,
             "origin": self.origin,
             "synthesizer": self.synthesizer,
             "model": self.model,
@@ -106,61 +109,62 @@ class Sample:
 
 
 def reward_of(tree: Tree, node: Node) -> Reward | None:
-    """None where the harness said nothing about the kernel."""
-    found = node.evaluation
-    if node.state not in ("evaluated", "unmeasured") or found is None:
+    """The reward of a node; None where the harness has no result for the kernel."""
+    evaluation = node.evaluation
+    if node.state not in ("evaluated", "unmeasured") or evaluation is None:
         return None
-    known = found.speedup if found.correct else None
-    value = 0.0 if found.validity in FAILED else (known.low if known is not None else None)
+    known = evaluation.speedup if evaluation.correct else None
+    value = 0.0 if evaluation.validity in FAILED else (known.low if known is not None else None)
     return Reward(
         value=value,
-        validity=found.validity,
-        timing=found.timing,
-        checks=(sum(check.ok for check in found.checks), len(found.checks)),
+        validity=evaluation.validity,
+        timing=evaluation.timing,
+        checks=(sum(check.ok for check in evaluation.checks), len(evaluation.checks)),
         speedup=known,
-        over_parent=_over_parent(tree, node, found),
-        cases=timed_cases(found),
-        flags=tuple(flag.message for flag in found.flags),
-        harness=found.harness,
-        toolchain=found.toolchain,
-        device=found.device,
-        evaluation=found.key,
+        over_parent=_over_parent(tree, node, evaluation),
+        cases=timed_cases(evaluation),
+        flags=tuple(flag.message for flag in evaluation.flags),
+        harness=evaluation.harness,
+        toolchain=evaluation.toolchain,
+        device=evaluation.device,
+        evaluation=evaluation.key,
     )
 
 
-def timed_cases(found: Evaluation) -> tuple[str, ...]:
-    return tuple(sorted(timing.case for timing in found.timings))
+def timed_cases(evaluation: Evaluation) -> tuple[str, ...]:
+    """Names of the cases that were timed, sorted."""
+    return tuple(sorted(timing.case for timing in evaluation.timings))
 
 
 def state_of(tree: Tree, node: Node) -> dict[str, Any]:
     """What was shown, by ids, and what was known of the parent."""
     parent = tree[node.parent or REFERENCE]
-    found = parent.evaluation
+    evaluation = parent.evaluation
     bundle = parent.proposal.bundle if parent.proposal is not None else None
     return {
         "shown": asdict(node.shown),
         "parent": {
             "node": parent.number,
             "files": dict(bundle.files) if bundle is not None else {},
-            "validity": found.validity if found is not None else None,
+            "validity": evaluation.validity if evaluation is not None else None,
             "signals": list(parent.signals),
-            "verdict": found.verdict.as_json() if found is not None else {},
+            "verdict": evaluation.verdict.as_json() if evaluation is not None else {},
             "speedup": asdict(parent.speedup) if parent.speedup is not None else None,
         },
         "inherited": node.inherited,
     }
 
 
-def _over_parent(tree: Tree, node: Node, found: Evaluation) -> Interval | None:
+def _over_parent(tree: Tree, node: Node, evaluation: Evaluation) -> Interval | None:
     """None where the two have no figures of the same cases and clock."""
     parent = tree[node.parent or REFERENCE]
-    own = found.speedup
+    own = evaluation.speedup
     if parent.number == REFERENCE:
         return own
     other = parent.evaluation
     if other is None or own is None or other.speedup is None:
         return None
-    comparable = (timed_cases(found), found.device, found.timing)
+    comparable = (timed_cases(evaluation), evaluation.device, evaluation.timing)
     if comparable != (timed_cases(other), other.device, other.timing):
         return None
     return independent_ratio(own, other.speedup)

@@ -30,8 +30,9 @@ LEFT_OUT = "(text left out)"
 
 
 @dataclass
-class KnowledgeAgain:
-    """with_uploads: texts of uploaded documents and of others' skills too."""
+class ShownKnowledge:
+    """Looks up what proposals were shown. `with_uploads` includes texts of uploaded documents and
+    of others' skills."""
 
     base: KnowledgeBase
     with_uploads: bool
@@ -116,14 +117,14 @@ class KnowledgeAgain:
 
     def _skill(self, name: str, left_out: list[str]) -> ShownSkill | None:
         try:
-            found = SkillLibrary(self.base.catalog).show(name)
+            skill = SkillLibrary(self.base.catalog).show(name)
         except NotFound:
             left_out.append(name)
             return None
-        if not (self.with_uploads or found.origin == SHIPPED):
+        if not (self.with_uploads or skill.origin == SHIPPED):
             left_out.append(name)
             return ShownSkill(name, "", LEFT_OUT, 0.0)
-        return ShownSkill(name, found.summary.description, found.body, 0.0)
+        return ShownSkill(name, skill.summary.description, skill.body, 0.0)
 
     # -- whose it is
 

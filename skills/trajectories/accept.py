@@ -12,70 +12,73 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.targets import AUTO
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external_trajectory import (
-    Told,
-    ToldStep,
+    ExternalStep,
+    ExternalTrajectory,
     about_step,
+    external_trajectory_from_json,
     problem_of,
-    told_from_json,
 )
 
 AGAIN: tuple[State, ...] = ("failed", "unverified")
 
 
 def trajectory_store(base: KnowledgeBase) -> Trajectories:
+    """The external trajectories of a knowledge base."""
     return Trajectories(base.catalog, base.blobs)
 
 
-def accept(base: KnowledgeBase, told: Told, problem: Problem, origin: str) -> StoredTrajectory:
+def accept(
+    base: KnowledgeBase, external: ExternalTrajectory, problem: Problem, origin: str
+) -> StoredTrajectory:
     """Store an external trajectory: `queued`, or `unverified` where its hardware is not here.
 
     `origin` is `told` (another optimizer) or `export` (the lines of an exported run). A trajectory
     that was sent before keeps its row; one that failed or was not verified is tried again.
     """
-    absent = absence(base, told, problem)
+    absent = absence(base, external, problem)
     store = trajectory_store(base)
     state: State = "unverified" if absent else "queued"
     store.expire()
-    store.add(told.id, origin, state, told.as_json(), _summary(told, problem, absent))
-    return again(base, store.find(told.id))
+    store.add(external.id, origin, state, external.as_json(), _summary(external, problem, absent))
+    return requeue(base, store.find(external.id))
 
 
-def again(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
-    """One that failed or was not verified is queued anew, if its hardware is here now. Any other is
-    left as it is: somebody has it in hand, or it is ready."""
+def requeue(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
+    """Queue a trajectory anew that failed or was not verified, if its hardware is here now. Any
+    other is left as it is: a worker has it, or it is ready."""
     if row.state not in AGAIN:
         return row
     store = trajectory_store(base)
-    told = told_from_json(store.report(row))
-    absent = absence(base, told, problem_of(told.problem))
+    external = external_trajectory_from_json(store.report(row))
+    absent = absence(base, external, problem_of(external.problem))
     state: State = "unverified" if absent else "queued"
     store.change(row.id, state, only_from=AGAIN, reason=absent, error=None)
     return store.find(row.id)
 
 
-def absence(base: KnowledgeBase, told: Told, problem: Problem) -> str:
-    """Why nothing of it can be measured here, in words; empty where it can. Raises InvalidRequest
-    for a step that no machine could evaluate."""
+def absence(base: KnowledgeBase, external: ExternalTrajectory, problem: Problem) -> str:
+    """Why no step of a trajectory can be measured here, in words; empty where it can. Raises
+    InvalidRequest for a step that no machine could evaluate."""
     reasons: dict[str, str] = {}
-    for step in told.steps:
+    for step in external.steps:
         language = step.bundle.language
         _check_cases(step, problem)
         if language in reasons:
             continue
         try:
-            asked = ask_for(base, problem, step.bundle, hardware=told.hardware)
+            request = ask_for(base, problem, step.bundle, hardware=external.hardware)
         except Unavailable as error:
             reasons[language] = error.message
             continue
         except InvalidRequest as error:
             raise about_step(step.number, error) from None
-        target = asked.chosen.target
+        target = request.chosen.target
         here = target.device is not None or target.templates
         reasons[language] = "" if here else f"no {target.hardware} in this machine"
     return next((reason for reason in reasons.values() if reason), "")
 
 
-def _check_cases(step: ToldStep, problem: Problem) -> None:
+def _check_cases(step: ExternalStep, problem: Problem) -> None:
     """Held-out ones are for nobody to choose."""
     known = [case.name for case in problem.searched]
     for name in step.cases:
@@ -87,20 +90,21 @@ def _check_cases(step: ToldStep, problem: Problem) -> None:
 
 
 def resolved_hardware(base: KnowledgeBase, name: str) -> str:
-    """auto: what is here."""
+    """The id of a hardware name or alias; of `auto`, the id of what is here. Raises
+    UnknownHardware."""
     if name == AUTO:
         return choose_target(base, AUTO, "torch").target.hardware
     return str(base.registry.resolve(name))
 
 
-def _summary(told: Told, problem: Problem, absent: str) -> dict[str, Any]:
+def _summary(external: ExternalTrajectory, problem: Problem, absent: str) -> dict[str, Any]:
     return {
         "problem": problem.name,
         "problem_sha256": problem.sha256,
-        "hardware": told.hardware,
-        "languages": sorted({step.bundle.language for step in told.steps}),
-        "steps": len(told.steps),
-        "actor": told.actor,
-        "licence": told.licence,
+        "hardware": external.hardware,
+        "languages": sorted({step.bundle.language for step in external.steps}),
+        "steps": len(external.steps),
+        "actor": external.actor,
+        "licence": external.licence,
         "reason": absent,
     }

@@ -1,5 +1,5 @@
-"""What another optimizer tells of its search, as data: checked for form and size, believed in
-nothing.
+"""An external trajectory: what another optimizer reports about its search, as data. It is checked
+for form and size, and none of its claims count.
 
 A claimed speed-up stays beside what is measured here and enters no figure; texts are kept as texts.
 Nothing of it runs here.
@@ -27,10 +27,10 @@ FORMAT = 1
 MAX_STEPS = 200
 MAX_STEP_BYTES = 1024 * 1024  # of one candidate's files
 MAX_BYTES = 8 * 1024 * 1024  # of all of them
-MAX_PLAN = 4_000  # characters; also of one told text
+MAX_PLAN = 4_000  # characters; also of one text
 MAX_TEXTS = 20
 MAX_IDS = 100
-SYNTHESIZER = "told"
+SYNTHESIZER = "told"  # as it is stored
 FILE_OF: Mapping[str, str] = {
     "cpp": "kernel.cpp",
     "cuda": "kernel.cu",
@@ -40,8 +40,9 @@ FILE_OF: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class ToldProblem:
-    """name: a shipped one; else the text of a problem file and of the toml beside it."""
+class ExternalProblem:
+    """The problem of an external trajectory: the `name` of a shipped one, else the text of a
+    problem file and of the toml beside it."""
 
     name: str | None = None
     source: str = ""
@@ -49,28 +50,33 @@ class ToldProblem:
 
 
 @dataclass(frozen=True)
-class ToldStep:
-    """number: from 1, in order. parent: number of an earlier step, 0 for the problem's reference.
-    claimed: ids that the teller says it used. told: its texts. claimed_speedup: over the reference,
-    as it says. cases: names of those that it is for, empty for all."""
+class ExternalStep:
+    """A candidate of an external trajectory.
+
+    `number` counts from 1, in order. `parent` is the number of an earlier step, 0 for the problem's
+    reference. `claimed` holds ids that the other optimizer says it used, `texts` its own words
+    (stored as `told`), `claimed_speedup` its speed-up over the reference, as it says. `cases` names
+    those that the candidate is for, empty for all.
+    """
 
     number: int
     parent: int
     bundle: Bundle
     plan: str = ""
     claimed: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     claimed_speedup: float | None = None
     cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Told:
-    """hardware: an id of the registry. licence: of sources and problem, as the teller states it."""
+class ExternalTrajectory:
+    """What another optimizer reports. `hardware` is an id of the registry. `licence` is that of
+    sources and problem, as the sender states it. Raises InvalidRequest or PayloadTooLarge."""
 
-    problem: ToldProblem
+    problem: ExternalProblem
     hardware: str
-    steps: tuple[ToldStep, ...]
+    steps: tuple[ExternalStep, ...]
     actor: str = "external"
     licence: str | None = None
 
@@ -94,25 +100,30 @@ class Told:
         return derived_id("trj", json.dumps({**self.as_json(), "actor": ""}, sort_keys=True))
 
     def as_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        """The stored form. `external_trajectory_from_json` reads it."""
+        row = {"format": FORMAT, **asdict(self)}
+        for step in row["steps"]:
+            step["told"] = step.pop("texts")
+        return row
 
 
-def told_from_json(row: Mapping[str, Any]) -> Told:
-    """The inverse of `as_json`."""
+def external_trajectory_from_json(row: Mapping[str, Any]) -> ExternalTrajectory:
+    """The external trajectory of its stored form. Raises KeyError for anything else."""
     steps = (
-        ToldStep(
-            **{
-                **step,
-                "bundle": Bundle(**step["bundle"]),
-                "claimed": tuple(step["claimed"]),
-                "told": tuple(step["told"]),
-                "cases": tuple(step["cases"]),
-            }
+        ExternalStep(
+            step["number"],
+            step["parent"],
+            Bundle(**step["bundle"]),
+            step["plan"],
+            tuple(step["claimed"]),
+            tuple(step["told"]),
+            step["claimed_speedup"],
+            tuple(step["cases"]),
         )
         for step in row["steps"]
     )
-    return Told(
-        ToldProblem(**row["problem"]),
+    return ExternalTrajectory(
+        ExternalProblem(**row["problem"]),
         row["hardware"],
         tuple(steps),
         row["actor"],
@@ -121,7 +132,8 @@ def told_from_json(row: Mapping[str, Any]) -> Told:
 
 
 def file_name(language: str) -> str:
-    """Of a candidate that is one source text. Raises InvalidRequest for a language without one."""
+    """The file name of a candidate that is one source text. Raises InvalidRequest for a language
+    without one."""
     if language not in FILE_OF:
         raise InvalidRequest(
             f"no file name follows from the language {language[:40]!r}",
@@ -135,7 +147,7 @@ def about_step(number: int, error: KernloreError) -> KernloreError:
     return type(error)(f"step {number}: {error.message}", hint=error.hint, details=error.details)
 
 
-def _check(step: ToldStep, place: int) -> None:
+def _check(step: ExternalStep, place: int) -> None:
     if step.number != place:
         raise InvalidRequest(
             f"step {step.number} stands at place {place}", hint="Number steps from 1, in order."
@@ -160,17 +172,17 @@ def _check(step: ToldStep, place: int) -> None:
     _check_names(step)
 
 
-def _check_texts(step: ToldStep) -> None:
-    texts = (step.plan, *step.told)
+def _check_texts(step: ExternalStep) -> None:
+    texts = (step.plan, *step.texts)
     too_long = any(len(text) > MAX_PLAN for text in texts)
-    if too_long or len(step.told) > MAX_TEXTS or max(len(step.claimed), len(step.cases)) > MAX_IDS:
+    if too_long or len(step.texts) > MAX_TEXTS or max(len(step.claimed), len(step.cases)) > MAX_IDS:
         raise InvalidRequest(
             f"step {step.number} tells too much",
             hint=f"At most {MAX_TEXTS} texts of {MAX_PLAN:,} characters, {MAX_IDS} ids, one plan.",
         )
 
 
-def _check_names(step: ToldStep) -> None:
+def _check_names(step: ExternalStep) -> None:
     """No file may stand where the manifest or the folder of another one has to be."""
     files = step.bundle.files
     folders = {p.as_posix() for name in files for p in PurePosixPath(name).parents}
@@ -182,17 +194,18 @@ def _check_names(step: ToldStep) -> None:
         )
 
 
-def _bytes(step: ToldStep) -> int:
+def _bytes(step: ExternalStep) -> int:
     return sum(len(text.encode()) for text in step.bundle.files.values())
 
 
 def tree_of(
-    steps: Sequence[ToldStep],
+    steps: Sequence[ExternalStep],
     reference: Evaluation | None,
-    found: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     problems: Mapping[str, str],
 ) -> Tree:
-    """The steps as a search tree. found, problems: evaluation, or why there is none, by bundle."""
+    """The steps as a search tree. `evaluations` and `problems` are by sha256 of the bundle: what
+    was measured, or why there is no evaluation."""
     tree = Tree([Node(REFERENCE, None, "evaluated", None, reference)])
     for step in steps:
         sha256 = step.bundle.sha256
@@ -205,7 +218,7 @@ def tree_of(
             claimed=step.claimed,
             cases=step.cases,
         )
-        evaluation = found.get(sha256) if same is None else None
+        evaluation = evaluations.get(sha256) if same is None else None
         state: NodeState = "evaluated" if evaluation is not None else "failed"
         tree.add(
             Node(
@@ -221,8 +234,8 @@ def tree_of(
     return tree
 
 
-def problem_of(told: ToldProblem) -> Problem:
-    """Nothing of it runs. Raises NotFound or InvalidRequest."""
-    if told.name is not None:
-        return problem_named(told.name)
-    return problem_sent(told.source, told.toml)
+def problem_of(problem: ExternalProblem) -> Problem:
+    """The problem itself. None of its code runs. Raises NotFound or InvalidRequest."""
+    if problem.name is not None:
+        return problem_named(problem.name)
+    return problem_sent(problem.source, problem.toml)

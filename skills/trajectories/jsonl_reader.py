@@ -11,23 +11,24 @@ from typing import Any
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.output.report import FORMAT
-from skills.trajectories.external_trajectory import ToldStep, about_step
+from skills.trajectories.external_trajectory import ExternalStep, about_step
 
 _HINT = "Send the lines of trajectory.jsonl as `kernlore runs export` wrote them, all of one run."
 
 
 @dataclass(frozen=True)
-class ToldRun:
-    """problem_sha256: which problem it was; its text is not in the lines."""
+class ExportedRun:
+    """The lines of an exported run. `problem_sha256` says which problem it was; its text is not in
+    the lines."""
 
     run: str
     problem_sha256: str
     hardware: str
-    steps: tuple[ToldStep, ...]
+    steps: tuple[ExternalStep, ...]
 
 
-def read_lines(rows: Sequence[Any]) -> ToldRun:
-    """Raises InvalidRequest, naming the line."""
+def read_lines(rows: Sequence[Any]) -> ExportedRun:
+    """The run of its exported lines. Raises InvalidRequest, naming the line."""
     checked = [_row(number, row) for number, row in enumerate(rows, 1)]
     if not checked:
         raise InvalidRequest("there are no lines", hint=_HINT)
@@ -39,7 +40,7 @@ def read_lines(rows: Sequence[Any]) -> ToldRun:
             if row[name] != first[name]:
                 raise _wrong(number, f"another {name} than the first line")
     steps = tuple(_step(number, row) for number, row in enumerate(checked, 1) if row["node"])
-    return ToldRun(first["run"], first["problem_sha256"], first["hardware"], steps)
+    return ExportedRun(first["run"], first["problem_sha256"], first["hardware"], steps)
 
 
 def _row(number: int, row: Any) -> Mapping[str, Any]:
@@ -53,7 +54,7 @@ def _row(number: int, row: Any) -> Mapping[str, Any]:
     return row
 
 
-def _step(number: int, row: Mapping[str, Any]) -> ToldStep:
+def _step(number: int, row: Mapping[str, Any]) -> ExternalStep:
     action = row.get("action")
     if not isinstance(action, dict):
         raise _wrong(number, "a candidate without an action")
@@ -61,7 +62,7 @@ def _step(number: int, row: Mapping[str, Any]) -> ToldStep:
     if not isinstance(parent, int) or isinstance(parent, bool):
         raise _wrong(number, "`parent` is no number")
     claims = {*_texts(number, action, "claimed"), *_texts(number, action, "attributed")}
-    return ToldStep(
+    return ExternalStep(
         number=row["node"],
         parent=parent,
         bundle=_bundle(number, action),
@@ -78,9 +79,9 @@ def _bundle(number: int, action: Mapping[str, Any]) -> Bundle:
     if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
         raise _wrong(number, "`action.source` is no object from name to text")
     main, language, entry = (_text(number, action, n) for n in ("main", "language", "entry"))
-    given: list[Any] = [action.get("parameters"), action.get("values"), {}]
+    candidates: list[Any] = [action.get("parameters"), action.get("values"), {}]
     try:
-        for parameters in (p for p in given if isinstance(p, dict)):
+        for parameters in (p for p in candidates if isinstance(p, dict)):
             bundle = Bundle(files, main, language, entry, parameters)
             if bundle.sha256 == action.get("bundle_sha256"):
                 return bundle
@@ -90,8 +91,8 @@ def _bundle(number: int, action: Mapping[str, Any]) -> Bundle:
 
 
 def _claim(reward: Any) -> float | None:
-    told = reward.get("speedup") if isinstance(reward, dict) else None
-    value = told.get("value") if isinstance(told, dict) else None
+    speedup = reward.get("speedup") if isinstance(reward, dict) else None
+    value = speedup.get("value") if isinstance(speedup, dict) else None
     usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return float(value) if usable and value is not None else None
 

@@ -108,7 +108,7 @@ def evaluate_now(
         return row
     evaluations = EvaluationQueue(base, command)
     try:
-        work = Reevaluation(base, evaluations, said=listener)
+        work = Reevaluation(base, evaluations, report=listener)
         return verify(work, row, new_id(f"command{os.getpid()}"))
     finally:
         evaluations.close()

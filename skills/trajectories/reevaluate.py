@@ -1,7 +1,7 @@
-"""Evaluates every step of a told trajectory here and stores what was found.
+"""Evaluates every step of an external trajectory here and stores what was measured.
 
-Each candidate goes through the evaluation queue as anything else that is sent; the journal's keys
-see to it that what was evaluated before is not evaluated again. Claims play no part.
+Each candidate goes through the evaluation queue as any other submission; by the journal's keys,
+what was evaluated before is not evaluated again. Claims play no part.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from optimizer.evaluation.queue import EvaluationQueue, Submission
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.curator.records import Trajectory
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.build import measured_sizes, steps_of, subject_of
-from skills.trajectories.external_trajectory import Told, problem_of, told_from_json, tree_of
-from skills.trajectories.reading import main_dtype
+from skills.trajectories.external_trajectory import (
+    ExternalTrajectory,
+    external_trajectory_from_json,
+    problem_of,
+    tree_of,
+)
+from skills.trajectories.reading import main_dtype, measured_sizes, steps_of, subject_of
+from skills.trajectories.records import Trajectory
 
 POLL_SECONDS = 0.2
 FULL_SECONDS = 600.0  # how long to wait for a place in the queue
@@ -43,97 +47,102 @@ class Stopped(Exception):
 
 @dataclass
 class Results:
-    """found: by bundle; problems: why there is no evaluation, by bundle."""
+    """Evaluations, and why there is none, by sha256 of the bundle. `first` is the first error."""
 
-    found: dict[str, Evaluation] = field(default_factory=dict)
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     first: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended. summary: for lists; found: what was measured, where it is ready."""
+    """How a re-evaluation ended. `summary` is for lists; `measured` is what was measured, where it
+    is ready."""
 
     state: State
     summary: Mapping[str, Any]
-    found: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
 
 
 @dataclass
 class Reevaluation:
-    """Of one trajectory. stopped: asked between polls; nothing is stored here but evaluations."""
+    """The re-evaluation of one trajectory. `stopped` is called between polls and ends it; `report`
+    gets a sentence for each step. Nothing is stored here but evaluations."""
 
     base: KnowledgeBase
     evaluations: EvaluationQueue
     stopped: Callable[[], bool] = lambda: False
-    said: Callable[[str], None] = lambda message: None
+    report: Callable[[str], None] = lambda message: None
 
     def carry_out(self, row: StoredTrajectory) -> Ended:
-        """Ready, or failed where not a single step could be evaluated."""
+        """Evaluate all steps: ready, or failed where not a single step could be evaluated. Raises
+        Stopped, and KernloreError where the trajectory cannot be read."""
         store = trajectory_store(self.base)
-        told = told_from_json(store.report(row))
-        problem = problem_of(told.problem)
+        external = external_trajectory_from_json(store.report(row))
+        problem = problem_of(external.problem)
         results = Results()
-        for step in told.steps:
+        for step in external.steps:
             sha256 = step.bundle.sha256
-            if sha256 not in results.found and sha256 not in results.problems:
-                self._evaluate(told, step.bundle, step.cases, results)
-                self.said(f"step {step.number} of {len(told.steps)}: {_said(results, sha256)}")
-        if not results.found:
+            if sha256 not in results.evaluations and sha256 not in results.problems:
+                self._evaluate(external, step.bundle, step.cases, results)
+                self.report(
+                    f"step {step.number} of {len(external.steps)}: {_result_line(results, sha256)}"
+                )
+        if not results.evaluations:
             return Ended("failed", {"error": dict(results.first or {})})
-        reference = self._reference(told, problem)
-        tree = tree_of(told.steps, reference, results.found, results.problems)
-        trajectory = self._trajectory(row, told, problem, tree)
+        reference = self._reference(external, problem)
+        tree = tree_of(external.steps, reference, results.evaluations, results.problems)
+        trajectory = self._trajectory(row, external, problem, tree)
         keys = {node.number: node.evaluation.key for node in tree if node.evaluation is not None}
-        found = {
+        measured = {
             "trajectory": trajectory.as_json(),
             "evaluations": {str(number): key for number, key in keys.items()},
         }
-        return Ended("ready", {"reason": "", "error": None, **_outcome(told, tree)}, found)
+        return Ended("ready", {"reason": "", "error": None, **_outcome(external, tree)}, measured)
 
     def _trajectory(
-        self, row: StoredTrajectory, told: Told, problem: Problem, tree: Tree
+        self, row: StoredTrajectory, external: ExternalTrajectory, problem: Problem, tree: Tree
     ) -> Trajectory:
-        texts = {step.number: step.told for step in told.steps}
+        texts = {step.number: step.texts for step in external.steps}
         return Trajectory(
             id=row.id,
             subject=subject_of(problem, main_dtype(self.base, problem), measured_sizes(tree)),
-            hardware=told.hardware,
-            lineage=tuple(self.base.registry.lineage(told.hardware)),
+            hardware=external.hardware,
+            lineage=tuple(self.base.registry.lineage(external.hardware)),
             steps=steps_of(tree, texts),
             evaluated_here=True,
-            actor=told.actor,
+            actor=external.actor,
         )
 
     # -- one evaluation
 
-    def _reference(self, told: Told, problem: Problem) -> Evaluation | None:
+    def _reference(self, external: ExternalTrajectory, problem: Problem) -> Evaluation | None:
         """On its first timed case, as a run evaluates it; None where the chip's own tools do not
         take torch, or it could not be measured."""
         try:
-            device = choose_target(self.base, told.hardware, "torch").target.device
+            device = choose_target(self.base, external.hardware, "torch").target.device
             cases = [c for c in problem.searched if c.timed and c.fits(device or "cpu")]
             if device is None or not cases:
                 return None
             source = substituted(problem, cases[0].constants)
             bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model")
-            ask_for(self.base, problem, bundle, hardware=told.hardware)
+            ask_for(self.base, problem, bundle, hardware=external.hardware)
         except (InvalidRequest, Unavailable):
             return None
         results = Results()
-        self._evaluate(told, bundle, (cases[0].name,), results)
-        return results.found.get(bundle.sha256)
+        self._evaluate(external, bundle, (cases[0].name,), results)
+        return results.evaluations.get(bundle.sha256)
 
     def _evaluate(
-        self, told: Told, bundle: Bundle, cases: tuple[str, ...], results: Results
+        self, external: ExternalTrajectory, bundle: Bundle, cases: tuple[str, ...], results: Results
     ) -> None:
-        place: Path | str = told.problem.source
-        if told.problem.name is not None:
-            place = problem_of(told.problem).path.parent
-        sent = Submission(place, told.problem.toml, bundle, told.hardware, cases)
+        place: Path | str = external.problem.source
+        if external.problem.name is not None:
+            place = problem_of(external.problem).path.parent
+        sent = Submission(place, external.problem.toml, bundle, external.hardware, cases)
         job = self._ended(self._placed(sent))
         if job.result is not None:
-            results.found[bundle.sha256] = evaluation_from_json(job.result)
+            results.evaluations[bundle.sha256] = evaluation_from_json(job.result)
             return
         error = job.error or {}
         results.problems[bundle.sha256] = str(error.get("message", "it was not evaluated"))
@@ -164,9 +173,11 @@ class Reevaluation:
 
 
 def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:
-    """Carry out a queued one and record how it ended; one that somebody else works on is left.
+    """Re-evaluate a queued trajectory and record how it ended; one that another worker has is left.
 
-    Where that cannot be recorded, the lease runs out and the trajectory is queued again."""
+    `owner` names this worker. Where the end cannot be recorded, the lease runs out and the
+    trajectory is queued again.
+    """
     store = trajectory_store(work.base)
     seconds = work.base.settings.lease_seconds
     if not store.take(row.id, owner, seconds):
@@ -188,7 +199,7 @@ def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTraje
             store.release(row.id, owner)
             raise
         else:
-            if not store.end(row.id, owner, ended.state, ended.found, **ended.summary):
+            if not store.end(row.id, owner, ended.state, ended.measured, **ended.summary):
                 log.warning("trajectory lost", trajectory=row.id, reason="its lease ran out")
     return store.find(row.id)
 
@@ -206,16 +217,16 @@ def _damaged(error: KeyError) -> NotFound:
     return NotFound(f"the stored trajectory lacks {error}", hint="Send it again.")
 
 
-def _said(results: Results, sha256: str) -> str:
-    found = results.found.get(sha256)
-    if found is None:
+def _result_line(results: Results, sha256: str) -> str:
+    evaluation = results.evaluations.get(sha256)
+    if evaluation is None:
         return f"not evaluated: {results.problems[sha256]}"
-    return f"{found.validity} {found.speedup or ''}".strip()
+    return f"{evaluation.validity} {evaluation.speedup or ''}".strip()
 
 
-def _outcome(told: Told, tree: Tree) -> dict[str, Any]:
-    """For lists: what was found, with what was claimed beside it."""
-    rows = [_step_row(tree, step.number, step.claimed_speedup) for step in told.steps]
+def _outcome(external: ExternalTrajectory, tree: Tree) -> dict[str, Any]:
+    """For lists: what was measured, with what was claimed beside it."""
+    rows = [_step_row(tree, step.number, step.claimed_speedup) for step in external.steps]
     best = tree.best
     return {
         "best": None if best is None else best.number,
@@ -228,24 +239,24 @@ def _outcome(told: Told, tree: Tree) -> dict[str, Any]:
 
 def _step_row(tree: Tree, number: int, claim: float | None) -> dict[str, Any]:
     node = tree[number]
-    found = node.evaluation if node.same_as is None else tree[node.same_as].evaluation
-    speedup = found.speedup if found is not None else None
+    evaluation = node.evaluation if node.same_as is None else tree[node.same_as].evaluation
+    speedup = evaluation.speedup if evaluation is not None else None
     return {
         "step": number,
-        "validity": found.validity if found is not None else None,
-        "timing": found.timing if found is not None else None,
+        "validity": evaluation.validity if evaluation is not None else None,
+        "timing": evaluation.timing if evaluation is not None else None,
         "speedup": None if speedup is None else vars(speedup),
         "claimed_speedup": claim,
-        "refuted": _refuted(found, speedup, claim),
-        "flags": [flag.message for flag in found.flags] if found is not None else [],
-        "message": found.message if found is not None else node.problem,
+        "refuted": _refuted(evaluation, speedup, claim),
+        "flags": [flag.message for flag in evaluation.flags] if evaluation is not None else [],
+        "message": evaluation.message if evaluation is not None else node.problem,
     }
 
 
-def _refuted(found: Evaluation | None, speedup: Interval | None, claim: float | None) -> bool:
-    """Whether what was found here rules the claim out; it is used for nothing but this remark."""
-    if claim is None or found is None:
+def _refuted(evaluation: Evaluation | None, speedup: Interval | None, claim: float | None) -> bool:
+    """Whether what was measured here rules the claim out; it is used for this remark alone."""
+    if claim is None or evaluation is None:
         return False
-    if not found.correct:
-        return found.validity != "not_run"
+    if not evaluation.correct:
+        return evaluation.validity != "not_run"
     return speedup is not None and not speedup.low <= claim <= speedup.high

@@ -10,7 +10,7 @@ from pathlib import Path
 from kb.catalog.skills import SkillRow
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.bench.local import problem_view
+from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
     Knowledge,
@@ -26,45 +26,45 @@ from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
-from skills.trajectories.build import ratio_of
-from skills.trials.held_out import Unseen
-from skills.trials.trial_context import ConfirmingBench, Means
-from skills.trials.verification import Arm
+from skills.trials.held_out import HeldOutCase
+from skills.trials.trial import Arm, TrialContext
 
 ROUNDS = 2  # of fresh processes for each winner
 
 
 @dataclass(frozen=True)
 class Searches:
-    """Of one budget, all with what the means have."""
+    """Searches of one budget, counted in candidates, in one context."""
 
-    means: Means
+    context: TrialContext
     budget: int
 
     def languages(self, skill: SkillRow) -> list[str]:
+        """Languages of the hardware that the skill is about."""
         about = skill.scopes.languages
-        return [n for n in self.means.hardware.languages if not about or n in about]
+        return [n for n in self.context.hardware.languages if not about or n in about]
 
     def run(
         self,
-        bench: ConfirmingBench,
-        unseen: Unseen,
+        bench: LocalBench,
+        target: HeldOutCase,
         seed: int,
         languages: Sequence[str],
         skill: SkillRow | None = None,
         recipe: Recipe | None = None,
         without: str = "",
     ) -> Tree:
-        recipes = [one for one in self.means.recipes if one.name != without]
+        """The tree of one search, with a skill and its recipe or `without` the skill of a name."""
+        recipes = [other for other in self.context.recipes if other.name != without]
         if recipe is not None:
-            recipes = [recipe, *(one for one in recipes if one.name != recipe.name)]
-        knowledge = WithSkill(self.means.knowledge, skill, without)
+            recipes = [recipe, *(other for other in recipes if other.name != recipe.name)]
+        knowledge = WithSkill(self.context.knowledge, skill, without)
         with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
             run = RunRow(
                 id="arm",
-                problem=str(unseen.problem.path),
-                problem_sha256=unseen.problem.sha256,
-                hardware=self.means.hardware.id,
+                problem=str(target.problem.path),
+                problem_sha256=target.problem.sha256,
+                hardware=self.context.hardware.id,
                 goal=Goal(candidates=self.budget, seed=seed),
             )
             store = FileStore(Path(folder))
@@ -75,8 +75,8 @@ class Searches:
                 bench=bench,
                 synthesizers=[RecipeSynthesizer(recipes, languages)],
                 knowledge=knowledge,
-                problem=problem_view(unseen.problem, bench.device),
-                hardware=self.means.hardware,
+                problem=problem_view(target.problem, bench.device),
+                hardware=self.context.hardware,
                 listener=_Silent(),
             )
             search.run()
@@ -92,43 +92,47 @@ class WithSkill:
         self._without = without or (skill.name if skill is not None else "")
 
     def consult(self, query: Query) -> Knowledge:
-        """As if nobody ran: nothing is withheld by chance, and both arms see the same."""
-        found = self._source.consult(replace(query, run_id=""))
-        skills = tuple(s for s in found.skills if s.name != self._without)
-        remedies = tuple(r for r in found.moves if skill_of(r.id) != self._without)
+        """What the source answers, with the skill in it or without it. It is consulted as if nobody
+        ran: nothing is withheld by chance, and both arms see the same."""
+        knowledge = self._source.consult(replace(query, run_id=""))
+        skills = tuple(s for s in knowledge.skills if s.name != self._without)
+        remedies = tuple(r for r in knowledge.moves if skill_of(r.id) != self._without)
         if self._skill is None:
-            return replace(found, skills=skills, moves=remedies)
+            return replace(knowledge, skills=skills, moves=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
-        moves = applicable_moves(remedies_of(self._skill), query, found.facts)
-        return replace(found, skills=(own, *skills), moves=(*moves, *remedies))
+        moves = applicable_moves(remedies_of(self._skill), query, knowledge.facts)
+        return replace(knowledge, skills=(own, *skills), moves=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """Trials say nothing of how useful an answer was to a run."""
 
 
-def confirmed(bench: ConfirmingBench, proposal: Proposal) -> list[Evaluation]:
-    """In ROUNDS of fresh processes."""
+def confirmed(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
+    """Measure a proposal anew, in ROUNDS of fresh processes."""
     return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
 
 
-def figure_of(found: Sequence[Evaluation]) -> Interval | None:
-    """Of the reference over the kernel; None where no evaluation has one."""
-    intervals = [(one.speedup, 1.0) for one in found if one.speedup is not None]
+def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
+    """The reference over a kernel, from several evaluations of it; None where none has a figure."""
+    intervals = [
+        (evaluation.speedup, 1.0) for evaluation in evaluations if evaluation.speedup is not None
+    ]
     return combined(intervals) if intervals else None
 
 
 def arm_of(tree: Tree, best: Node | None) -> Arm:
+    """One side of a trial: its tree, and the best node of it."""
     return Arm(
         tried=len(tree) - 1,
         correct=sum(node.correct for node in tree.nodes[1:]),
-        best=ratio_of(best.speedup) if best is not None and best.speedup is not None else None,
+        best=best.speedup if best is not None else None,
         best_key=best.evaluation.key if best is not None and best.evaluation is not None else "",
     )
 
 
 class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
-        """A trial is told as a whole."""
+        """A trial is reported as a whole."""
 
     def log(self, message: str) -> None:
-        """A trial is told as a whole."""
+        """A trial is reported as a whole."""

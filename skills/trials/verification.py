@@ -1,123 +1,54 @@
-"""Whether a skill helps where it was not distilled from: the same search with the same budget, once
-with it and once without, measured on the device at hand; finding the same sooner helps too. Of a
-skill to avoid something: the best kernel of a search without it, once as it is and once with the
-change that it warns of.
+"""Whether a skill helps where it was not distilled from: its trials are run on this machine, each
+is kept as evidence, and the skill moves to the state that they support.
 
-Knows neither problems nor searches: an `Ablation` runs them. A trial is believed as far as its
-interval goes; a skill without a certain gain stays what it is, and its history says why.
+A trial counts as far as its interval goes; a skill without a certain gain stays what it is, and its
+history says why. Where a skill certainly helps on some sizes and certainly harms on others it is
+narrowed by one size. The boundary is drawn from those trials, so they prove nothing of what is
+left: the narrowed skill is tried again on other cases.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
 
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import SkillRow, State
 from kb.catalog.skills.support import AVOID
 from kb.catalog.skills.writing import append_event
-from kb.errors import Conflict, Unavailable
+from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS
-from skills.curator.records import Ratio
-from skills.observation import Part
-from skills.trials.narrowing import losing_part, narrow
+from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Interval
+from optimizer.evaluation.targets import AUTO
+from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.simulated import SimulatedBench
+from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
+from optimizer.search.runs.optimize import bench_for, hardware_view_of, places_for
+from retrieval.knowledge_base import KnowledgeBase
+from skills.lifecycle import queue
+from skills.observation import known_uses, store_narrowed, without
+from skills.trials.ablation import Ablation
+from skills.trials.trial import Arm, Trial, TrialContext, Verdict, classify_trials
+from skills.uses import Part, outside
 
 ACTOR = "verification"
 BUDGET = 4  # candidates of each arm
-LEAST_TRIALS = 2
 VERIFIABLE = ("candidate", "suspect", "active")
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One side of a trial. best_key: evaluation of its best candidate; tried: candidates."""
-
-    tried: int
-    correct: int
-    best: Ratio | None
-    best_key: str = ""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One problem and case that the skill was not distilled from. unseen: why it was not.
-
-    gain: where the search with the skill stood over where the one without it stood, on average over
-    the candidates of the budget, all of it measured anew (skills/trials/advantage.py);
-    end: at the last candidate alone. None where the search with it found nothing correct, or the
-    machine was not quiet. wrong: candidates made by the skill itself that were not correct.
-
-    Of a skill to avoid something, with_skill is the kernel that heeds it and without the same
-    kernel with the avoided change, so that gain is what leaving the change out brings: the time
-    with the change over the time without it. without.tried is 0 where the change could not be made;
-    note says why. failed: what became of the changed kernel where it cannot be used (`incorrect`).
-    sizes: of the case, in the quantities of predicates.
-    """
-
-    problem: str
-    problem_sha256: str
-    case: str
-    unseen: str
-    seed: int
-    without: Arm
-    with_skill: Arm
-    gain: Ratio | None
-    wrong: int
-    hardware: str
-    device: str
-    toolchain: str
-    note: str = ""
-    failed: str = ""
-    end: Ratio | None = None
-    sizes: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def named(self) -> str:
-        return f"{self.problem} {self.case}"
-
-    @property
-    def harms(self) -> bool:
-        """Certainly, over the budget or at its end."""
-        return any(found is not None and found.high < 1.0 for found in (self.gain, self.end))
-
-    @property
-    def helps(self) -> bool:
-        return not self.harms and self.gain is not None and self.gain.low > 1.0
-
-
-class Ablation(Protocol):
-    """Runs trials of a skill. Implemented by the optimizer."""
-
-    def trials(
-        self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]] = ()
-    ) -> Iterable[Trial]:
-        """apart_from: (sha256 of a problem, case) pairs that were tried. Raises Unavailable where
-        nothing here can be measured, with what is missing."""
-        ...
-
-
-Effect = Literal["helps", "harms", "open"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """effect: open where nothing is certain; gain: over all trials; reason: in words."""
-
-    effect: Effect
-    gain: Ratio | None
-    reason: str
-
-    @property
-    def helps(self) -> bool:
-        return self.effect == "helps"
-
-
-@dataclass(frozen=True)
 class Verification:
-    """What verifying came to. state: of the skill afterwards."""
+    """What verifying a skill came to. `state` is its state afterwards."""
 
     skill: str
     state: str
@@ -157,7 +88,7 @@ def verify(
     except Unavailable as problem:
         _note(catalog, skill, f"not verified: {problem.message}", actor, access_scope)
         raise
-    verdict, part = judge(trials, skill.polarity), _losing(trials, skill.polarity)
+    verdict, part = classify_trials(trials, skill.polarity), _losing(trials, skill.polarity)
     if part is not None:
         reason = f"{verdict.reason}: not offered with {part}"
         with catalog.write() as connection:
@@ -165,9 +96,9 @@ def verify(
             skill = narrow(connection, skill, part, reason=reason, **vars(signed))
         known = {(trial.problem_sha256, trial.case) for trial in trials}
         again = _again(catalog, skill, ablation, budget, known, signed)
-        verdict = judge(again, skill.polarity)
-        told = verdict.reason if again else "nothing is left there that nobody tried"
-        verdict = replace(verdict, reason=f"not offered with {part} any more; {told}")
+        verdict = classify_trials(again, skill.polarity)
+        outcome = verdict.reason if again else "nothing is left there that nobody tried"
+        verdict = replace(verdict, reason=f"not offered with {part} any more; {outcome}")
         trials = [*trials, *again]
     with catalog.write() as connection:
         present = store.get(connection, name, access_scope)
@@ -178,16 +109,18 @@ def verify(
 
 @dataclass(frozen=True)
 class Signed:
-    """Whoever asked, and what they may see."""
+    """Who verifies, and what they may see."""
 
     actor: str
     access_scope: str
 
 
-def _tried(catalog: Catalog, skill: SkillRow, made: Iterable[Trial], signed: Signed) -> list[Trial]:
+def _tried(
+    catalog: Catalog, skill: SkillRow, running: Iterable[Trial], signed: Signed
+) -> list[Trial]:
     """Each is kept as it comes: it took minutes."""
     trials = []
-    for trial in made:
+    for trial in running:
         with catalog.write() as connection:
             _same(store.get(connection, skill.name, signed.access_scope), skill)
             _keep(connection, skill, trial, signed.actor, signed.access_scope)
@@ -211,7 +144,7 @@ def _again(
 
 
 def _losing(trials: Sequence[Trial], polarity: str) -> Part | None:
-    """Only sizes are told apart: a wrong candidate speaks against the skill wherever it was."""
+    """Only sizes separate: a wrong candidate speaks against the skill wherever it was."""
     if polarity == AVOID or any(trial.wrong for trial in trials):
         return None
     harmed, helped = ([t.sizes for t in trials if getattr(t, kind)] for kind in ("harms", "helps"))
@@ -223,91 +156,18 @@ def _same(present: SkillRow, measured: SkillRow) -> None:
         raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
 
-def judge(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
-    """A certain gain over all trials together, in at least LEAST_TRIALS of which the skill changed
-    what was found, and no trial in which it certainly harms, be it over the budget or at its end.
-    polarity: of the skill."""
-    if polarity == AVOID:
-        return _judged_warning(trials)
-    wrong = sum(trial.wrong for trial in trials)
-    gains = [trial.gain for trial in trials if trial.gain is not None]
-    gain = together(gains) if gains else None
-    if wrong:
-        return Verdict("harms", gain, f"{wrong} candidates made by it were not correct")
-    slower = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
-    if slower:
-        return Verdict("harms", gain, f"it is certainly slower on {', '.join(slower)}")
-    worse = [t.named for t in trials if t.end is not None and t.end.high < 1.0]
-    if worse:
-        where = ", ".join(worse)
-        return Verdict("harms", gain, f"the search with it ends certainly slower on {where}")
-    # Where both arms stand at the same kernels the figure is 1 without any doubt: it tells nothing.
-    telling = [g for g in gains if g.low < g.high]
-    if gain is None or len(telling) < LEAST_TRIALS:
-        return Verdict(
-            "open",
-            gain,
-            f"it changed what was found on {len(telling)} of {len(trials)} unseen cases,"
-            f" {LEAST_TRIALS} are needed",
-        )
-    if gain.low <= 1.0:
-        return Verdict("open", gain, f"no certain gain over the search without it: {_told(gain)}")
-    return Verdict("helps", gain, f"{_told(gain)} over the search without it, over the budget")
-
-
-def _judged_warning(trials: Sequence[Trial]) -> Verdict:
-    """The change is certainly slower, or fails, in at least LEAST_TRIALS, certainly faster in none,
-    and costs time over all that were timed together."""
-    gains = [trial.gain for trial in trials if trial.gain is not None]
-    gain = together(gains) if gains else None
-    faster = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
-    if faster:
-        where = ", ".join(faster)
-        return Verdict("harms", gain, f"what it says to avoid is certainly faster on {where}")
-    failing = [t.named for t in trials if t.failed]
-    slower = [t for t in trials if t.gain is not None and t.gain.low > 1.0]
-    if len(slower) + len(failing) < LEAST_TRIALS:
-        untold = [f"{t.named}: {t.note}" for t in trials if t.gain is None and not t.failed]
-        return Verdict(
-            "open",
-            gain,
-            f"what it says to avoid certainly costs time or fails on {len(slower) + len(failing)}"
-            f" of {len(trials)} unseen cases, {LEAST_TRIALS} are needed"
-            + (f" ({'; '.join(untold)})" if untold else ""),
-        )
-    if gain is not None and gain.low <= 1.0 and not failing:
-        return Verdict("open", gain, f"leaving it out has no certain gain: {_told(gain)}")
-    told = [f"{_told(gain)} by leaving it out"] if gain is not None else []
-    told += [f"it fails on {', '.join(failing)}"] if failing else []
-    return Verdict("helps", gain, "; ".join(told))
-
-
-def together(gains: Sequence[Ratio]) -> Ratio:
-    """The geometric mean; errors of the trials are independent of one another."""
-    centre = sum(math.log(gain.value) for gain in gains) / len(gains)
-    halves = [(math.log(gain.high) - math.log(gain.low)) / 2 for gain in gains]
-    half = math.sqrt(sum(h * h for h in halves)) / len(gains)
-    return Ratio(
-        math.exp(centre), math.exp(centre - half), math.exp(centre + half), sum(g.n for g in gains)
-    )
-
-
-def _told(gain: Ratio) -> str:
-    return f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
-
-
 def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_scope: str) -> None:
     """A trial without a figure is kept too: that it was tried is known. An avoided change that
     could not be made was not tried."""
     if skill.polarity == AVOID and not trial.without.tried:
         return
-    told, arm = _about_the_claim(skill, trial)
+    figure, arm = _about_the_claim(skill, trial)
     store.add_evidence(
         connection,
         skill.name,
         kind="ablation",
         hardware=trial.hardware,
-        n=told.n if told is not None else max(1, arm.tried),
+        n=figure.n if figure is not None else max(1, arm.tried),
         actor=actor,
         reason=f"with and without {_subject(skill)} on {trial.problem}, {trial.case}"
         f" ({trial.unseen})",
@@ -316,9 +176,9 @@ def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_sco
         problem=trial.problem_sha256,
         case=trial.case,
         evaluation=arm.best_key or None,
-        speedup=told.value if told is not None else None,
-        low=told.low if told is not None else None,
-        high=told.high if told is not None else None,
+        speedup=figure.value if figure is not None else None,
+        low=figure.low if figure is not None else None,
+        high=figure.high if figure is not None else None,
         details={
             "problem": trial.problem,
             "sizes": dict(trial.sizes),
@@ -339,13 +199,15 @@ def _subject(skill: SkillRow) -> str:
     return "the avoided change" if skill.polarity == AVOID else "it"
 
 
-def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Ratio | None, Arm]:
+def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Arm]:
     """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.support), and
     the arm that has it: of one to avoid that is the change, so the figure is the gain's inverse."""
     gain = trial.gain
     if skill.polarity != AVOID:
         return gain, trial.with_skill
-    inverse = None if gain is None else Ratio(1 / gain.value, 1 / gain.high, 1 / gain.low, gain.n)
+    inverse = (
+        None if gain is None else Interval(1 / gain.value, 1 / gain.high, 1 / gain.low, gain.n)
+    )
     return inverse, trial.without
 
 
@@ -379,3 +241,174 @@ def _note(catalog: Catalog, skill: SkillRow, reason: str, actor: str, access_sco
         store.get(connection, skill.name, access_scope)
         change = (skill.state, skill.state)
         append_event(connection, skill.id, "not_verified", change, actor, reason, {})
+
+
+Sizes = Mapping[str, float]
+
+
+def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> Part | None:
+    """The side of a cut that has all cases in which a skill harmed and none in which it helped, by
+    the quantity that tells them furthest apart.
+
+    The arguments hold the sizes of each case. The cut is halfway between the two nearest, on the
+    log scale. None where no quantity separates them, or there is nothing on one side.
+    """
+    if not harmed or not helped:
+        return None
+    parts = []
+    for key in sorted(set.intersection(*(set(sizes) for sizes in (*harmed, *helped)))):
+        bad, good = ([sizes[key] for sizes in side] for side in (harmed, helped))
+        if min(*bad, *good) <= 0:
+            continue
+        if max(bad) < min(good):
+            cut = float(math.ceil(math.sqrt(max(bad) * min(good))))
+            parts.append((min(good) / max(bad), Part(key, below=cut)))
+        elif max(good) < min(bad):
+            cut = float(math.floor(math.sqrt(max(good) * min(bad))))
+            parts.append((min(bad) / max(good), Part(key, at_least=cut)))
+    return max(parts, key=lambda entry: entry[0], default=(0.0, None))[1]
+
+
+def narrow(
+    connection: Connection,
+    skill: SkillRow,
+    part: Part,
+    *,
+    actor: str,
+    reason: str,
+    access_scope: str = ALL_ACCESS,
+) -> SkillRow:
+    """Narrow a skill by a part of its scope; returns it as it is stored. Its text and evidence
+    stay, and the uses in what is kept."""
+    kept = outside(known_uses(connection, skill, access_scope), part)
+    scopes, predicate = without(skill.scopes, skill.predicate, part, kept)
+    narrowed = replace(skill, scopes=scopes, predicate=predicate)
+    details = {"parts": [asdict(part)]}
+    signed = {"actor": actor, "reason": reason, "access_scope": access_scope}
+    store_narrowed(connection, narrowed, kept, details, **signed)
+    return store.get(connection, skill.name, access_scope)
+
+
+def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
+    """Names of skills to verify: those to be measured again where `queued`, else learned
+    candidates."""
+    if queued:
+        return [queued_skill.name for queued_skill in queue(base.catalog)]
+    with base.catalog.read() as connection:
+        rows = store.heads(
+            connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
+        )
+    return [row.name for row in rows]
+
+
+class Verifier:
+    """Verifies skills on this machine: problems of a folder or the shipped ones, the local device,
+    the recipes of active skills."""
+
+    def __init__(self, base: KnowledgeBase, problems: Path | None = None) -> None:
+        self._base = base
+        self._folder = problems
+
+    def verify(self, name: str, budget: int, actor: str) -> dict[str, Any]:
+        """Verify a skill and report it as JSON; a skill that nothing here can measure stays what it
+        is, and the reason says why. `budget` counts the candidates of each search. Raises NotFound
+        and Conflict."""
+        skill = self._skill(name)
+        try:
+            verification = verify(
+                self._base.catalog, name, self._ablation(skill), budget=budget, actor=actor
+            )
+        except Unavailable as problem:
+            reason = f"not verified: {problem.message}. {problem.hint}"
+            return {
+                "skill": name,
+                "state": skill.state,
+                "reason": reason,
+                "gain": None,
+                "trials": [],
+            }
+        return {
+            "skill": name,
+            "state": verification.state,
+            "reason": verification.verdict.reason,
+            "gain": asdict(verification.verdict.gain)
+            if verification.verdict.gain is not None
+            else None,
+            "trials": [asdict(trial) for trial in verification.trials],
+        }
+
+    def try_out(self, name: str, budget: int) -> dict[str, Any]:
+        """The trials of a skill and what they would mean, as JSON; nothing is stored. Raises
+        NotFound and Unavailable."""
+        skill = self._skill(name)
+        trials = tuple(self._ablation(skill).trials(skill, budget))
+        verdict = classify_trials(trials, skill.polarity)
+        return {
+            "skill": name,
+            "state": skill.state,
+            "helps": verdict.helps,
+            "reason": verdict.reason,
+            "gain": asdict(verdict.gain) if verdict.gain is not None else None,
+            "trials": [asdict(trial) for trial in trials],
+        }
+
+    def _skill(self, name: str) -> SkillRow:
+        with self._base.catalog.read() as connection:
+            return store.get(connection, name, ALL_ACCESS)
+
+    # -- what trials are run with
+
+    @cached_property
+    def _problems(self) -> list[Problem]:
+        if self._folder is None:
+            return [load_problem(SHIPPED / name) for name in shipped_problems()]
+        if not self._folder.is_dir():
+            raise NotFound(f"no folder {self._folder}", hint="Give a folder of problems.")
+        paths = [*self._folder.glob("*.py"), *self._folder.glob(f"*/{SOURCE_NAME}")]
+        if not paths:
+            raise InvalidRequest(
+                f"there is no problem in {self._folder}",
+                hint=f"Put NAME.py or NAME/{SOURCE_NAME} there; `kernlore problem new` writes one.",
+            )
+        return [load_problem(path) for path in sorted(paths)]
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        return places_for(self._base, AUTO, None)
+
+    def _ablation(self, skill: SkillRow) -> Ablation:
+        base, places = self._base, self._places
+        target = next(iter(places.values())).target
+        return Ablation(
+            TrialContext(
+                problems=self._problems,
+                bench=self._bench,
+                recipes=library_recipes(base),
+                knowledge=ServiceKnowledge(base),
+                hardware=hardware_view_of(target, places),
+                seen=self._seen(skill),
+            )
+        )
+
+    @contextmanager
+    def _bench(self, problem: Problem) -> Iterator[LocalBench]:
+        with bench_for(self._base, problem, self._places) as bench:
+            if isinstance(bench, SimulatedBench):
+                raise Unavailable(
+                    "only a simulator is here, and its times are no wall time",
+                    hint="Verify where the device itself is.",
+                )
+            yield bench
+
+    def _seen(self, skill: SkillRow) -> frozenset[tuple[str, str]]:
+        """Pairs that its evidence was measured on, except by trials; with the searched cases of
+        those problems, which the search that it comes from saw too."""
+        with self._base.catalog.read() as connection:
+            rows = store.evidence_of(connection, skill.id, ALL_ACCESS)
+        made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
+        pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
+        own = {sha256 for sha256, _ in pairs}
+        for problem in self._problems:
+            if problem.sha256 in own:
+                pairs |= {(problem.sha256, case.name) for case in problem.searched}
+        return frozenset(pairs)

@@ -30,8 +30,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from skills.curator.reading.gate import gate
-from skills.training.export import Asked, export_trajectories
+from skills.curator.gate import gate
+from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from tests.api.cli_process import kernlore
@@ -165,7 +165,7 @@ def passed(services: Services, run: str, node: int) -> tuple[bool, str]:
 
 
 def exported(services: Services, run: str, folder: Path) -> dict[str, Any]:
-    asked = Asked("sft", only=(run,), trainable=True)
+    asked = ExportRequest("sft", only=(run,), trainable=True)
     manifest = export_trajectories(services, asked, folder)
     lines = Path(manifest["file"]).read_text(encoding="utf-8").splitlines()
     return {**manifest, "ids": [json.loads(line)["id"].rpartition("/")[2] for line in lines]}

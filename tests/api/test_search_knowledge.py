@@ -19,7 +19,7 @@ from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
 from optimizer.search.runs.knowledge import ServiceKnowledge
-from skills.states import change_state
+from skills.lifecycle import change_state
 from tests.api.conftest import small_knowledge
 from tests.shared import BUILTIN
 from tests.skills.trials.curated import skill_in

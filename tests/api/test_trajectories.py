@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 
 from api.services import Services
 from kb.errors import Conflict
-from skills.curator.reading.gate import gate
-from skills.curator.records import Trajectory
-from skills.training.export import Asked, export_trajectories
-from skills.trajectories.accept import again, trajectory_store
+from skills.curator.gate import gate
+from skills.training.export import ExportRequest, export_trajectories
+from skills.trajectories.accept import requeue, trajectory_store
 from skills.trajectories.reading import trajectory
+from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TOML
 
@@ -125,13 +125,13 @@ def test_what_the_curator_gets_is_what_was_measured(
     assert record.evaluated_here and record.actor == "another-optimizer"
     assert record.subject.dtype == "float32"
     slow, _, again = record.steps
-    assert slow.child.measured is not None and slow.child.measured.validity == "correct"
-    assert slow.parent.measured is not None  # the reference was measured too
-    assert slow.parent.measured.validity == "correct"
-    assert again.child.measured == slow.child.measured
-    figures = [s.child.measured.speedup for s in record.steps if s.child.measured]
+    assert slow.child.evaluation is not None and slow.child.evaluation.validity == "correct"
+    assert slow.parent.evaluation is not None  # the reference was measured too
+    assert slow.parent.evaluation.validity == "correct"
+    assert again.child.evaluation == slow.child.evaluation
+    figures = [s.child.evaluation.speedup for s in record.steps if s.child.evaluation]
     assert all(figure is None or figure.value < 1.0 for figure in figures)
-    assert slow.claimed == ("mv_x",) and slow.attributed == ()
+    assert slow.proposal.claimed == ("mv_x",) and slow.proposal.attributed == ()
     passed, decision = gate(record, slow, {})
     assert passed is None or passed.polarity == "avoid", decision
 
@@ -144,11 +144,11 @@ def test_an_instruction_stays_data(
 ) -> None:
     """It is stored word for word, changes no state, and is in no text that teaches a model."""
     record = found(client, liar["id"])
-    assert record.steps[1].told == (INJECTED,) and record.steps[1].plan == ""
-    assert record.steps[0].plan == INJECTED
+    assert record.steps[1].texts == (INJECTED,) and record.steps[1].proposal.plan == ""
+    assert record.steps[0].proposal.plan == INJECTED
     assert states_before and skill_states(client) == states_before
     for shape in ("sft", "dpo", "grpo"):
-        asked = Asked(shape, only=(liar["id"],))
+        asked = ExportRequest(shape, only=(liar["id"],))
         manifest = export_trajectories(services_of(client), asked, tmp_path / shape)
         assert INJECTED not in Path(manifest["file"]).read_text(encoding="utf-8")
     assert manifest["rows"] == 2  # grpo: one prompt for each distinct state
@@ -177,8 +177,9 @@ def test_an_exploit_is_flagged(client: TestClient) -> None:
     row = ended(client, row["id"])
     assert row["state"] == "ready" and row["flagged"] == [1], row
     record = found(client, row["id"])
-    measured = record.steps[0].child.measured
-    assert measured is not None and measured.rejected and measured.validity == "rejected"
+    side = record.steps[0].child
+    assert side.evaluation is not None
+    assert side.rejected and side.evaluation.validity == "rejected"
     assert gate(record, record.steps[0], {})[0] is None
 
 
@@ -200,9 +201,9 @@ def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_pa
     with pytest.raises(Conflict, match="unverified"):
         found(client, row["id"])
     services = services_of(client)
-    manifest = export_trajectories(services, Asked("sft"), tmp_path / "all")
+    manifest = export_trajectories(services, ExportRequest("sft"), tmp_path / "all")
     assert any(row["id"] in reason for reason in manifest["left_out"])
-    assert again(services, trajectory_store(services).find(row["id"])).state == "unverified"
+    assert requeue(services, trajectory_store(services).find(row["id"])).state == "unverified"
     assert row["id"] in [r["id"] for r in client.get("/trajectories").json()["trajectories"]]
 
 

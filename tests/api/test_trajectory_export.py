@@ -28,15 +28,16 @@ from optimizer.search.synthesizers.llm.asker import Reply
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
-from skills.training.export import Asked, export_trajectories
-from skills.training.licences import LicenceBook
+from skills.curator.distil import parameter_roles
+from skills.training.export import ExportRequest, export_trajectories
 from skills.training.prompts import Prompts, without_uploads
+from skills.training.rows import FORMATS, SHAPES
 from skills.training.samples import Licences
-from skills.training.shapes import SHAPES
-from skills.training.shown_knowledge import LEFT_OUT, KnowledgeAgain
-from skills.training.write import FORMATS
+from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
+from skills.training.trainable import LicenceBook
 from skills.trajectories.accept import trajectory_store
-from skills.trajectories.reading import parameter_roles, trajectory
+from skills.trajectories.reading import trajectory
+from skills.trajectories.records import side_as_json
 from tests.api.cli_process import kernlore
 
 CANDIDATES = 3
@@ -85,7 +86,7 @@ def test_both_formats_hold_the_same(
 ) -> None:
     read = []
     for format in FORMATS:
-        asked = Asked(shape, format, (run,))
+        asked = ExportRequest(shape, format, (run,))
         manifest = export_trajectories(services, asked, tmp_path / format)
         read.append(rows_of(manifest))
         assert manifest["candidates"] == CANDIDATES and manifest["rows"] == len(read[-1])
@@ -98,7 +99,7 @@ def test_both_formats_hold_the_same(
 
 def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Path) -> None:
     tree = tree_of(services, run)
-    manifest = export_trajectories(services, Asked("sft", only=(run,)), tmp_path / "out")
+    manifest = export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path / "out")
     faster = [n for n in tree.nodes[1:] if n.correct and n.speedup and n.speedup.low > 1.0]
     rows = rows_of(manifest)
     assert {row["id"] for row in rows} <= {f"{run}/{node.number}" for node in faster}
@@ -120,7 +121,7 @@ def test_a_row_says_what_was_measured(services: Services, run: str, tmp_path: Pa
 
 def test_a_trajectory_may_be_trained_on(services: Services, run: str, tmp_path: Path) -> None:
     """The problem and the recipes are shipped; what was not measured or repeats is left out."""
-    asked = Asked("grpo", only=(run,), trainable=True)
+    asked = ExportRequest("grpo", only=(run,), trainable=True)
     manifest = export_trajectories(services, asked, tmp_path / "out")
     # On a busy machine nothing is measured, and that is a reason too.
     candidates = tree_of(services, run).nodes[1:]
@@ -145,17 +146,17 @@ def test_the_curator_gets_the_run(services: Services, run: str) -> None:
     assert record.lineage[0] == record.hardware and record.subject.dtype == "int64"
     roles = parameter_roles(services)
     for step in record.steps:
-        assert step.child.kernel is not None and step.child.measured is not None
-        assert set(step.child.kernel.values) <= set(roles[step.child.kernel.recipe or ""])
+        assert step.child.evaluation is not None
+        assert set(step.proposal.values) <= set(roles[step.proposal.recipe or ""])
 
 
 def test_exports_that_cannot_be(services: Services, run: str, tmp_path: Path) -> None:
-    for asked in (Asked("ppo"), Asked("sft", "csv")):
+    for asked in (ExportRequest("ppo"), ExportRequest("sft", "csv")):
         with pytest.raises(InvalidRequest, match="unknown shape"):
             export_trajectories(services, asked, tmp_path / "new")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(Conflict):
-        export_trajectories(services, Asked("sft", only=(run,)), tmp_path)
+        export_trajectories(services, ExportRequest("sft", only=(run,)), tmp_path)
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -184,7 +185,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     assert node.proposal is not None
     node = replace(node, proposal=replace(node.proposal, transcript=record.id))
     for leave, expected in ((False, False), (True, True)):
-        prompts = Prompts(services, _task(services, source), KnowledgeAgain(services, leave))
+        prompts = Prompts(services, _task(services, source), ShownKnowledge(services, leave))
         found = prompts.of(source.tree, node)
         assert found.origin == "stored" and found.system == "the system's part"
         assert found.user.startswith("before\n") and found.user.endswith("\nafter")
@@ -219,7 +220,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
     shown = Shown("ret_1", (), (f"{imported}#0",), (shipped, imported))
     body = services.skills.show(shipped).body
     for leave in (False, True):
-        again = KnowledgeAgain(services, leave)
+        again = ShownKnowledge(services, leave)
         assert again.may_show(shipped)
         assert [again.may_show(name) for name in (imported, f"{imported}#0")] == [leave, leave]
         known, left_out = again.of(shown, "x86-64")
@@ -244,9 +245,9 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
     own, told = trajectory(services, run), trajectory(services, ran.json["id"])
     for mine, theirs in zip(own.steps, told.steps, strict=True):
         if mine.child.number not in busy:  # what was not measured then is tried again
-            assert theirs.child.measured == mine.child.measured
-        assert theirs.child.kernel is not None and mine.child.kernel is not None
-        assert theirs.child.kernel.files == mine.child.kernel.files
+            both = (side_as_json(side)["measured"] for side in (theirs.child, mine.child))
+            assert next(both) == next(both)
+        assert theirs.proposal.bundle.files == mine.proposal.bundle.files
     assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]
     listed = kernlore("trajectories", "list", "--json", data=data).json
     assert {row["id"] for row in listed} == {run, told.id}

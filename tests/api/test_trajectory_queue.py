@@ -17,7 +17,7 @@ from ingestion.builtin import builtin_hardware
 from kb.jobs import keep_lease
 from kb.settings import Settings
 from optimizer.evaluation.queue import EvaluationQueue
-from skills.trajectories.accept import again, trajectory_store
+from skills.trajectories.accept import requeue, trajectory_store
 from skills.trajectories.queue import TrajectoryQueue
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
@@ -130,7 +130,7 @@ def test_nobody_takes_what_somebody_evaluates(services: Services) -> None:
     store = trajectory_store(services)
     assert row.state == "queued" and store.take(row.id, "service1", 600)
     held = store.find(row.id)
-    assert again(services, held) == held and accept_body(services, told) == held
+    assert requeue(services, held) == held and accept_body(services, told) == held
     add_damaged(services)
     assert store.take(DAMAGED, "command1", GONE)
     data = services.settings.data_dir

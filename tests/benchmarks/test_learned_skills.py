@@ -62,8 +62,7 @@ from optimizer.search.knowledge import Knowledge, Move, ShownSkill
 from optimizer.search.runs.knowledge import library_recipes
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import ProblemView
-from skills.trials.held_out import unseen_cases
-from skills.trials.targets import MAX_TRIALS
+from skills.trials.held_out import MAX_TRIALS, held_out_cases
 from tests.benchmarks.test_knowledge_value import (
     FACTS,
     HARDWARE,
@@ -218,7 +217,7 @@ def test_an_unseen_case_is_none_that_a_run_or_a_trial_has() -> None:
     problem = load_problem(Path("softmax"))
     unseen = unseen_case(problem, "cpu", 8)
     assert unseen is not None
-    tried = {one.case.name for one in unseen_cases(problem, "cpu", MAX_TRIALS, 0)}
+    tried = {one.case.name for one in held_out_cases(problem, "cpu", MAX_TRIALS, 0)}
     assert unseen.name not in tried | {case.name for case in problem.searched}
     assert unseen.constants not in [case.constants for case in problem.searched]
 

@@ -32,14 +32,15 @@ from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from skills.curator.distil import Distilled, distil_source, replayed
-from skills.curator.pipeline import distil
-from skills.curator.records import Change, Side, Step, Trajectory
-from skills.curator.tuned import COMPOSED, Lifting, Tuned, tuned_instance
-from skills.lift import difference, lift_told
-from skills.states import change_state
-from skills.trials.verify import Verifier, waiting
+from skills.curator.lifting import COMPOSED, Lifting, Tuned, tuned_instance
+from skills.curator.records import Change
+from skills.lifecycle import change_state
+from skills.trajectories.records import Side, Step, Trajectory
+from skills.trials.verification import Verifier, waiting
+from skills.uses import difference, lift_report
 from tests.catalogs import fresh_data_dir
 from tests.skills.curator import planted
+from tests.skills.curator.planted import distil
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
 BODY: dict[str, Any] = {
@@ -96,13 +97,13 @@ def distilled(services: Services, run: RunRow) -> Distilled:
 def test_a_real_run_is_evidence_for_the_recipe_that_made_it(
     services: Services, run: RunRow, distilled: Distilled
 ) -> None:
-    told = distilled.as_json()
-    assert told["source"] == run.id and told["record"]
-    gates = [d for d in told["decisions"] if d["stage"] == "gate" and not d["composed"]]
+    report = distilled.as_json()
+    assert report["source"] == run.id and report["record"]
+    gates = [d for d in report["decisions"] if d["stage"] == "gate" and not d["composed"]]
     assert [d["node"] for d in gates] == [1, 2]
-    for stored in told["stored"]:
+    for stored in report["stored"]:
         detail = services.skills.show(stored["skill"])
-        assert any(row.details.get("run") == distilled.passes[0].distillation.trajectory.id
+        assert any(row.details.get("run") == distilled.distillations[0].trajectory.id
                    for row in detail.evidence)  # fmt: skip
         assert stored["operation"] == "ADD_EVIDENCE" or detail.summary.state == "candidate"
     learned = [s for s in services.skills.list(tier="learned")]
@@ -113,13 +114,13 @@ def test_distilling_again_stores_nothing_and_a_record_replays(
     services: Services, run: RunRow, distilled: Distilled
 ) -> None:
     again = distil_source(services, run.id)
-    assert all(not one.distillation.stored for one in again.passes)
+    assert all(not distillation.stored for distillation in again.distillations)
     for record in (distilled.record, again.record):
         assert replayed(services, record) == []
-    told = json.loads(services.blobs.get(distilled.record))
-    decisions = told["passes"][0]["distillation"]["decisions"]
-    told["passes"][0]["distillation"]["decisions"] = decisions[:-1]
-    forged = services.blobs.put(json.dumps(told).encode())
+    record = json.loads(services.blobs.get(distilled.record))
+    decisions = record["passes"][0]["distillation"]["decisions"]
+    record["passes"][0]["distillation"]["decisions"] = decisions[:-1]
+    forged = services.blobs.put(json.dumps(record).encode())
     assert replayed(services, forged) == ["pass 1: decisions"]
 
 
@@ -139,7 +140,7 @@ def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
 
 
 @pytest.mark.parametrize(
-    ("goal", "models", "said"),
+    ("goal", "models", "message"),
     [
         (Goal(synthesizers=("llm",)), "", "no model is named"),
         (Goal(synthesizers=("recipe",)), "openai/x", "leaves llm out"),
@@ -147,9 +148,9 @@ def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
     ],
 )
 def test_synthesizers_that_cannot_propose_are_refused(
-    services: Services, goal: Goal, models: str, said: str
+    services: Services, goal: Goal, models: str, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         optimize(services, Path("map_id"), goal, "auto", Quiet(), models=models)
 
 
@@ -164,7 +165,7 @@ def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "report"),
     [
         (None, {}),
         ("1.5x", {"target": 1.5}),
@@ -173,8 +174,8 @@ def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
         ("0.85roofline", {"target_roofline": 0.85}),
     ],
 )
-def test_a_target_has_a_unit(text: str | None, told: dict[str, float]) -> None:
-    assert _target(text) == told
+def test_a_target_has_a_unit(text: str | None, report: dict[str, float]) -> None:
+    assert _target(text) == report
 
 
 @pytest.mark.parametrize("text", ["fast", "x", "-1x", "0us", "1.2roofline", "nanx", "infus"])
@@ -189,15 +190,15 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 def searched(*values: dict[str, Any], speedups: tuple[float, ...]) -> Trajectory:
     """One instance after another, each a change of the one before."""
     steps: list[Step] = []
-    for number, (one, speedup) in enumerate(zip(values, speedups, strict=True), 1):
+    for number, (changed, speedup) in enumerate(zip(values, speedups, strict=True), 1):
         parent = Side(0, None, planted.measured("ev-0", 1.0))
         if steps:
             parent = steps[-1].child
         child = planted.measured(f"ev-{number}", speedup)
-        instance = planted.instance({**planted.VALUES, **one})
+        instance = planted.instance({**planted.VALUES, **changed})
         steps.append(planted.step(parent, Side(number, instance, child)))
-    found: Trajectory = planted.trajectory(*steps)
-    return found
+    whole: Trajectory = planted.trajectory(*steps)
+    return whole
 
 
 def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
@@ -210,9 +211,8 @@ def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
     )  # fmt: skip
     assert isinstance(tuned, Tuned), tuned
     (step,) = tuned.trajectory.steps
-    assert (step.synthesizer, step.parent.number, step.child.number) == (COMPOSED, 1, 4)
-    assert step.child.kernel is not None
-    assert step.child.kernel.recipe == tuned.lifted.name
+    assert (step.proposal.synthesizer, step.parent.number, step.child.number) == (COMPOSED, 1, 4)
+    assert step.proposal.recipe == tuned.lifted.name
     assert tuned.lifted.name == f"{planted.RECIPE}-chunk32-lanes16-unroll4"
     problems = Problems("a recipe")
     recipe = parse_recipe("x", tuned.lifted.recipe, tuned.lifted.files, problems)
@@ -229,16 +229,16 @@ def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (searched({}, {"unroll": 4}, speedups=(1.5, 1.2)), "the values of"),
         (searched({"unroll": 4}, speedups=(1.5,)), "nothing to compare"),
         (planted.trajectory(planted.tuned(child={"validity": "incorrect"})), "no candidate"),
     ],
 )
-def test_where_nothing_was_tuned_there_is_no_composed_step(made: Trajectory, said: str) -> None:
+def test_where_nothing_was_tuned_there_is_no_composed_step(made: Trajectory, message: str) -> None:
     reason = tuned_instance(made, RECIPES)
-    assert isinstance(reason, str) and said in reason
+    assert isinstance(reason, str) and message in reason
     assert tuned_instance(made, {}) and isinstance(tuned_instance(made, {}), str)
 
 
@@ -251,7 +251,7 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     tuned = tuned_instance(made, RECIPES)
     assert isinstance(tuned, Tuned)
     lifting = Lifting({tuned.lifted.name: tuned.lifted})
-    done = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert [(d.operation, d.evidence[0].details["parent"]) for d in done.deltas] == [("ADD", 1)]
     (row,) = rows(catalog)
     assert (row.tier, row.state, row.recipe) == ("learned", "candidate", tuned.lifted.recipe)
@@ -262,10 +262,10 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     assert row.scopes.signals == tuple(sorted(tuned.lifted.signals))
     assert "poor_reuse" in row.scopes.signals and "signals." not in (row.predicate or "")
     assert "verdict" not in row.description and "verdict" not in row.body
-    again = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    again = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert again.deltas == ()
     other = replace(tuned.trajectory, id="run_2")
-    more = distil(other, catalog, lifter=lifting, roles=planted.ROLES)
+    more = distil(other, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert [(d.operation, d.skill) for d in more.deltas] == [("ADD_EVIDENCE", row.name)]
     catalog.close()
 
@@ -275,7 +275,7 @@ def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.02)), RECIPES)
     assert isinstance(tuned, Tuned)
     lifting = Lifting({tuned.lifted.name: tuned.lifted})
-    done = distil(tuned.trajectory, catalog, lifter=lifting, roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert done.deltas == () and "no certain difference" in done.decisions[0].reason
     catalog.close()
 
@@ -284,10 +284,10 @@ def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.5)), RECIPES)
     assert isinstance(tuned, Tuned)
-    done = distil(tuned.trajectory, catalog, lifter=Lifting({}), roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=Lifting({}).lift, roles=planted.ROLES)
     assert done.deltas == () and "no skill has the recipe" in done.decisions[-1].reason
-    found = Lifting({}).lift(tuned.trajectory, _change(tuned))
-    assert found == f"no skill has the recipe {tuned.lifted.name}"
+    lift = Lifting({}).lift(tuned.trajectory, _change(tuned))
+    assert lift == f"no skill has the recipe {tuned.lifted.name}"
     own = Lifting({tuned.lifted.name: tuned.lifted})
     assert own.lift(tuned.trajectory, _change(tuned)) == tuned.lifted
     catalog.close()
@@ -312,19 +312,19 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
     assert waiting(services, queued=False) and "row-total-test" in waiting(services, queued=False)
     assert waiting(services, queued=True) == []
     verifier = Verifier(services, tmp_path / "problems")
-    told = verifier.tried(skill.name, 1)
-    (found,) = told["trials"]
-    assert (found["problem"], found["case"], found["wrong"]) == ("row_total", "main", 0)
-    assert found["with_skill"]["correct"] == 1 and not told["helps"]
+    report = verifier.try_out(skill.name, 1)
+    (trial,) = report["trials"]
+    assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 0)
+    assert trial["with_skill"]["correct"] == 1 and not report["helps"]
     assert services.skills.show(skill.name).evidence == ()  # nothing was changed
-    kept = verifier.verified(skill.name, 1, "ann")
+    kept = verifier.verify(skill.name, 1, "ann")
     assert kept["state"] == "candidate" and kept["reason"]  # one trial, and a plain kernel
     assert [e.kind for e in services.skills.show(skill.name).evidence] == ["ablation"]
     words = skill_in(services.catalog, tmp_path, "", name="words-test", files={})
-    refused = verifier.verified(words.name, 1, "ann")
+    refused = verifier.verify(words.name, 1, "ann")
     assert refused["trials"] == [] and "neither a recipe nor moves" in refused["reason"]
     with pytest.raises(NotFound):
-        Verifier(services, tmp_path / "nowhere").tried(skill.name, 1)
+        Verifier(services, tmp_path / "nowhere").try_out(skill.name, 1)
 
 
 # -- what is learned takes part
@@ -364,21 +364,23 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     change = {"role": "unroll", "direction": "increase"}
     moves = [{"id": "more", "when": "signals.memory_bound", "change": change, "why": "Why not."}]
     files = {"references/moves.json": json.dumps(moves).encode()}
-    told = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
-    skill = skill_in(services.catalog, tmp_path, "", name="unroll-rows", files=files, metadata=told)
+    metadata = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
+    skill = skill_in(
+        services.catalog, tmp_path, "", name="unroll-rows", files=files, metadata=metadata
+    )
     measured_and_active(services, skill.name)
     knowledge = ServiceKnowledge(services)
     query = Query(("memory_bound",), {}, "", "x86-64", "reduction", "cpp", "float32", "", 0, 2000)
-    found = knowledge.consult(query)
-    assert skill.name in [shown.name for shown in found.skills]
-    (own,) = [remedy for remedy in found.moves if remedy.id == f"{skill.name}#0"]
+    knowledge_here = knowledge.consult(query)
+    assert skill.name in [shown.name for shown in knowledge_here.skills]
+    (own,) = [remedy for remedy in knowledge_here.moves if remedy.id == f"{skill.name}#0"]
     assert (own.name, own.change) == ("more", change)
     assert own.applies is True
-    node = Node(1, 0, "evaluated", None, None, found.shown())
-    knowledge.report(found.retrieval_id, (own.id, skill.name, "foreign"), node)
+    node = Node(1, 0, "evaluated", None, None, knowledge_here.shown())
+    knowledge.report(knowledge_here.retrieval_id, (own.id, skill.name, "foreign"), node)
     with services.catalog.read() as connection:
         uses = store.uses_of(connection, skill.id, role="used")
-    assert [use.retrieval_id for use in uses] == [found.retrieval_id]
+    assert [use.retrieval_id for use in uses] == [knowledge_here.retrieval_id]
     change_state(services, skill.name, "retired", actor="ann", reason="a test")
     later = ServiceKnowledge(services).consult(query)
     assert f"{skill.name}#0" not in [remedy.id for remedy in later.moves]
@@ -389,16 +391,16 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
 
 def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> None:
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-lift")
-    told = lift_told(services, skill.name)
-    assert told["lift"] is None and "no lift" in told["reason"]
+    report = lift_report(services, skill.name)
+    assert report["lift"] is None and "no lift" in report["reason"]
     with pytest.raises(NotFound):
-        lift_told(services, "nobody")
+        lift_report(services, "nobody")
 
 
 def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:
     """Newcombe 1998, table II, row (a), method 10: 56/70 and 48/80."""
-    found = difference(Lift(70, 56, 80, 48))
-    assert found.value == pytest.approx(0.2)
-    assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    lift = difference(Lift(70, 56, 80, 48))
+    assert lift.value == pytest.approx(0.2)
+    assert (lift.low, lift.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
     none = difference(Lift(5, 5, 5, 0))
     assert none.value == 1.0 and none.high == 1.0 and none.low > 0

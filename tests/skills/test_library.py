@@ -28,9 +28,9 @@ from kb.errors import (
     UnknownSignal,
 )
 from kb.hardware.schema import parse_hardware
-from skills.schema import SkillFile
+from skills.format.schema import SkillFile
+from skills.format.skillfile import read_skill, render, skill_folders, write_skill
 from skills.skill_library import SkillLibrary
-from skills.skillfile import read_skill, render, skill_folders, write_skill
 from tests.catalogs import fresh_data_dir
 
 SHIPPED = Path(__file__).parents[2] / "skills" / "library"
@@ -110,8 +110,8 @@ def measure(catalog: Catalog, name: str) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 # -- shipped skills

@@ -327,7 +327,7 @@ class LocalTarget:
 
     def change_skill(self, name: str, patch: Json) -> Json:
         from api.bodies import SkillPatch, validated
-        from skills.states import change_state
+        from skills.lifecycle import change_state
 
         body = validated(SkillPatch, dict(patch))
         self._library()

@@ -178,8 +178,8 @@ class RemoteTarget:
     def _export_skill(self, name: str, parent: Path) -> Path:
         import httpx
 
-        from skills.folders import unpacked
-        from skills.skillfile import read_skill, write_skill
+        from skills.format.folders import unpacked
+        from skills.format.skillfile import read_skill, write_skill
 
         self.skill(name)  # an unknown one is refused in the service's own words
         answer = httpx.get(f"{self.name.rstrip('/')}{_at('/skills', name, 'export')}")
@@ -192,7 +192,7 @@ class RemoteTarget:
             return write_skill(read_skill(folder), parent)
 
     def import_skill(self, folder: Path, actor: str) -> Json:
-        from skills.folders import packed
+        from skills.format.folders import packed
 
         part = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
         return _mapping(self.call("POST", "/skills", files=[part]))

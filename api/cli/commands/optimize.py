@@ -160,7 +160,7 @@ def _search(
         local.services.registry.resolve(hardware)
     from api.cli.progress import progress
     from optimizer.search.runs.optimize import optimize as run
-    from skills.upkeep import prepare_library
+    from skills.lifecycle import prepare_library
 
     if goal.knowledge:
         local.load_knowledge(note)

@@ -136,7 +136,7 @@ def resume(
         row = run_store(local.services).run(run)
         from api.cli.progress import progress
         from optimizer.search.runs.optimize import optimize
-        from skills.upkeep import prepare_library
+        from skills.lifecycle import prepare_library
 
         with progress(row.goal, as_json) as listener:
             prepare_library(local.services, row.hardware, row.goal.language, listener.log)

@@ -203,7 +203,7 @@ def _skill_folders(folder: Path) -> list[Path]:
     """The folder itself, or every skill right below it. Raises InvalidKnowledge for a skill that
     cannot be read, and where there is none.
     """
-    from skills.skillfile import SKILL_MD, read_skill, skill_folders
+    from skills.format.skillfile import SKILL_MD, read_skill, skill_folders
 
     folders = [folder] if (folder / SKILL_MD).is_file() else skill_folders(folder)
     if not folders:
@@ -336,13 +336,13 @@ def verify(
             "verify needs one of NAME, --queued and --candidates", hint="Give exactly one of them."
         )
     with opened(data_dir) as local:
-        from skills.trials.verify import Verifier, waiting
+        from skills.trials.verification import Verifier, waiting
 
         services = local.services
         local.load_knowledge(note)
         names = [name] if name is not None else waiting(services, queued=queued)
         verifier = Verifier(services, problems)
-        results = [verifier.verified(skill, budget, login()) for skill in names]
+        results = [verifier.verify(skill, budget, login()) for skill in names]
     show(results, as_json, lambda rows: "\n\n".join(map(_verified, rows)) or "nothing waits")
 
 
@@ -361,10 +361,10 @@ def ablate(
 ) -> None:
     """Run the trials of `verify` without changing the skill."""
     with opened(data_dir) as local:
-        from skills.trials.verify import Verifier
+        from skills.trials.verification import Verifier
 
         local.load_knowledge(note)
-        result = Verifier(local.services, problems).tried(name, budget)
+        result = Verifier(local.services, problems).try_out(name, budget)
     show(result, as_json, lambda row: f"{_trials(row['trials'])}\n{row['reason']}")
 
 
@@ -372,9 +372,9 @@ def ablate(
 def lift(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show how much a skill helps. Compares answers that showed it with others that withheld it."""
     with opened(data_dir) as local:
-        from skills.lift import lift_told
+        from skills.uses import lift_report
 
-        lift_of_skill = lift_told(local.services, name)
+        lift_of_skill = lift_report(local.services, name)
     show(lift_of_skill, as_json, pairs)
 
 

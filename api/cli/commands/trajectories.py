@@ -82,11 +82,11 @@ def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = F
     """Evaluate a trajectory that is not ready. That is one that failed, or whose hardware was not
     here. Exits 1 unless it is ready afterwards."""
     with opened(data_dir) as local:
-        from skills.trajectories.accept import again, trajectory_store
+        from skills.trajectories.accept import requeue, trajectory_store
 
         store = trajectory_store(local.services)
         store.expire()
-        row = _evaluated(local, again(local.services, store.find(identity)))
+        row = _evaluated(local, requeue(local.services, store.find(identity)))
     return _report(row, as_json)
 
 
@@ -121,9 +121,9 @@ def export(
     """Export candidates as training data. Each has state, action and reward; a manifest lists what
     the file contains."""
     with opened(data_dir) as local:
-        from skills.training.export import Asked, export_trajectories
+        from skills.training.export import ExportRequest, export_trajectories
 
-        asked = Asked(
+        request = ExportRequest(
             shape,
             format,
             tuple(run or ()),
@@ -131,7 +131,7 @@ def export(
             with_excerpts,
             tuple(accept_model or ()),
         )
-        manifest = export_trajectories(local.services, asked, output)
+        manifest = export_trajectories(local.services, request, output)
     for reason, count in sorted(manifest["left_out"].items()):
         note(f"left out: {count} {reason}")
     answer = {name: manifest[name] for name in ("file", "rows", "candidates", "left_out")}
@@ -179,9 +179,9 @@ def _evaluated(local: LocalTarget, row: StoredTrajectory) -> StoredTrajectory:
 
 
 def _report(row: StoredTrajectory, as_json: bool) -> int:
-    from skills.trajectories.reading import shown
+    from skills.trajectories.reading import trajectory_row
 
-    show(shown(row), as_json, _rendered)
+    show(trajectory_row(row), as_json, _rendered)
     return 0 if row.state == "ready" else 1
 
 

@@ -22,9 +22,9 @@ from api.http.openapi import json_request
 from api.services import Services
 from kb.errors import InvalidRequest
 from kb.plain import plain
-from skills.folders import MAX_BYTES, packed, placed, unpacked
+from skills.format.folders import MAX_BYTES, packed, placed, unpacked
+from skills.lifecycle import change_state
 from skills.skill_library import Imported, SkillDetail
-from skills.states import change_state
 
 router = APIRouter(tags=["skills"])
 ACTOR = "http"

@@ -104,13 +104,14 @@ def submit(
     not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
     if it was not ready."""
     from api.trajectory_parser import accept_body
-    from skills.trajectories.reading import shown
 
     queue.check_room()
     row = accept_body(parts, body)
     if row.state == "queued":
         queue.wake()
-    answer: dict[str, Any] = plain(shown(row))
+    from skills.trajectories.reading import trajectory_row
+
+    answer: dict[str, Any] = plain(trajectory_row(row))
     return answer
 
 

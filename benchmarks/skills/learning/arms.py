@@ -72,17 +72,17 @@ class Library:
     learned: frozenset[str]
 
     def consult(self, query: Query) -> Knowledge:
-        found = self.source.consult(query)
+        knowledge = self.source.consult(query)
         mine = frozenset(skill.name for skill in self.arm.skills)
         hidden = self.learned if self.arm.offered else self.learned - mine
-        found = replace(
-            found,
-            skills=tuple(s for s in found.skills if s.name not in hidden),
-            moves=tuple(r for r in found.moves if skill_of(r.id) not in hidden),
+        knowledge = replace(
+            knowledge,
+            skills=tuple(s for s in knowledge.skills if s.name not in hidden),
+            moves=tuple(r for r in knowledge.moves if skill_of(r.id) not in hidden),
         )
-        return self._with_offers(found, query) if self.arm.offered else found
+        return self._with_offers(knowledge, query) if self.arm.offered else knowledge
 
-    def _with_offers(self, found: Knowledge, query: Query) -> Knowledge:
+    def _with_offers(self, knowledge: Knowledge, query: Query) -> Knowledge:
         holding = [
             skill
             for skill in self.arm.skills
@@ -92,8 +92,10 @@ class Library:
         shown = (ShownSkill(skill.name, skill.description, "", 1.0) for skill in holding)
         moves = tuple(remedy for skill in holding for remedy in remedies_of(skill))
         if self.arm.conditions:
-            moves = applicable_moves(moves, query, found.facts)
-        return replace(found, skills=(*shown, *found.skills), moves=(*moves, *found.moves))
+            moves = applicable_moves(moves, query, knowledge.facts)
+        return replace(
+            knowledge, skills=(*shown, *knowledge.skills), moves=(*moves, *knowledge.moves)
+        )
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
         """Nobody to tell."""
@@ -140,7 +142,7 @@ class NamedBench:
 def learned_recipes(space: Space, skills: Sequence[SkillRow]) -> dict[str, tuple[Recipe, str]]:
     """Learned recipes within the space, each with the name of the curated one that it tuned; those
     whose defaults the thinned space lacks are left out."""
-    found = {}
+    recipes = {}
     for skill in skills:
         recipe = recipe_of(skill)
         for fitting in space.fittings if recipe is not None else ():
@@ -152,8 +154,8 @@ def learned_recipes(space: Space, skills: Sequence[SkillRow]) -> dict[str, tuple
                     replace(p, default=recipe.defaults[p.name]) for p in base.parameters
                 )
                 tuned = replace(base, name=skill.name, parameters=parameters)
-                found[skill.name] = (tuned, base.name)
-    return found
+                recipes[skill.name] = (tuned, base.name)
+    return recipes
 
 
 def replay(

@@ -25,18 +25,18 @@ def title(plan: Plan) -> str:
 def method(plan: Plan, measured_on: Sequence[str], rounds: int = 1) -> list[str]:
     """measured_on: devices and toolchains of the evaluations, as they told it. rounds: of every
     point."""
-    told = [_runs(plan), _spaces(plan, rounds), _arms(plan)]
+    paragraphs = [_runs(plan), _spaces(plan, rounds), _arms(plan)]
     if not plan.documents:
-        told.append(
+        paragraphs.append(
             "The machine that measured had no embedding model: answers held moves, facts and skills"
             " without excerpts of documents, and the curator compared texts by their words alone."
         )
     if plan.device != "cpu":
-        told.append(
+        paragraphs.append(
             f"The evaluations were made on {', '.join(measured_on) or 'nothing yet'}; the line at"
             " the end is about the machine that wrote this page."
         )
-    return told
+    return paragraphs
 
 
 def _runs(plan: Plan) -> str:

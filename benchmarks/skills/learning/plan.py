@@ -66,24 +66,24 @@ class Plan:
     def options(self) -> str:
         """Those of the command that makes this plan, as far as they are not its defaults."""
         usual = default_plan(self.ground, self.taught)
-        told = []
+        options = []
         if self.ground != CPP:
-            told.append(f"--device {self.device} --language {self.language}")
+            options.append(f"--device {self.device} --language {self.language}")
         if self.taught != default_plan(self.ground).taught:
-            told.append(f"--taught {' '.join(self.taught)}")
+            options.append(f"--taught {' '.join(self.taught)}")
         if self.others != usual.others:
-            told.append(f"--others {' '.join(self.others)}")
-        told += [
+            options.append(f"--others {' '.join(self.others)}")
+        options += [
             f"--{name} {getattr(self, name)}"
             for name in ("candidates", "budget")
             if getattr(self, name) != getattr(usual, name)
         ]
         points = self.unseen_points, self.other_points
         if points != (usual.unseen_points, usual.other_points):
-            told.append(f"--points {points[0]} {points[1]}")
+            options.append(f"--points {points[0]} {points[1]}")
         if self.documents != usual.documents:
-            told.append("--documents" if self.documents else "--no-documents")
-        return " ".join(told)
+            options.append("--documents" if self.documents else "--no-documents")
+        return " ".join(options)
 
 
 def default_plan(ground: Ground, taught: Sequence[str] | None = None) -> Plan:
@@ -97,42 +97,44 @@ def default_plan(ground: Ground, taught: Sequence[str] | None = None) -> Plan:
     return Plan(ground.device, ground.language, learned, others, documents=False)
 
 
-def plan_of(folder: Path, given: Mapping[str, Any]) -> Plan:
+def plan_of(folder: Path, wanted: Mapping[str, Any]) -> Plan:
     """The folder's own plan, or a new one that it keeps from now on. given: fields that were asked
     for. Raises InvalidRequest where the folder was begun with others."""
     path = folder / FILE
     begun = path.is_file() or (folder / "runs").is_dir()
     if not begun:
-        found = _made(given)
+        plan = _made(wanted)
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
-        return found
+        path.write_text(json.dumps(plan.as_json(), indent=1) + "\n", encoding="utf-8")
+        return plan
     # Folders of before there were plans hold what is usual on a CPU.
-    found = _read(path) if path.is_file() else default_plan(CPP)
-    other = [name for name, value in given.items() if getattr(found, name) != value]
+    plan = _read(path) if path.is_file() else default_plan(CPP)
+    other = [name for name, value in wanted.items() if getattr(plan, name) != value]
     if other:
-        told = ", ".join(f"{name} is {_told(getattr(found, name))}" for name in other)
+        differences = ", ".join(f"{name} is {_told(getattr(plan, name))}" for name in other)
         raise InvalidRequest(
-            f"{folder} was begun with other options: {told}",
+            f"{folder} was begun with other options: {differences}",
             hint="Leave those options out to go on with it, or give another --folder.",
         )
-    return found
+    return plan
 
 
 def _told(value: Any) -> str:
     return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _made(given: Mapping[str, Any]) -> Plan:
-    device = given.get("device", TRITON.device if given.get("language") == "triton" else CPP.device)
+def _made(wanted: Mapping[str, Any]) -> Plan:
+    device = wanted.get(
+        "device", TRITON.device if wanted.get("language") == "triton" else CPP.device
+    )
     ground = next((g for g in GROUNDS if g.device == device), CPP)
-    if given.get("language", ground.language) != ground.language:
+    if wanted.get("language", ground.language) != ground.language:
         raise InvalidRequest(
-            f"on {ground.device} there are no recipes in {given['language']}",
+            f"on {ground.device} there are no recipes in {wanted['language']}",
             hint="Use " + " or ".join(f"--device {g.device} --language {g.language}"
                                       for g in GROUNDS) + ".",
         )  # fmt: skip
-    plan = replace(default_plan(ground, given.get("taught")), **given)
+    plan = replace(default_plan(ground, wanted.get("taught")), **wanted)
     for name in (*plan.taught, *plan.others):
         load_problem(Path(name))  # raises NotFound with what is near
     both = sorted(set(plan.taught) & set(plan.others))
@@ -146,10 +148,10 @@ def _made(given: Mapping[str, Any]) -> Plan:
 
 def _read(path: Path) -> Plan:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        row = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name for field in fields(Plan)}
-        values = {name: value for name, value in told.items() if name in known}
-        return Plan(**{**values, "taught": tuple(told["taught"]), "others": tuple(told["others"])})
+        values = {name: value for name, value in row.items() if name in known}
+        return Plan(**{**values, "taught": tuple(row["taught"]), "others": tuple(row["others"])})
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise InvalidRequest(
             f"{path} is no plan: {problem}", hint="Give a folder that this benchmark has made."

@@ -59,14 +59,14 @@ class Part:
     def told(self) -> str:
         """What is there, in a sentence or two."""
         measured = len(self.whole) + len(self.idle)
-        said = f"{measured} of {len(self.asked)} spaces are measured."
+        sentence = f"{measured} of {len(self.asked)} spaces are measured."
         if self.idle:
             names = ", ".join(space.problem.name.partition(",")[0] for space in self.idle)
-            said += (
+            sentence += (
                 f" In {len(self.idle)} of them no point is certainly faster than the reference"
                 f" ({names}): there is nothing to find, and they are left out of the comparison."
             )
-        return said
+        return sentence
 
 
 @dataclass(frozen=True)
@@ -83,47 +83,47 @@ class Findings:
     base: Picked
 
 
-def report(found: Findings) -> list[str]:
+def report(findings: Findings) -> list[str]:
     """The parts of the result."""
     parts = [
-        *method(found.plan, measured_on(found), rounds(found)),
+        *method(findings.plan, measured_on(findings), rounds(findings)),
         "## What it shows",
-        *conclusions(found),
+        *conclusions(findings),
     ]
-    parts += ["## What the runs taught", lessons_table(found.lessons)]
-    parts += ["Why changes were refused:", refusals_table(found.lessons)]
-    parts += ["## The learned skills", skills_table(found)]
-    for kind, part in found.parts.items():
+    parts += ["## What the runs taught", lessons_table(findings.lessons)]
+    parts += ["Why changes were refused:", refusals_table(findings.lessons)]
+    parts += ["## The learned skills", skills_table(findings)]
+    for kind, part in findings.parts.items():
         title = KINDS[kind]
         parts += [f"## {title}", part.told()]
         if part.compared is not None:
-            parts += _tables(found, part, part.compared)
-    return [*parts, "## Left out", *left_out(found)]
+            parts += _tables(findings, part, part.compared)
+    return [*parts, "## Left out", *left_out(findings)]
 
 
-def measured_on(found: Findings) -> list[str]:
+def measured_on(findings: Findings) -> list[str]:
     """Device and toolchain of every row of what this folder measured."""
-    rows = [row.evaluation for kind, part in found.parts.items() if kind != "seen"
+    rows = [row.evaluation for kind, part in findings.parts.items() if kind != "seen"
             for row in part.table.rows]  # fmt: skip
-    return sorted({f"{one.device} ({one.toolchain})" for one in rows if one.language != "torch"})
+    return sorted({f"{row.device} ({row.toolchain})" for row in rows if row.language != "torch"})
 
 
-def rounds(found: Findings) -> int:
+def rounds(findings: Findings) -> int:
     """Of the point of this folder that was measured least often; 1 where there is none."""
-    parts = [part for kind, part in found.parts.items() if kind != "seen"]
+    parts = [part for kind, part in findings.parts.items() if kind != "seen"]
     return min((n for part in parts for n in Counter(r.key for r in part.table.rows).values()),
                default=1)  # fmt: skip
 
 
-def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
-    columns = [(arm.name, POLICY) for arm in found.arms]
+def _tables(findings: Findings, part: Part, compared: Comparison) -> list[str]:
+    columns = [(arm.name, POLICY) for arm in findings.arms]
     contrasts = [
         (f"{arm.name} against curated", arm.name, CURATED.name)
-        for arm in found.arms
+        for arm in findings.arms
         if arm.name not in (NOTHING.name, CURATED.name)
     ]
     return [
-        arms_table(compared, found.base),
+        arms_table(compared, findings.base),
         contrasts_table(compared, contrasts),
         "Where a search stands after so many candidates, as a share of the best in the table:",
         standing_table(compared),
@@ -135,46 +135,46 @@ def _tables(found: Findings, part: Part, compared: Comparison) -> list[str]:
 # -- in sentences
 
 
-def conclusions(found: Findings) -> list[str]:
+def conclusions(findings: Findings) -> list[str]:
     """From the figures alone."""
-    lines = [_learned(found), _verified(found)]
-    for kind, part in found.parts.items():
+    lines = [_learned(findings), _verified(findings)]
+    for kind, part in findings.parts.items():
         if part.compared is not None:
-            lines += _compared(found, kind, part, part.compared)
-    return [*lines, _reach(found)]
+            lines += _compared(findings, kind, part, part.compared)
+    return [*lines, _reach(findings)]
 
 
-def _learned(found: Findings) -> str:
-    gates = [d for lesson in found.lessons for d in lesson.decisions if d["stage"] == "gate"]
+def _learned(findings: Findings) -> str:
+    gates = [d for lesson in findings.lessons for d in lesson.decisions if d["stage"] == "gate"]
     passed = sum(bool(d["passed"]) for d in gates)
-    kinds = Counter(kind_of(skill) for skill in found.skills)
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
-    tried = sum(lesson.candidates for lesson in found.lessons)
+    kinds = Counter(kind_of(skill) for skill in findings.skills)
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+    tried = sum(lesson.candidates for lesson in findings.lessons)
     return (
-        f"- {len(found.lessons)} runs made {tried} candidates; {passed} of {len(gates)} judged"
-        f" changes passed the gate, and {len(found.skills)} skills were drafted: {told}."
+        f"- {len(findings.lessons)} runs made {tried} candidates; {passed} of {len(gates)} judged"
+        f" changes passed the gate, and {len(findings.skills)} skills were drafted: {listed}."
     )
 
 
-def _verified(found: Findings) -> str:
-    states = Counter(skill.state for skill in found.skills)
-    tried = [told for told in found.trials.values() if told["trials"]]
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
+def _verified(findings: Findings) -> str:
+    states = Counter(skill.state for skill in findings.skills)
+    tried = [report for report in findings.trials.values() if report["trials"]]
+    listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
     return (
-        f"- Trials were run for {len(tried)} of {len(found.skills)}; their states now: {told}."
-        f" {len(found.trials) - len(tried)} more had nothing that could be tried, and"
-        f" {len(found.skills) - len(found.trials)} were not reached in the time."
+        f"- Trials were run for {len(tried)} of {len(findings.skills)}; their states now: {listed}."
+        f" {len(findings.trials) - len(tried)} more had nothing that could be tried, and"
+        f" {len(findings.skills) - len(findings.trials)} were not reached in the time."
     )
 
 
-def _compared(found: Findings, kind: str, part: Part, compared: Comparison) -> list[str]:
-    curated = compared.ratio((CURATED.name, POLICY), found.base)
+def _compared(findings: Findings, kind: str, part: Part, compared: Comparison) -> list[str]:
+    curated = compared.ratio((CURATED.name, POLICY), findings.base)
     lines = [
         f"- {KINDS[kind]} ({len(part.whole)}): curated knowledge takes {curated} times the"
-        f" candidates of none: {_aim(curated)}. {_at_once(compared)} {_least(found, compared)}"
+        f" candidates of none: {_aim(curated)}. {_at_once(compared)} {_least(findings, compared)}"
     ]
-    for arm in found.arms[2:]:
-        over_none = compared.ratio((arm.name, POLICY), found.base)
+    for arm in findings.arms[2:]:
+        over_none = compared.ratio((arm.name, POLICY), findings.base)
         over_curated = compared.ratio((arm.name, POLICY), (CURATED.name, POLICY))
         same, pairs = _same(compared, arm.name)
         lines.append(
@@ -192,18 +192,18 @@ def _at_once(compared: Comparison) -> str:
     return f"It is there with the first candidate in {first} of {len(runs)} runs."
 
 
-def _least(found: Findings, compared: Comparison) -> str:
+def _least(findings: Findings, compared: Comparison) -> str:
     """What no arm can be better than."""
-    base = compared.counts(found.base)
+    base = compared.counts(findings.base)
     once = {problem: [1.0] * len(values) for problem, values in base.items()}
-    told = ratio(once, base, compared.seed)
-    return f"An arm that is always there with the first candidate would take {told.value:.2f}."
+    least = ratio(once, base, compared.seed)
+    return f"An arm that is always there with the first candidate would take {least.value:.2f}."
 
 
-def _aim(found: Ratio) -> str:
-    if found.high <= AIM:
+def _aim(figure: Ratio) -> str:
+    if figure.high <= AIM:
         return f"at most {AIM:g}, for certain"
-    if found.low > AIM:
+    if figure.low > AIM:
         return f"more than {AIM:g}, for certain"
     return f"whether at most {AIM:g} is not certain"
 
@@ -216,9 +216,9 @@ def _same(compared: Comparison, arm: str) -> tuple[int, int]:
     return sum(a == b for a, b in pairs), len(pairs)
 
 
-def _reach(found: Findings) -> str:
+def _reach(findings: Findings) -> str:
     """Where a learned skill could have any effect, measured or not."""
-    skills, spaces = found.skills, found.parts["others"].asked
+    skills, spaces = findings.skills, findings.parts["others"].asked
     usable = [skill for skill in skills if remedies_of(skill) or skill.recipe is not None]
     reached = {space.problem.name for space in spaces for s in usable if _may_act(s, space)}
     named = ", ".join(sorted(reached)) or "none"
@@ -302,17 +302,21 @@ def _plain(reason: str) -> str:
     return re.sub(rf"\b(?:{'|'.join(OWNERS)})-[a-z0-9-]+", "a skill", reason)
 
 
-def skills_table(found: Findings) -> str:
+def skills_table(findings: Findings) -> str:
     rows = []
-    for skill in found.skills:
-        told = found.trials.get(skill.name)
+    for skill in findings.skills:
+        verification = findings.trials.get(skill.name)
         gain, n = "", 0
-        if told is not None:
-            n = sum(trial["gain"] is not None for trial in told["trials"])
-            if told["gain"]:
-                g = told["gain"]
+        if verification is not None:
+            n = sum(trial["gain"] is not None for trial in verification["trials"])
+            if verification["gain"]:
+                g = verification["gain"]
                 gain = f"{g['value']:.3f} [{g['low']:.3f}, {g['high']:.3f}]"
-        why = told["reason"] if told is not None else "not tried in the time there was"
+        why = (
+            verification["reason"]
+            if verification is not None
+            else "not tried in the time there was"
+        )
         why = why.removeprefix("not verified: ").replace(skill.name, "it")
         rows.append([skill.name, kind_of(skill), skill.state, n, gain, why])
     return markdown(["skill", "kind", "state", "trials with a figure", "gain", "why"], rows)
@@ -322,22 +326,22 @@ def _often(number: int) -> str:
     return "once" if number == 1 else f"{number} times, and its figure is their geometric mean"
 
 
-def left_out(found: Findings) -> list[str]:
+def left_out(findings: Findings) -> list[str]:
     lines = []
-    for kind, part in found.parts.items():
+    for kind, part in findings.parts.items():
         title = KINDS[kind]
         measured = {space.problem.name for space in (*part.whole, *part.idle)}
         gone = [s.problem.name for s in part.asked if s.problem.name not in measured]
         if gone or part.compared is None:
             lines.append(f"- {title}: not measured are {', '.join(gone) or 'all of them'}.")
-    untried = [s.name for s in found.skills if s.name not in found.trials]
+    untried = [s.name for s in findings.skills if s.name not in findings.trials]
     if untried:
         lines.append(f"- Not tried: {', '.join(untried)}.")
     return [
         *lines,
-        f"- Every point was measured {_often(rounds(found))}: two measurements of one point differ"
-        " more than its interval says (see the result of knowledge_value), which blurs what is"
-        " within 95 %.",
+        f"- Every point was measured {_often(rounds(findings))}: two measurements of one point"
+        " differ more than its interval says (see the result of knowledge_value), which blurs what"
+        " is within 95 %.",
         "- Thinned spaces are easier than whole ones, so the candidates that knowledge can save"
         " here are fewer.",
         "- A point that the machine was too busy to time is measured again up to twice; a space is"

@@ -17,11 +17,11 @@ Shares = dict[str, list[float]]  # problem -> by seed
 
 def shares(runs: Sequence[Replayed], after: int) -> Shares:
     """Of the best in the table. A run that ended earlier keeps what it had."""
-    found: Shares = {}
+    by_problem: Shares = {}
     for run in sorted(runs, key=lambda run: run.seed):
         stood = run.standings[min(after, len(run.standings) - 1)]
-        found.setdefault(run.problem, []).append(stood)
-    return found
+        by_problem.setdefault(run.problem, []).append(stood)
+    return by_problem
 
 
 def told_start(compared: Comparison, arm: str) -> str:
@@ -61,9 +61,9 @@ def _over(compared: Comparison, arm: str, base: str, after: int) -> Ratio:
     return ratio(mine, other, compared.seed)
 
 
-def _mean(found: Shares) -> float:
-    return geometric_mean(geometric_mean(values) for values in found.values())
+def _mean(by_problem: Shares) -> float:
+    return geometric_mean(geometric_mean(values) for values in by_problem.values())
 
 
-def _figure(found: Ratio) -> str:
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+def _figure(figure: Ratio) -> str:
+    return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"

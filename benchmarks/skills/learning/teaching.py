@@ -38,7 +38,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
 from skills.curator.distil import distil_source
-from skills.trials.verify import Verifier, waiting
+from skills.trials.verification import Verifier, waiting
 
 SEED = 7
 ACTOR = "benchmark"
@@ -78,8 +78,8 @@ def curated_recipes(services: Services, language: str) -> list[Recipe]:
     """Recipes in the language that came with this version."""
     with services.catalog.read() as connection:
         rows = store.listed(connection, states=("active",), access_scope=ALL_ACCESS)
-    found = (recipe_of(row) for row in rows if row.tier == "curated")
-    return [recipe for recipe in found if recipe is not None and recipe.language == language]
+    recipes = (recipe_of(row) for row in rows if row.tier == "curated")
+    return [recipe for recipe in recipes if recipe is not None and recipe.language == language]
 
 
 # -- runs
@@ -90,7 +90,7 @@ def run_all(
     folder: Path,
     plan: Plan,
     ends: float,
-    said: Said,
+    log: Said,
 ) -> bool:
     """Go on with the runs until `ends` on the monotonic clock; whether all are done."""
     kept = FileStore(folder / "runs")
@@ -100,7 +100,7 @@ def run_all(
         if time.monotonic() >= ends:
             return False
         run = _run(services, kept, name, plan)
-        said(f"{name}: {run.ended}, {run.seconds:.0f} s")
+        log(f"{name}: {run.ended}, {run.seconds:.0f} s")
     return True
 
 
@@ -148,7 +148,7 @@ def _run(services: Services, kept: FileStore, name: str, plan: Plan) -> RunRow:
 
 
 def distil_all(
-    services: Services, folder: Path, problems: Sequence[str], said: Said
+    services: Services, folder: Path, problems: Sequence[str], log: Said
 ) -> list[Lesson]:
     """Each run once, in the order of the problems; what was distilled before is read again."""
     kept, lessons = FileStore(folder / "runs"), []
@@ -156,9 +156,9 @@ def distil_all(
         path = folder / "lessons" / f"{name}.json"
         if not path.is_file():
             _into_catalog(services, kept, name)
-            told = distil_source(services, run_id(name)).as_json()
-            _write(path, told)
-            said(f"{name}: {len(told['stored'])} changes of the library")
+            report = distil_source(services, run_id(name)).as_json()
+            _write(path, report)
+            log(f"{name}: {len(report['stored'])} changes of the library")
         lessons.append(_lesson(kept, name, json.loads(path.read_text(encoding="utf-8"))))
     return lessons
 
@@ -169,7 +169,7 @@ def _into_catalog(services: Services, kept: FileStore, name: str) -> None:
         adopt(services, kept, kept.run(run_id(name)))
 
 
-def _lesson(kept: FileStore, name: str, told: dict[str, Any]) -> Lesson:
+def _lesson(kept: FileStore, name: str, report: dict[str, Any]) -> Lesson:
     tree = Tree(kept.nodes(run_id(name)))
     best = tree.best
     return Lesson(
@@ -177,32 +177,32 @@ def _lesson(kept: FileStore, name: str, told: dict[str, Any]) -> Lesson:
         len(tree) - 1,
         sum(node.correct for node in tree.nodes[1:]),
         best.merit if best is not None else 0.0,
-        told["decisions"],
-        told["stored"],
-        told["tuned"],
+        report["decisions"],
+        report["stored"],
+        report["tuned"],
     )
 
 
-def _write(path: Path, told: dict[str, Any]) -> None:
+def _write(path: Path, row: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
-    scratch.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    scratch.write_text(json.dumps(row, indent=1), encoding="utf-8")
     scratch.replace(path)
 
 
 # -- verifying
 
 
-def verify_all(services: Services, folder: Path, plan: Plan, ends: float, said: Said) -> bool:
+def verify_all(services: Services, folder: Path, plan: Plan, ends: float, log: Said) -> bool:
     """Trials of every candidate that has something to leave out, recipes first, then moves, then
     what to avoid; whether all are done.
 
     Only problems that were learned from are tried: the others are what is measured afterwards.
     """
     verifier = Verifier(services, _problem_folder(folder, plan.taught))
-    asked = set(waiting(services, queued=False))
+    candidates = set(waiting(services, queued=False))
     rows = sorted(learned(services), key=lambda row: (row.recipe is None, not row.moves, row.name))
-    names = [row.name for row in rows if row.name in asked]
+    names = [row.name for row in rows if row.name in candidates]
     for name in names:
         path = folder / "trials" / f"{name}.json"
         with _claimed(path) as mine:
@@ -211,9 +211,9 @@ def verify_all(services: Services, folder: Path, plan: Plan, ends: float, said: 
             if time.monotonic() >= ends:
                 return False
             began = time.monotonic()
-            told = verifier.verified(name, plan.budget, ACTOR)
-            _write(path, told)
-        said(f"{name}: {told['state']}, {told['reason']} ({time.monotonic() - began:.0f} s)")
+            report = verifier.verify(name, plan.budget, ACTOR)
+            _write(path, report)
+        log(f"{name}: {report['state']}, {report['reason']} ({time.monotonic() - began:.0f} s)")
     return all((folder / "trials" / f"{name}.json").is_file() for name in names)
 
 
@@ -232,10 +232,10 @@ def _claimed(path: Path) -> Iterator[bool]:
 
 def _problem_folder(folder: Path, problems: Sequence[str]) -> Path:
     """Copies of these shipped problems; one is known by its text, not by its place."""
-    found = folder / "problems"
+    copies = folder / "problems"
     for name in problems:
-        shutil.copytree(SHIPPED / name, found / name, dirs_exist_ok=True)
-    return found
+        shutil.copytree(SHIPPED / name, copies / name, dirs_exist_ok=True)
+    return copies
 
 
 def trials(folder: Path) -> dict[str, dict[str, Any]]:

@@ -69,17 +69,18 @@ def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
     and for each side by itself: the interval of a difference by Zou and Donner, Statistics in
     Medicine 27 (2008) 1693-1702.
     """
-    if not (_bounded(upper) and _bounded(lower)):
+    if not (bounded(upper) and bounded(lower)):
         return None
-    centre = math.log(upper.value / lower.value)
+    centre = math.log(upper.value) - math.log(lower.value)
     down = math.hypot(math.log(upper.value / upper.low), math.log(lower.high / lower.value))
     up = math.hypot(math.log(upper.high / upper.value), math.log(lower.value / lower.low))
     value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
     return Interval(value, low, high, min(upper.n, lower.n))
 
 
-def _bounded(interval: Interval) -> bool:
-    return 0 < interval.low <= interval.value <= interval.high < math.inf
+def bounded(figure: Interval) -> bool:
+    """Whether both bounds say anything: after one pair of blocks they are 0 and infinity."""
+    return 0 < figure.low <= figure.value <= figure.high < math.inf
 
 
 def combined(intervals: Sequence[tuple[Interval, float]]) -> Interval:

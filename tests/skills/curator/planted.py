@@ -8,20 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kb.blobs import Blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.schema import parse_hardware
-from skills.curator.records import (
-    CaseFigure,
-    Kernel,
-    Measured,
-    Ratio,
-    Side,
-    Step,
-    Subject,
-    Trajectory,
-    Value,
-)
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.search.records import Proposal, Value
+from skills.curator.contrast import Roles
+from skills.curator.distil import distil as product_distil
+from skills.curator.distillation import Distillation
+from skills.trajectories.records import Side, Step, Subject, Trajectory, side_from_json
 from tests.catalogs import fresh_data_dir
 
 SEEDS = range(10)
@@ -54,13 +51,16 @@ def catalog_in(folder: Path) -> Catalog:
     return catalog
 
 
-def ratio(value: float, spread: float = 0.03, n: int = 12) -> Ratio:
-    return Ratio(value, value * (1 - spread), value * (1 + spread), n)
+def ratio(value: float, spread: float = 0.03, n: int = 12) -> Interval:
+    return Interval(value, value * (1 - spread), value * (1 + spread), n)
 
 
-def measured(key: str, speedup: float | Ratio | None, **other: Any) -> Measured:
+def measured(key: str, speedup: float | Interval | None, **other: Any) -> Evaluation:
+    """An evaluation in the words of the stored form of a trajectory."""
     figure = ratio(speedup) if isinstance(speedup, int | float) else speedup
-    told: dict[str, Any] = {
+    bounds = None if figure is None else vars(figure)
+    row: dict[str, Any] = {
+        "key": key,
         "validity": "correct",
         "timing": "measured" if speedup is not None else "none",
         "harness": "3",
@@ -68,27 +68,56 @@ def measured(key: str, speedup: float | Ratio | None, **other: Any) -> Measured:
         "device": "cpu0",
         "checks": (6, 6),
         "signals": ("memory_bound", "not_vectorized"),
-        "speedup": figure,
-        "cases": ()
-        if figure is None
-        else (CaseFigure("main", 100.0, 100.0 / figure.value, figure, "measured"),),
+        "metrics": {},
+        "speedup": bounds,
+        "cases": (),
+        "flags": (),
+        "rejected": False,
+        "message": "",
     }
-    return Measured(key=key, **{**told, **other})
+    if figure is not None:
+        case = {"case": "main", "baseline_us": 100.0, "candidate_us": 100.0 / figure.value}
+        row["cases"] = ({**case, "speedup": bounds, "state": "measured"},)
+    side = side_from_json({"number": 0, "kernel": None, "measured": {**row, **other}})
+    assert side.evaluation is not None
+    return side.evaluation
 
 
-def instance(values: Mapping[str, Value], recipe: str | None = RECIPE, note: str = "") -> Kernel:
+def instance(values: Mapping[str, Value], recipe: str | None = RECIPE, note: str = "") -> Proposal:
     text = note + "".join(f"constexpr int {name} = {v};\n" for name, v in sorted(values.items()))
-    main = {"kernel.cpp": text + "void run(const float *x, float *y) { y[0] = x[0] * lanes; }\n"}
-    return Kernel("cpp", "kernel.cpp", "kernlore_run", main, recipe, dict(values))
+    text += "void run(const float *x, float *y) { y[0] = x[0] * lanes; }\n"
+    return replace(free(text), recipe=recipe, values=dict(values))
 
 
-def free(text: str, language: str = "cpp") -> Kernel:
+def free(text: str, language: str = "cpp") -> Proposal:
     name = "kernel.cpp" if language == "cpp" else "kernel.py"
-    return Kernel(language, name, "kernlore_run", {name: text})
+    return Proposal(Bundle({name: text}, name, language, "kernlore_run"), "recipe")
 
 
-def step(parent: Side, child: Side, **other: Any) -> Step:
-    return Step(parent, child, "recipe", "recipe", **other)
+def step(
+    parent: Side,
+    child: Side,
+    shown: Mapping[str, tuple[str, ...]] | None = None,
+    texts: tuple[str, ...] = (),
+    **proposal: Any,
+) -> Step:
+    """A change by the recipe synthesizer; the rest is of its proposal (plan, attributed, ...)."""
+    assert child.proposal is not None
+    bundle = replace(child.proposal.bundle, origin="recipe")
+    proposed = replace(child.proposal, bundle=bundle, **proposal)
+    return Step(parent, replace(child, proposal=proposed), shown or {}, texts)
+
+
+def distil(
+    made: Trajectory,
+    catalog: Catalog,
+    *,
+    roles: Roles | None = None,
+    **other: Any,
+) -> Distillation:
+    """One trajectory through the product's own orchestration; the record is kept in memory."""
+    blobs = Blobs("memory://planted")
+    return product_distil(catalog, blobs, [made], roles=roles or {}, **other).distillations[0]
 
 
 def tuned(
@@ -102,12 +131,12 @@ def tuned(
     """A recipe's values before and after; unroll from 1 to 4 where nothing else is said."""
     changed = after if after is not None else {**before, "unroll": 4}
     parent = Side(nodes[0], instance(before), measured(f"ev-{nodes[0]}", speedups[0]))
-    told = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
-    return step(parent, Side(nodes[1], instance(changed), told), **other)
+    evaluation = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
+    return step(parent, Side(nodes[1], instance(changed), evaluation), **other)
 
 
 def subject(**other: Any) -> Subject:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "layernorm_4096",
         "sha256": "ab" * 32,
         "op": "layernorm",
@@ -116,10 +145,12 @@ def subject(**other: Any) -> Subject:
         "cases": {"searched": ("main",), "held_out": ("odd",)},
         "sizes": {"main": {"compulsory_bytes": 33554432.0, "rows": 4096.0}},
     }
-    return Subject(**{**told, **other})
+    return Subject(**{**fields, **other})
 
 
-def trajectory(*steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any) -> Any:
+def trajectory(
+    *steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any
+) -> Trajectory:
     about = subject(**other)
     return Trajectory(run, about, hardware, LINEAGES[hardware], steps, True)
 
@@ -143,9 +174,9 @@ def relabelled(made: Trajectory, run: str) -> Trajectory:
     """The same changes as another run would tell them, with evaluations of its own."""
 
     def side(old: Side) -> Side:
-        if old.measured is None:
+        if old.evaluation is None:
             return old
-        return replace(old, measured=replace(old.measured, key=f"{run}-{old.measured.key}"))
+        return replace(old, evaluation=replace(old.evaluation, key=f"{run}-{old.evaluation.key}"))
 
     steps = tuple(replace(s, parent=side(s.parent), child=side(s.child)) for s in made.steps)
     return replace(made, id=run, steps=steps)

@@ -13,13 +13,14 @@ from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.embedding import LocalEmbedder
 from kb.errors import Conflict
-from skills.curator.distillation import Lifted, Means
-from skills.curator.drafting.delta import DELTA_SCHEMA, Task
-from skills.curator.pipeline import distil, judge, replay
-from skills.curator.records import Side, Trajectory, trajectory_from_json
-from skills.curator.storing import means_of, snapshot, store_deltas
+from optimizer.search.runs.skill_moves import recipe_of
+from skills.curator.contrast import roles_of
+from skills.curator.drafter import DELTA_SCHEMA, Task
+from skills.curator.pipeline import propose_deltas, replay
+from skills.curator.records import Lifted
+from skills.curator.storing import context_of, snapshot, store_deltas
 from skills.skill_library import SkillLibrary
-from tests.skills.curator.drafting.test_lint import INJECTIONS
+from skills.trajectories.records import Side, Trajectory, trajectory_from_json
 from tests.skills.curator.planted import (
     LINEAGES,
     RECIPE,
@@ -27,6 +28,7 @@ from tests.skills.curator.planted import (
     SEEDS,
     VALUES,
     at_random,
+    distil,
     free,
     instance,
     measured,
@@ -35,6 +37,7 @@ from tests.skills.curator.planted import (
     trajectory,
     tuned,
 )
+from tests.skills.format.test_lint import INJECTIONS
 
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"
 LOOP = (
@@ -70,9 +73,10 @@ def test_a_stored_distillation_is_judged_again_to_the_same_word(
     distil(at_random(seed + 100), catalog, roles=ROLES, embedder=embedder)
     made = distil(at_random(seed), catalog, roles=ROLES, embedder=embedder)
     record = json.loads(json.dumps(made.as_json()))
-    again = replay(record, Means(embedder=embedder))
+    again = replay(record, embedder)
     assert json.loads(json.dumps(again.as_json())) == {**record, "stored": []}
-    assert trajectory_from_json(record["trajectory"]) == made.trajectory
+    stored_form = trajectory_from_json(record["trajectory"]).as_json()
+    assert json.loads(json.dumps(stored_form)) == record["trajectory"]
     every = {d.node for d in made.decisions if d.stage == "gate"}
     assert every == {s.child.number for s in made.trajectory.steps}
 
@@ -96,7 +100,7 @@ def test_a_library_that_changed_meanwhile_is_a_conflict_and_nothing_is_stored(
 ) -> None:
     made = trajectory(tuned(), tuned(after={**VALUES, "lanes": 16}, nodes=(1, 3)))
     library = snapshot(catalog, made)
-    judged = judge(made, library, means_of(catalog, library, roles=ROLES))
+    judged = propose_deltas(made, library, context_of(catalog, roles=ROLES))
     assert len(judged.deltas) == 2
     distil(trajectory(tuned(after={**VALUES, "lanes": 16})), catalog, roles=ROLES)
     before = stored(catalog)
@@ -108,9 +112,9 @@ def test_a_library_that_changed_meanwhile_is_a_conflict_and_nothing_is_stored(
 def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) -> None:
     first, second = (trajectory(tuned(), run=run) for run in ("run_1", "run_2"))
     library = snapshot(catalog, first)
-    learned = judge(first, library, means_of(catalog, library, roles=ROLES))
+    learned = propose_deltas(first, library, context_of(catalog, roles=ROLES))
     met = snapshot(catalog, second, before=learned.after)
-    again = judge(second, met, means_of(catalog, met, roles=ROLES))
+    again = propose_deltas(second, met, context_of(catalog, roles=ROLES))
     assert [delta.operation for delta in (*learned.deltas, *again.deltas)] == [
         "ADD",
         "ADD_EVIDENCE",
@@ -124,8 +128,8 @@ def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) 
     assert [row.outcome for one in made for row in one.stored] == ["created", "updated"]
     with catalog.read() as connection:
         skill = store.get(connection, made[0].stored[0].skill)
-        told = store.events(connection, skill.id)
-    assert told[0].details["record"] == "ab" * 32
+        events_of_skill = store.events(connection, skill.id)
+    assert events_of_skill[0].details["record"] == "ab" * 32
 
 
 # -- what is kept of a run
@@ -152,7 +156,7 @@ def test_an_informative_failure_is_something_to_avoid(catalog: Catalog, validity
     assert (row.polarity, row.moves) == ("avoid", ())
     assert f"was {validity.replace('_', ' ')} after the change" in row.body
     other = kernels(LOOP, PARALLEL)
-    child = replace(other.steps[0].child, measured=measured("ev-9", None, **failed))
+    child = replace(other.steps[0].child, evaluation=measured("ev-9", None, **failed))
     vague = replace(other, id="run_2", steps=(replace(other.steps[0], child=child),))
     assert distil(vague, catalog, roles=ROLES).deltas == ()
 
@@ -165,7 +169,7 @@ def test_a_certain_loss_is_something_to_avoid(catalog: Catalog) -> None:
 
 def test_simulated_cycles_stay_apart_from_time(catalog: Catalog) -> None:
     made = tuned(child={"timing": "simulator"})
-    parent = replace(made.parent, measured=measured("ev-1", 1.0, timing="simulator"))
+    parent = replace(made.parent, evaluation=measured("ev-1", 1.0, timing="simulator"))
     distil(trajectory(replace(made, parent=parent)), catalog, roles=ROLES)
     (row,) = stored(catalog).values()
     with catalog.read() as connection:
@@ -179,7 +183,7 @@ def test_simulated_cycles_stay_apart_from_time(catalog: Catalog) -> None:
 @pytest.mark.parametrize("text", INJECTIONS)
 def test_what_a_proposer_tells_reaches_no_text(catalog: Catalog, text: str) -> None:
     noted = f"// {text}\n{PARALLEL}"
-    made = kernels(f"/* {text} */\n{LOOP}", noted, plan=text, told=(text, "It is 9 x faster."))
+    made = kernels(f"/* {text} */\n{LOOP}", noted, plan=text, texts=(text, "It is 9 x faster."))
     distil(made, catalog, roles=ROLES)
     (row,) = stored(catalog).values()
     assert row.transformation == "parallelise" and "#pragma omp parallel for" in row.body
@@ -226,7 +230,10 @@ def test_the_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
     shipped = set(stored(catalog))
     sides = (Side(0, None, None), Side(1, instance(VALUES), measured("ev-1", 2.0)))
     made = trajectory(step(*sides, attributed=(RECIPE,)), tuned(speedups=(2.0, 3.0)))
-    done = distil(made, catalog)  # roles from the library's own recipe
+    with catalog.read() as connection:
+        recipe = recipe_of(store.get(connection, RECIPE))
+    assert recipe is not None
+    done = distil(made, catalog, roles=roles_of([recipe]))
     assert [(d.operation, d.skill) for d in done.deltas] == [
         ("ADD_EVIDENCE", RECIPE),
         ("ADD", "x86-64-increase-unroll-layernorm"),
@@ -299,8 +306,9 @@ def test_a_bad_answer_is_mended_once_or_left_out_in_the_open(
 ) -> None:
     mended = Says([answer, text()])
     made = trajectory(*kernels(LOOP, PARALLEL).steps)
-    judged = judge(made, snapshot(catalog, made), means_of(catalog, snapshot(catalog, made)),
-                   drafter=mended)  # fmt: skip
+    judged = propose_deltas(
+        made, snapshot(catalog, made), context_of(catalog, roles={}), drafter=mended
+    )
     assert why in mended.tasks[1].problem and "scripted answered ADD" in reasons(judged, "draft")
     stubborn = Says([answer, answer])
     made_again = distil(made, catalog, roles=ROLES, drafter=stubborn)
@@ -308,7 +316,7 @@ def test_a_bad_answer_is_mended_once_or_left_out_in_the_open(
     assert not refused.passed and why in refused.reason and "without it" in refused.reason
     assert len(stubborn.tasks) == 2 and len(stored(catalog)) == 1
     record = json.loads(json.dumps(made_again.as_json()))
-    assert replay(record, Means()).as_json()["decisions"] == record["decisions"]
+    assert replay(record).as_json()["decisions"] == record["decisions"]
 
 
 def test_a_model_may_name_what_no_rule_names(catalog: Catalog) -> None:
@@ -371,18 +379,30 @@ def test_the_schema_that_is_sent_refuses_what_the_checks_refuse() -> None:
     assert not validator.is_valid(text(operation="DELETE")) and not validator.is_valid(text(x=1))
 
 
-class Lifts:
-    def lift(self, trajectory: Trajectory, change: object) -> Lifted | str:
-        del trajectory, change
-        return Lifted("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
-                      {"references/k.cpp": "int main() {}\n"})  # fmt: skip
+def lift(trajectory: Trajectory, change: object) -> Lifted | str:
+    del trajectory, change
+    return Lifted("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
+                  {"references/k.cpp": "int main() {}\n"})  # fmt: skip
 
 
 def test_a_whole_kernel_is_kept_only_as_a_recipe(catalog: Catalog) -> None:
     sides = (Side(0, None, None), Side(1, free(PARALLEL), measured("ev-1", 2.0)))
     made = trajectory(step(*sides))
     assert distil(made, catalog).deltas == ()
-    distil(made, catalog, lifter=Lifts())
+    distil(made, catalog, lift=lift)
     (row,) = stored(catalog).values()
     assert row.transformation == "use-recipe-cpp-plain-loop" and row.recipe is not None
     assert row.metadata["files"] == {"references/k.cpp": "int main() {}\n"}
+
+
+def test_records_of_an_earlier_version_are_judged_again_to_the_same_word() -> None:
+    """Two records that were stored when the curator had records of its own: one with a person's
+    answer to a flag, one over a library with skills."""
+    path = Path(__file__).with_name("stored_distillations.json")
+    records = json.loads(path.read_text(encoding="utf-8"))
+    assert len(records) == 2 and all(record["deltas"] for record in records)
+    for record in records:
+        again = json.loads(json.dumps(replay(record).as_json()))
+        assert again == {**record, "stored": []}
+        stored_form = trajectory_from_json(record["trajectory"]).as_json()
+        assert json.dumps(stored_form) == json.dumps(record["trajectory"])

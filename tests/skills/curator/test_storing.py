@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,12 +15,11 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
-from skills.curator.matching.match import ALIKE_COSINE, Known, Texts
-from skills.curator.matching.vectors import KeptVectors
-from skills.curator.pipeline import distil
-from skills.curator.storing import means_of, snapshot
+from skills.curator.distil import parameter_roles
+from skills.curator.match import ALIKE_COSINE, KeptVectors, Known, Texts
+from skills.curator.storing import snapshot
 from skills.skill_library import SkillLibrary
-from tests.skills.curator.planted import RECIPE, ROLES, VALUES, step, trajectory, tuned
+from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
 
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"
 
@@ -41,10 +42,10 @@ def put(catalog: Catalog, name: str, *ops: str, **given: object) -> None:
         store.put(connection, draft, state="active", actor="ann", reason="test")
 
 
-def met(catalog: Catalog, **told: object) -> list[str]:
+def met(catalog: Catalog, **fields: Any) -> list[str]:
     made = tuned()
-    one = step(made.parent, made.child, **told)
-    return [known.row.name for known in snapshot(catalog, trajectory(one)).known]
+    change = step(made.parent, made.child, **fields)
+    return [known.row.name for known in snapshot(catalog, trajectory(change)).known]
 
 
 def test_a_trajectory_meets_skills_of_its_family_of_any_and_those_it_names(
@@ -64,25 +65,24 @@ def test_a_skills_move_names_the_skill(catalog: Catalog) -> None:
     put(catalog, "b-other", "matmul")
     assert met(catalog, attributed=("b-other#0",)) == ["b-other"]
     made = tuned()
-    one = step(made.parent, made.child, attributed=("b-other#0",))
-    done = distil(trajectory(one), catalog, roles=ROLES)
+    change = step(made.parent, made.child, attributed=("b-other#0",))
+    done = distil(trajectory(change), catalog, roles=ROLES)
     assert [(d.operation, d.skill) for d in done.deltas] == [("ADD_EVIDENCE", "b-other")]
 
 
 def test_roles_are_those_of_the_librarys_recipes(catalog: Catalog) -> None:
     SkillLibrary(catalog).sync_builtin(SHIPPED)
-    library = snapshot(catalog, trajectory(tuned()))
-    (told,) = [known.row.recipe for known in library.known if known.row.name == RECIPE]
-    assert told is not None
-    roles = {p["name"]: p["role"] for p in told["parameters"]}
-    assert roles and means_of(catalog, library).roles[RECIPE] == roles
-    assert means_of(catalog, library, roles={"x": {"y": "block"}}).roles == {"x": {"y": "block"}}
+    with catalog.read() as connection:
+        recipe = store.get(connection, RECIPE).recipe
+    assert recipe is not None
+    roles = {p["name"]: p["role"] for p in recipe["parameters"]}
+    assert roles and parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))[RECIPE] == roles
 
 
 def test_a_recipe_that_cannot_be_read_is_no_recipe_without_roles(catalog: Catalog) -> None:
     put(catalog, "a-norm", "rmsnorm", recipe={"format": 1})
     with pytest.raises(InvalidKnowledge):
-        means_of(catalog, snapshot(catalog, trajectory(tuned())))
+        parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))
 
 
 class Counting:
@@ -126,8 +126,8 @@ def test_kept_vectors_are_the_models_own(catalog: Catalog, embedder: LocalEmbedd
     other = Counting(embedder, "another-model")
     KeptVectors(catalog, other).encode_query("load wider")
     assert other.asked == ["load wider"]  # never the vector of another model
-    found = Texts(KeptVectors(catalog, counting)).similarity("load wider", "load wider")
-    assert found.cosine is not None and found.cosine > ALIKE_COSINE
+    similarity = Texts(KeptVectors(catalog, counting)).similarity("load wider", "load wider")
+    assert similarity.cosine is not None and similarity.cosine > ALIKE_COSINE
 
 
 def test_a_text_is_normalised_once_for_all_drafts(
@@ -136,6 +136,6 @@ def test_a_text_is_normalised_once_for_all_drafts(
     put(catalog, "a-norm", "rmsnorm")
     (known,) = snapshot(catalog, trajectory(tuned())).known
     key = known.body_key
-    monkeypatch.setattr("skills.curator.matching.match.body_key", None)  # a second call would fail
+    monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
     assert known.body_key == key
     assert known == Known(known.row, known.evidence)

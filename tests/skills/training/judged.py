@@ -38,12 +38,12 @@ def reward(value: float | None, /, **changes: Any) -> Reward:
 WRONG = reward(None, value=0.0, validity="incorrect", checks=(1, 4), timing="none")
 
 
-def sample(node: int, found: Reward, **changes: Any) -> Sample:
+def sample(node: int, outcome: Reward, **changes: Any) -> Sample:
     given = Sample(
         trajectory="run_1",
         node=node,
         parent=0,
-        told=False,
+        external=False,
         origin="recipe",
         synthesizer="recipe",
         model=None,
@@ -57,7 +57,7 @@ def sample(node: int, found: Reward, **changes: Any) -> Sample:
         prompt=Prompt("system", f"user {node}", "rendered"),
         state={"shown": {}, "parent": {"files": {}, "node": 0}},
         completion=f"answer {node}",
-        reward=found,
+        reward=outcome,
         licences=Licences("Apache-2.0", "Apache-2.0"),
     )
     return replace(given, **changes)

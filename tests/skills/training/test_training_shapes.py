@@ -18,11 +18,19 @@ from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import Context, HardwareView
 from optimizer.search.synthesizers.llm.answers import answer_from
-from skills.training.answers import answer_text
+from skills.training.prompts import answer_text
+from skills.training.rows import (
+    FORMATS,
+    SHAPES,
+    Format,
+    Shape,
+    preferred,
+    shaped,
+    write_manifest,
+    write_rows,
+)
 from skills.training.samples import Licences, Prompt
-from skills.training.shapes import SHAPES, Shape, preferred, shaped
 from skills.training.trainable import stated_licence, trainable
-from skills.training.write import FORMATS, Format, write_manifest, write_rows
 from tests.skills.training.judged import SAMPLES, TYPE, WRONG, reward, sample
 
 # What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.
@@ -44,19 +52,19 @@ RESERVED = {
 
 
 def test_only_what_is_faster_for_certain_is_imitated() -> None:
-    found = shaped(SAMPLES, "sft")
-    assert [row["id"] for row in found.rows] == ["run_1/1", "run_1/2", "run_1/6"]
-    assert sum(found.left_out.values()) + len(found.rows) == len(SAMPLES)
-    assert found.left_out["slower than what it changes for certain"] == 1
-    first = found.rows[0]
+    shaped_rows = shaped(SAMPLES, "sft")
+    assert [row["id"] for row in shaped_rows.rows] == ["run_1/1", "run_1/2", "run_1/6"]
+    assert sum(shaped_rows.left_out.values()) + len(shaped_rows.rows) == len(SAMPLES)
+    assert shaped_rows.left_out["slower than what it changes for certain"] == 1
+    first = shaped_rows.rows[0]
     assert first["prompt"] == [
         {"role": "system", "content": "system"},
         {"role": "user", "content": "user 1"},
     ]
     assert first["completion"] == [{"role": "assistant", "content": "answer 1"}]
-    told = json.loads(first["provenance"])
-    assert told["checks"] == [4, 4] and told["speedup"]["low"] == pytest.approx(1.425)
-    assert (told["harness"], told["device"], told["flags"]) == ("3", "cpu", [])
+    provenance = json.loads(first["provenance"])
+    assert provenance["checks"] == [4, 4] and provenance["speedup"]["low"] == pytest.approx(1.425)
+    assert (provenance["harness"], provenance["device"], provenance["flags"]) == ("3", "cpu", [])
 
 
 def test_pairs_are_of_one_parent_and_certain() -> None:
@@ -90,9 +98,9 @@ def test_figures_of_different_clocks_are_not_compared(changes: dict[str, Any]) -
 
 def test_one_row_for_each_prompt() -> None:
     same = tuple(replace(s, prompt=Prompt("system", "the same", "rendered")) for s in SAMPLES)
-    found = shaped(same, "grpo")
-    assert len(found.rows) == 1 and found.left_out == {"the same prompt as another": 6}
-    row = found.rows[0]
+    shaped_rows = shaped(same, "grpo")
+    assert len(shaped_rows.rows) == 1 and shaped_rows.left_out == {"the same prompt as another": 6}
+    row = shaped_rows.rows[0]
     assert "completion" not in row and row["best_known"] == pytest.approx(3.1 * 0.95)
     assert row["problem_source"] == "class Model: ..."
 
@@ -117,9 +125,9 @@ def test_what_is_written_is_read_back(shape: Shape, format: Format, tmp_path: Pa
     assert all(set(row) == set(rows[0]) for row in rows)
     assert set(TYPE[shape]) <= set(rows[0]) and not RESERVED & set(rows[0])
     assert not {"completion", "chosen"} & set(rows[0]) - set(TYPE[shape])
-    told = write_manifest({"rows": len(rows)}, path)
+    manifest = write_manifest({"rows": len(rows)}, path)
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == len(rows)
-    assert told["bytes"] == path.stat().st_size
+    assert manifest["bytes"] == path.stat().st_size
     with pytest.raises(Conflict):
         write_rows(rows, shape, format, tmp_path / "out")
 
@@ -194,7 +202,7 @@ def test_an_answer_is_read_back_as_the_same_bundle(text: str, entry: str) -> Non
     hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
     root = Node(0, None, "evaluated", None, None)
     context = Context(view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True)
-    told = answer_text(bundle, 'Wider "vectors".', ("mv_1", "psg_2"))
-    again = answer_from(told, context, {"mv_1", "psg_2"})
+    answer = answer_text(bundle, 'Wider "vectors".', ("mv_1", "psg_2"))
+    again = answer_from(answer, context, {"mv_1", "psg_2"})
     assert again.bundle.sha256 == bundle.sha256
     assert (again.plan, again.claimed) == ('Wider "vectors".', ("mv_1", "psg_2"))

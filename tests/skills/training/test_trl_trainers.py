@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.data_utils import is_conversational
 
-from skills.training.shapes import SHAPES, Shape, shaped
-from skills.training.write import FORMATS, Format, write_rows
+from skills.training.rows import FORMATS, SHAPES, Format, Shape, shaped, write_rows
 from tests.skills.training.judged import SAMPLES, TYPE
 
 MARKS = ["<pad>", "<end>"]
@@ -48,9 +47,9 @@ def test_the_files_are_loaded_as_they_were_written(
 ) -> None:
     rows, loaded = shaped(SAMPLES, shape).rows, exported(shape, format, tmp_path)
     assert len(loaded) == len(rows) > 0
-    for row, told in zip(loaded, rows, strict=True):
+    for row, expected in zip(loaded, rows, strict=True):
         assert is_conversational(row)
-        assert {name: row[name] for name in TYPE[shape]} == {n: told[n] for n in TYPE[shape]}
+        assert {name: row[name] for name in TYPE[shape]} == {n: expected[n] for n in TYPE[shape]}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -58,11 +57,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE({token: at for at, token in enumerate([*MARKS, *alphabet])}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=plain, pad_token="<pad>", eos_token="<end>"
     )
-    found.chat_template = TEMPLATE
-    return found
+    fast.chat_template = TEMPLATE
+    return fast
 
 
 def model(folder: Path) -> LlamaForCausalLM:
@@ -129,10 +128,10 @@ def test_a_step_is_made_over_the_files(
 
 def test_rewards_are_told_what_they_need(tmp_path: Path) -> None:
     """A reward function gets columns by name: the problem to evaluate on, the best known."""
-    told: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def reward(completions: list[Any], **columns: Any) -> list[float]:
-        told.update(columns)
+        received.update(columns)
         return [float(number) for number in range(len(completions))]
 
     net = model(tmp_path)
@@ -146,5 +145,5 @@ def test_rewards_are_told_what_they_need(tmp_path: Path) -> None:
     )
     trainer.train()
     assert changed(net, before)
-    assert all(len(told[name]) == 2 for name in REWARDED)
-    assert set(told["language"]) == {"cpp"}
+    assert all(len(received[name]) == 2 for name in REWARDED)
+    assert set(received["language"]) == {"cpp"}

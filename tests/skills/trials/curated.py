@@ -19,9 +19,9 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 from optimizer.search.bench.local import LocalBench, Place
-from skills.schema import SkillFile
+from skills.format.schema import SkillFile
+from skills.format.skillfile import write_skill
 from skills.skill_library import SkillLibrary
-from skills.skillfile import write_skill
 
 PROBLEM = """
 import torch

@@ -9,7 +9,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from optimizer.evaluation.problem.spec import Problem
-from skills.curator.quantities import leaves_in, sizes_told
+from skills.trials.held_out import case_sizes, leaves_in
 from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
@@ -24,9 +24,9 @@ def problem(tmp_path: Path) -> Problem:
 
 def test_what_it_moves_and_how_long_its_sums_are(problem: Problem) -> None:
     main = problem.cases[0]
-    assert sizes_told(problem, main) == {"compulsory_bytes": BYTES, "reduction_length": 1024}
+    assert case_sizes(problem, main) == {"compulsory_bytes": BYTES, "reduction_length": 1024}
     broken = replace(main, constants={**main.constants, "rows": -1})
-    assert sizes_told(problem, broken) == {}
+    assert case_sizes(problem, broken) == {}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_precondition_leaves_a_case_in_unless_it_is_certainly_out(
     problem: Problem, tmp_path: Path, predicate: str, offered: bool
 ) -> None:
     catalog = open_catalog(fresh_data_dir(tmp_path / "data"))
-    told = {"kb.languages": "cpp", **({"kb.predicate": predicate} if predicate else {})}
-    skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=told)
+    metadata = {"kb.languages": "cpp", **({"kb.predicate": predicate} if predicate else {})}
+    skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=metadata)
     catalog.close()
     assert leaves_in(skill, problem, problem.cases[0], FACTS) is offered

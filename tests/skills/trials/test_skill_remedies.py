@@ -26,16 +26,16 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 def test_a_skill_to_avoid_something_is_a_warning_without_a_role(
     catalog: Catalog, tmp_path: Path
 ) -> None:
-    told = {
+    metadata = {
         "kb.polarity": "avoid",
         "kb.transformation": "decrease-vector",
         "kb.predicate": "problem.op in ['reduction']",
     }
-    skill = skill_in(catalog, tmp_path, "", name="avoid-narrow", files={}, metadata=told)
-    (found,) = remedies_of(skill)
-    assert (found.id, skill_of(found.id)) == ("avoid-narrow#0", "avoid-narrow")
-    assert found.when == skill.predicate and found.change.get("role") is None
-    assert avoided(found) == (Knob("vector", "decrease"),)
+    skill = skill_in(catalog, tmp_path, "", name="avoid-narrow", files={}, metadata=metadata)
+    (remedy,) = remedies_of(skill)
+    assert (remedy.id, skill_of(remedy.id)) == ("avoid-narrow#0", "avoid-narrow")
+    assert remedy.when == skill.predicate and remedy.change.get("role") is None
+    assert avoided(remedy) == (Knob("vector", "decrease"),)
     assert remedies_of(replace(skill, transformation="set-dtype")) == ()
-    again = knowledge_from_json(Knowledge("ret_1", moves=(found,)).as_json())
-    assert again.moves == (found,)  # as a portable session carries it
+    again = knowledge_from_json(Knowledge("ret_1", moves=(remedy,)).as_json())
+    assert again.moves == (remedy,)  # as a portable session carries it

@@ -1,0 +1,292 @@
+"""What a language model may say about a change: one typed delta, checked strictly, never a whole
+library.
+
+The texts that a model is sent, the schema and the checks are here. Code, conditions, figures and
+sources of a skill are never a model's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from kb.catalog.skills import EvidenceRow, SkillRow
+from kb.errors import Unavailable
+from optimizer.search.synthesizers.llm.asker import (
+    CallFailed,
+    ContextOverflow,
+    LitellmAsker,
+    RateLimit,
+    load,
+)
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, models_from
+from skills.curator.contrast import UNNAMED
+from skills.curator.draft import Draft
+from skills.curator.evidence import FIELDS
+from skills.curator.records import OPERATIONS, Change, Operation
+from skills.curator.wording import Words
+from skills.format.lint import sentences
+
+MOST_ITEMS, MOST_CHARS = 8, 600
+MOST_ANSWER = 20_000  # characters
+NEEDS_SKILL: frozenset[str] = frozenset({"ADD_EVIDENCE", "REFINE", "CONTRADICT", "DEPRECATE"})
+NEEDS_TEXT: frozenset[str] = frozenset({"ADD", "REFINE"})
+_LISTS = ("when", "when_not", "steps", "check", "failure_signs")
+_ITEMS = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MOST_ITEMS,
+    "items": {"type": "string", "minLength": 1, "maxLength": MOST_CHARS},
+}
+# JSON Schema (2020-12) of an answer; `answer_from` checks the same without a library.
+DELTA_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["operation"],
+    "properties": {
+        "operation": {"enum": list(OPERATIONS)},
+        "skill": {"type": "string", "maxLength": 64},
+        "reason": {"type": "string", "maxLength": MOST_CHARS},
+        "transformation": {
+            "type": "string",
+            "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$",
+            "maxLength": 40,
+        },
+        "description": {"type": "string", "minLength": 1, "maxLength": MOST_CHARS},
+        **{name: _ITEMS for name in _LISTS},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A checked answer. `skill` names the one that it is about; `words` are those of ADD and
+    REFINE."""
+
+    operation: Operation
+    skill: str = ""
+    reason: str = ""
+    transformation: str = ""
+    words: Words | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is sent. `problem` says why the answer before was refused; empty at first."""
+
+    change: Change
+    draft: Draft
+    nearest: tuple[SkillRow, ...]
+    problem: str = ""
+    refused: str = ""
+
+    @property
+    def system(self) -> str:
+        """The instructions."""
+        return _instructions()
+
+    @property
+    def message(self) -> str:
+        """The change as data between marks, in a fixed order."""
+        task = json.dumps(_told(self), indent=1, ensure_ascii=False, sort_keys=True)
+        parts = [f"<data>\n{task.replace('</data', '< /data')}\n</data>"]
+        if self.problem:
+            # Why it was refused quotes what was refused, so it stands between the marks too.
+            refused = {"why": self.problem, "answer": self.refused[:MOST_ANSWER]}
+            quoted = json.dumps(refused, indent=1, ensure_ascii=False).replace("</data", "< /data")
+            parts.append(f"Your answer was refused:\n<data>\n{quoted}\n</data>")
+        return "\n\n".join(parts)
+
+
+class Drafter(Protocol):
+    """Writes the sentences of skills: a language model, or its recorded answers. An answer is text
+    that may hold anything; it is checked here."""
+
+    @property
+    def name(self) -> str: ...
+
+    def propose(self, task: Task) -> str: ...
+
+
+class BadDelta(ValueError):
+    """An answer that is no delta; the message says why, so that it can be mended."""
+
+
+@lru_cache(maxsize=1)
+def _instructions() -> str:
+    return (Path(__file__).parent / "prompts" / "draft.md").read_text(encoding="utf-8")
+
+
+def _told(task: Task) -> dict[str, Any]:
+    change, draft = task.change, task.draft
+    return {
+        "transformation": change.transformation or "to be named by you",
+        "polarity": change.polarity,
+        "op": list(draft.scopes.ops),
+        "language": draft.language,
+        "hardware": list(draft.scopes.hardware),
+        "dtype": list(draft.scopes.dtypes),
+        "signals_before": list(change.before),
+        "signals_after": list(change.after),
+        "parameters": [vars(parameter) for parameter in change.parameters],
+        "lines": list(change.pattern),
+        "evidence_rows": [
+            {"row": n, "case": row.case_id, "child_was": effect(row)}
+            for n, row in enumerate(draft.evidence, 1)
+        ],
+        "fields_of_each_row": list(FIELDS),
+        "said_by_the_proposer": list(
+            sentences("\n".join([change.step.proposal.plan, *change.step.texts]))
+        ),
+        "nearest_skills": [
+            {"name": row.name, "tier": row.tier, "polarity": row.polarity, "about": row.description}
+            for row in task.nearest
+        ],
+        "schema": DELTA_SCHEMA,
+    }
+
+
+def effect(row: EvidenceRow) -> str:
+    """The effect on one case in words: what is good for all cases together may be bad for one."""
+    if row.speedup_low is not None and row.speedup_low > 1:
+        return "faster than its parent"
+    if row.speedup_high is not None and row.speedup_high < 1:
+        return "slower than its parent"
+    return "not certainly faster or slower"
+
+
+def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Answer:
+    """What an answer says. Raises BadDelta."""
+    raw = _object(answer)
+    unknown = sorted(raw.keys() - DELTA_SCHEMA["properties"].keys())
+    if unknown:
+        raise BadDelta(f"unknown key {unknown[0]!r}")
+    operation = raw.get("operation")
+    if operation not in OPERATIONS:
+        raise BadDelta(f"operation is {operation!r}; one of {', '.join(OPERATIONS)}")
+    skill = _line(raw, "skill", needed=operation in NEEDS_SKILL)
+    if skill and skill not in {row.name for row in nearest}:
+        raise BadDelta(f"{skill[:64]!r} is none of the nearest skills")
+    transformation = _line(raw, "transformation", needed=_must_name(operation, change))
+    if transformation and not _is_slug(transformation):
+        raise BadDelta("transformation is lower-case words with hyphens, at most 40 characters")
+    return Answer(
+        cast(Operation, operation),
+        skill,
+        _line(raw, "reason", needed=operation == "DEPRECATE"),
+        transformation,
+        _words(raw) if operation in NEEDS_TEXT else None,
+    )
+
+
+def _must_name(operation: str, change: Change) -> bool:
+    return operation == "ADD" and change.transformation == UNNAMED
+
+
+def _is_slug(text: str) -> bool:
+    parts = text.split("-")
+    return len(text) <= 40 and all(p.isascii() and p.isalnum() and p == p.lower() for p in parts)
+
+
+def _object(answer: str) -> Mapping[str, Any]:
+    if len(answer) > MOST_ANSWER:
+        raise BadDelta(f"the answer has {len(answer)} characters, at most {MOST_ANSWER}")
+    try:
+        raw = json.loads(answer)
+    except ValueError as problem:
+        raise BadDelta(f"the answer is no JSON: {problem}") from problem
+    if not isinstance(raw, dict):
+        raise BadDelta("the answer is no JSON object")
+    return raw
+
+
+def _line(raw: Mapping[str, Any], key: str, *, needed: bool) -> str:
+    value = raw.get(key, "")
+    if not isinstance(value, str) or len(value) > MOST_CHARS:
+        raise BadDelta(f"{key} is no text of at most {MOST_CHARS} characters")
+    if needed and not value.strip():
+        raise BadDelta(f"{key} is missing")
+    return " ".join(value.split())
+
+
+def _words(raw: Mapping[str, Any]) -> Words:
+    return Words(
+        description=_line(raw, "description", needed=True),
+        **{name: _items(raw, name) for name in _LISTS},
+    )
+
+
+def _items(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = raw.get(key)
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_ITEMS:
+        raise BadDelta(f"{key} is no list of 1 to {MOST_ITEMS} sentences")
+    for item in value:
+        if not isinstance(item, str) or not item.strip() or len(item) > MOST_CHARS:
+            raise BadDelta(f"{key} holds something that is no text of 1 to {MOST_CHARS} characters")
+        if "```" in item or item.lstrip().startswith("#"):
+            raise BadDelta(f"{key} holds a code block or a heading")
+    return tuple(" ".join(item.split()) for item in value)
+
+
+OUTPUT_TOKENS = 4_000
+
+
+@dataclass(frozen=True)
+class ModelDrafter:
+    """A language model as drafter. `name` is its litellm name."""
+
+    name: str
+    asker: LitellmAsker
+
+    def propose(self, task: Task) -> str:
+        """The model's answer. Raises Unavailable where the model cannot be called: nothing is
+        stored then."""
+        messages = [
+            {"role": "system", "content": task.system},
+            {"role": "user", "content": task.message},
+        ]
+        try:
+            return _bare(self.asker.ask(messages, ()).content)
+        except (CallFailed, ContextOverflow) as problem:
+            raise Unavailable(
+                f"the drafter could not be asked: {problem}",
+                hint="Check the model's name and key, or leave --model out: drafting needs none.",
+            ) from problem
+
+
+def model_drafter(name: str) -> ModelDrafter:
+    """The drafter of a litellm model name. Raises Unavailable where litellm is not installed."""
+    load()
+    settings = LlmSettings(models_from(name), temperature=0.0, max_output_tokens=OUTPUT_TOKENS)
+    chosen = settings.models[0].name
+    limit = RateLimit(settings.requests_per_minute)
+    return ModelDrafter(
+        chosen, LitellmAsker(chosen, settings, limit, Redaction(), random.Random(0))
+    )
+
+
+def _bare(text: str) -> str:
+    """Without the fence that models like to put around JSON."""
+    lines = text.strip().splitlines()
+    if len(lines) > 2 and lines[0].startswith("```") and lines[-1].strip() == "```":
+        return "\n".join(lines[1:-1])
+    return text.strip()
+
+
+@dataclass
+class Replayed:
+    """A drafter that repeats recorded answers. `answers` are by node: the first one, and the
+    repair."""
+
+    name: str
+    answers: Mapping[str, tuple[str, ...]]
+
+    def propose(self, task: Task) -> str:
+        """The recorded answer to a task."""
+        answers = self.answers[str(task.change.step.child.number)]
+        return answers[1 if task.problem else 0]

@@ -1,0 +1,205 @@
+"""A change's measurements as evidence rows, and the figures of a text as references to them.
+
+`{{ev:2.speedup_low}}` is a field of the second row, `{{ev:all.speedup_low}}` the lowest bound of
+all. A text is stored rendered, its template beside it. Bounds are rounded outwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from kb.catalog.skills import EvidenceRow
+from kb.errors import InvalidKnowledge
+from kb.ids import derived_id
+from kb.problem_terms import canonical_dtype, canonical_op
+from optimizer.evaluation.records import CaseTiming, Interval
+from skills.curator.gate import gain_of
+from skills.curator.records import Change
+from skills.trajectories.records import Side, Subject, Trajectory
+
+EvidenceKind = Literal["pair", "simulator"]
+REFERENCE = re.compile(r"\{\{ev:([A-Za-z0-9]+)\.([a-z_]+)\}\}")
+_ANY_REFERENCE = re.compile(r"\{\{[^}]*\}\}")
+
+
+def rows_of(trajectory: Trajectory, change: Change, kind: EvidenceKind) -> tuple[EvidenceRow, ...]:
+    """One row for each case that both sides were timed on; else one for the whole.
+
+    created_at is empty: whoever stores the rows dates them.
+    """
+    child = change.step.child.evaluation
+    assert child is not None
+    gains = [(timing, _case_gain(change, timing)) for timing in child.timings]
+    rows = tuple(
+        _row(trajectory, change, kind, timing, gain) for timing, gain in gains if gain is not None
+    )
+    return rows or (_row(trajectory, change, kind, None, change.gain),)
+
+
+def _case_gain(change: Change, timing: CaseTiming) -> Interval | None:
+    parent, child = change.step.parent, change.step.child
+    if timing.speedup is None:
+        return None
+    return gain_of(_only(parent, timing.case), _only(child, timing.case))
+
+
+def _only(side: Side, case: str) -> Side:
+    """The side as if the case were all that was timed."""
+    if side.evaluation is None:
+        return side
+    timing = _timing_of(side, case)
+    speedup = timing.speedup if timing is not None else None
+    return replace(side, evaluation=replace(side.evaluation, speedup=speedup))
+
+
+def _timing_of(side: Side, case: str) -> CaseTiming | None:
+    timings = side.evaluation.timings if side.evaluation is not None else ()
+    return next((timing for timing in timings if timing.case == case), None)
+
+
+def _row(
+    trajectory: Trajectory,
+    change: Change,
+    kind: EvidenceKind,
+    timing: CaseTiming | None,
+    gain: Interval | None,
+) -> EvidenceRow:
+    child, subject, proposal = change.step.child, trajectory.subject, change.step.proposal
+    evaluation, parent = child.evaluation, change.step.parent.evaluation
+    assert evaluation is not None
+    name = timing.case if timing is not None else None
+    details = {
+        "run": trajectory.id,
+        "parent": change.step.parent.number,
+        "node": child.number,
+        "parent_evaluation": parent.key if parent is not None else None,
+        "transformation": change.transformation,
+        "polarity": change.polarity,
+        "validity": evaluation.validity,
+        "problem": subject.name,
+        "op": canonical_op(subject.op),
+        "dtype": canonical_dtype(subject.dtype) if subject.dtype else None,
+        "language": proposal.bundle.language,
+        "recipe": proposal.recipe if change.parameters else None,
+        "sizes": dict(subject.sizes.get(name or _only_case(subject), {})),
+        "synthesizer": proposal.synthesizer,
+        "origin": proposal.origin,
+        **({"reviewed": child.reviewed} if child.reviewed else {}),
+    }
+    return EvidenceRow(
+        id=derived_id("ev", trajectory.id, child.number, name, evaluation.key),
+        hardware_id=trajectory.hardware,
+        device_id=evaluation.device or None,
+        toolchain_id=evaluation.toolchain or None,
+        problem_id=subject.sha256 or None,
+        case_id=name,
+        evaluation_id=evaluation.key,
+        kind=kind,
+        n=gain.n if gain is not None else 1,
+        baseline_us=_before(change, timing),
+        measured_us=timing.candidate_us if timing is not None else None,
+        speedup=gain.value if gain is not None else None,
+        speedup_low=gain.low if gain is not None else None,
+        speedup_high=gain.high if gain is not None else None,
+        details=details,
+        created_at="",
+    )
+
+
+def _only_case(subject: Subject) -> str:
+    """A failure names no case; where only one is searched, it was that."""
+    searched = subject.cases.get("searched", ())
+    return searched[0] if len(searched) == 1 else ""
+
+
+def _before(change: Change, timing: CaseTiming | None) -> float | None:
+    """Time of the parent on the case, in microseconds; of the reference where that is the
+    parent."""
+    if timing is None:
+        return None
+    if change.step.parent.proposal is None:
+        return timing.baseline_us
+    own = _timing_of(change.step.parent, timing.case)
+    return own.candidate_us if own is not None else None
+
+
+# -- figures of a text
+
+
+def _down(value: float) -> str:
+    return f"{math.floor(value * 100) / 100:.2f}"
+
+
+def _up(value: float) -> str:
+    return f"{math.ceil(value * 100) / 100:.2f}"
+
+
+def _sizes(details: Mapping[str, Any]) -> str:
+    sizes = [f"{name}={value:.12g}" for name, value in sorted(details.get("sizes", {}).items())]
+    return ", ".join(sizes) or "sizes not recorded"
+
+
+_FIELDS: Mapping[str, Callable[[EvidenceRow], str | None]] = {
+    "speedup": lambda row: None if row.speedup is None else f"{row.speedup:.2f}",
+    "speedup_low": lambda row: None if row.speedup_low is None else _down(row.speedup_low),
+    "speedup_high": lambda row: None if row.speedup_high is None else _up(row.speedup_high),
+    "baseline_us": lambda row: None if row.baseline_us is None else f"{row.baseline_us:.1f}",
+    "measured_us": lambda row: None if row.measured_us is None else f"{row.measured_us:.1f}",
+    "n": lambda row: str(row.n),
+    "case_id": lambda row: row.case_id or "all cases",
+    "hardware_id": lambda row: row.hardware_id,
+    "kind": lambda row: row.kind,
+    "validity": lambda row: str(row.details.get("validity", "")).replace("_", " ") or None,
+    "sizes": lambda row: _sizes(row.details),
+}
+FIELDS = tuple(_FIELDS)
+
+
+def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
+    """References of a text that lead to no figure."""
+    missing = []
+    for match in _ANY_REFERENCE.finditer(template):
+        exact = REFERENCE.fullmatch(match.group())
+        if exact is None or _value(exact.group(1), exact.group(2), evidence) is None:
+            missing.append(match.group())
+    return missing
+
+
+def render(template: str, evidence: Sequence[EvidenceRow]) -> str:
+    """The text with its figures put in. Raises InvalidKnowledge for one that nobody measured."""
+
+    def put(match: re.Match[str]) -> str:
+        value = _value(match.group(1), match.group(2), evidence)
+        if value is None:
+            raise InvalidKnowledge(
+                f"{match.group()} refers to no figure",
+                hint=f"There are {len(evidence)} rows with the fields {', '.join(FIELDS)}.",
+            )
+        return value
+
+    return REFERENCE.sub(put, template)
+
+
+def _value(row: str, name: str, evidence: Sequence[EvidenceRow]) -> str | None:
+    if row == "all":
+        return _over_all(name, evidence)
+    if name not in _FIELDS or not row.isdigit() or not 1 <= int(row) <= len(evidence):
+        return None
+    return _FIELDS[name](evidence[int(row) - 1])
+
+
+def _over_all(name: str, evidence: Sequence[EvidenceRow]) -> str | None:
+    """What can be said of all rows together without averaging: bounds and counts."""
+    lows = [row.speedup_low for row in evidence if row.speedup_low is not None]
+    highs = [row.speedup_high for row in evidence if row.speedup_high is not None]
+    if name == "speedup_low" and lows:
+        return _down(min(lows))
+    if name == "speedup_high" and highs:
+        return _up(max(highs))
+    if name == "n" and evidence:
+        return str(sum(row.n for row in evidence))
+    return None

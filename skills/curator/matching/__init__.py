@@ -1,1 +1,0 @@
-"""Whether the library says it already."""

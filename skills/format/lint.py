@@ -1,0 +1,167 @@
+"""What may not stand in a skill's text: figures that no measurement backs, hardware that was not
+measured, absolute words, anything that reads as an order to its reader, secrets, and too much.
+
+Decides by patterns, without a model. A finding is a reason to refuse a text, never to mend it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kb.hardware.names import NameIndex
+
+Kind = Literal["figure", "hardware", "absolute", "instruction", "secret", "hidden", "length"]
+# About a page: what a prompt can carry three of.
+MAX_BODY = 6_000
+MAX_LINES = 160
+EXCERPT = 60  # characters of a finding that are shown
+
+_REFERENCE = re.compile(r"\{\{ev:[A-Za-z0-9_.]+\}\}")
+_FENCED = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LIST_MARK = re.compile(r"^\s*\d+\.\s", re.MULTILINE)
+_SOURCES = re.compile(r"^## Sources\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_FIGURE = re.compile(r"(?<![\w.])(?<!\w-)\d+(?:[.,]\d+)*(?:\s?(?:%|[x\u00d7]\b))?")
+_FIGURE_WORDS = re.compile(
+    r"\b(?:twice|thrice|doubl(?:es|ed)|double the|tripl(?:es|ed)|halv(?:es|ed|ing)|percent|per cent"
+    r"|(?:two|three|four|five|six|seven|eight|nine|ten|hundred|thousand)[- ]?(?:fold|times)"
+    r"|orders? of magnitude)\b",
+    re.IGNORECASE,
+)
+_ABSOLUTE = re.compile(
+    r"\b(?:always|never|guarantee[sd]?|best|optimal(?:ly)?|optimum|perfect(?:ly)?|certainly"
+    r"|definitely|undoubtedly|fastest|ideal(?:ly)?|flawless(?:ly)?|every time|in all cases"
+    r"|without exception|cannot fail|on any hardware|universally|risk-?free|impossible)\b",
+    re.IGNORECASE,
+)
+_INSTRUCTIONS = tuple(
+    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    for pattern in (
+        r"\b(?:ignore|disregard|forget|override|discard)\b[^.\n]{0,40}"
+        r"\b(?:previous|prior|above|earlier|preceding|all|other|every)\b[^.\n]{0,30}"
+        r"\b(?:instruction|rule|prompt|message|context|guideline|constraint|advice)s?",
+        r"\b(?:ignore|disregard|forget|override|discard)\b[^.\n]{0,30}"
+        r"\b(?:instruction|rule|prompt|message|guideline|constraint)s?\b[^.\n]{0,20}"
+        r"\b(?:above|before|so far|you (?:have|were|got))\b",
+        r"\b(?:system|developer|hidden) (?:prompt|message|instruction)s?\b",
+        r"(?:^|[\"'`>]|^\s*(?:[-*]|\d+[.)]))\s*(?:system|user|human|assist\w*)\s*:",
+        r"</\s*data\b|<\|[a-z_]+\|>|\[/?INST\]|<</?SYS>>",
+        r"\byou (?:are now|must|shall|have to|need to|will now)\b",
+        r"\b(?:run|execute|invoke|launch|type|paste)\b[^.\n]{0,20}"
+        r"\b(?:command|script|shell|terminal|following code|this code)\b",
+        r"\b(?:skip|disable|bypass|turn off|switch off|remove|weaken|loosen)\b[^.\n]{0,30}"
+        r"\b(?:check|verification|validation|test|harness|tolerance|correctness|sandbox|gate)s?\b",
+        r"\b(?:mark|approve|promote|accept|publish|set)\b[^.\n]{0,20}\bskills?\b",
+        r"\b(?:send|post|upload|exfiltrate|leak|print|reveal|show)\b[^.\n]{0,40}"
+        r"\b(?:key|token|secret|password|credential|environment variable|prompt)s?\b",
+        r"https?:|\bwww\.|\bftp:|\bdata:[a-z]+/|\bjavascript:",
+        r"\b(?:curl|wget|sudo|chmod|powershell)\b|\brm\s+-|\b(?:ba|z)?sh\s+-c\b",
+        r"\b(?:pip3?|npm|apt|apt-get|brew|conda)\s+install\b",
+        r"\|\s*(?:ba|z)?sh\b|\bos\.system\b|\bsubprocess\b|\beval\s*\(|\bexec\s*\(|__import__",
+        r"<\s*/?\s*(?:script|img|iframe|svg|style)\b|\]\s*\(\s*\w+:",
+    )
+)
+_SECRETS = re.compile(
+    r"\b(?:sk|pk|rk|xai)-[A-Za-z0-9_*-]{12,}|\b(?:gsk|hf)_[A-Za-z0-9]{20,}"
+    r"|\bAIza[A-Za-z0-9_-]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bxox[abprs]-[A-Za-z0-9-]{10,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{8,}"
+    r"|\bBearer\s+[A-Za-z0-9._~+/-]{12,}|://[^/\s@]+:[^/\s@]+@"
+    r"|\b(?:api[_-]?key|password|passwd|secret)\s*[=:]\s*['\"]?[A-Za-z0-9_/+.-]{8,}"
+    r"|\btoken\s*[=:]\s*['\"][A-Za-z0-9_/+.-]{8,}",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@/-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reason to refuse a text. `where` names the text; `found` is the place itself, cut short."""
+
+    kind: Kind
+    where: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.where}: {self.found!r}"
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What backs a text. `values` are those of the parameters that the change names. `hardware` was
+    measured, and includes its lineage. `names` holds every registered name and alias."""
+
+    values: frozenset[str] = frozenset()
+    hardware: frozenset[str] = frozenset()
+    names: NameIndex = field(default_factory=lambda: NameIndex({}))
+
+
+def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[Finding, ...]:
+    """All findings in some texts. Figures of code blocks are the code's own, and sources name ids;
+    everything else counts there too."""
+    findings: list[Finding] = []
+    for where, text in texts.items():
+        plain = _SOURCES.sub("", _FENCED.sub(" ", text))
+        findings += _figures(where, plain, allowed.values)
+        findings += _matches("absolute", where, plain, _ABSOLUTE)
+        findings += _hardware(where, text, allowed)
+        findings += unsafe(where, text)
+        if len(text) > MAX_BODY or text.count("\n") >= MAX_LINES:
+            findings.append(Finding("length", where, f"{len(text)} characters"))
+    return tuple(findings)
+
+
+def unsafe(where: str, text: str) -> list[Finding]:
+    """What may stand in no text of any origin: orders, secrets, characters that nobody sees."""
+    spoken = re.sub(r"[_-]+", " ", text)  # `ignore_all_previous_instructions` is read as words
+    spoken = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", spoken)
+    findings = []
+    for pattern in _INSTRUCTIONS:
+        for version in (text, spoken):
+            hits = _matches("instruction", where, version, pattern)
+            if hits:
+                findings += hits
+                break
+    findings += _matches("secret", where, text, _SECRETS)
+    hidden = [c for c in text if unicodedata.category(c) in ("Cf", "Co", "Cn", "Cc")]
+    odd = sorted({f"U+{ord(c):04X}" for c in hidden if c not in "\n\t"})
+    if odd:
+        findings.append(Finding("hidden", where, ", ".join(odd)[:EXCERPT]))
+    return findings
+
+
+def is_name(text: str) -> bool:
+    """Whether a text of a trajectory is what a name may be, so that it can stand in a skill."""
+    return bool(_NAME.fullmatch(text)) and not unsafe("name", text)
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """The harmless sentences of a text of unknown trust; the rest is dropped."""
+    parts = re.split(r"(?<=[.!?])\s+|\n+", text)
+    return tuple(part.strip() for part in parts if part.strip() and not unsafe("text", part))
+
+
+def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[Finding]:
+    bare = _LIST_MARK.sub(" ", _REFERENCE.sub(" ", text))
+    for match in _FIGURE.finditer(bare):
+        if match.group() not in values:
+            yield Finding("figure", where, _around(bare, match))
+    yield from _matches("figure", where, bare, _FIGURE_WORDS)
+
+
+def _hardware(where: str, text: str, allowed: Allowed) -> Iterator[Finding]:
+    for name in sorted(allowed.names.find(text) - allowed.hardware):
+        yield Finding("hardware", where, name)
+
+
+def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[Finding]:
+    match = pattern.search(text)
+    return [Finding(kind, where, _around(text, match))] if match else []
+
+
+def _around(text: str, match: re.Match[str]) -> str:
+    start = max(0, match.start() - 15)
+    return " ".join(text[start : start + EXCERPT].split())

@@ -1,0 +1,271 @@
+"""What the uses of a skill say about it: whether it wins, on which part of its scope it loses, and
+what showing it is worth. Pure functions over uses; `skills.observation` applies them to the store.
+
+A use counts where its effect is known, from the paired figure: it helped when the child was correct
+and gained more than the noise over its parent.
+
+The test is sequential, because it is repeated after every use. Against "helps in half of its uses
+or more" stands an e-value, the likelihood of the uses under win rates q < 1/2, weighted by
+Beta(1, 24) on (0, 1/2), over their likelihood at 1/2:
+
+    E = 2^n  x  int_0^1/2 q^w (1-q)^(l+23) dq  /  int_0^1/2 (1-q)^23 dq
+
+For a skill that wins half of its uses or more this is a supermartingale, so it ever reaches 1/a
+with probability at most a (Ville's inequality; Ramdas, Grunwald, Vovk and Shafer, "Game-theoretic
+statistics and safe anytime-valid inference", Statistical Science 38, 2023). Each part of the scope
+that the uses tell apart is tested in the same way; with m parts, the whole among them, the bound is
+m/a (Bonferroni).
+
+The lift of a skill is the rate at which answers that showed it helped, minus the rate of those that
+would have shown it and withheld it. Its interval is Newcombe's, from the two Wilson intervals
+(method 10 of R. G. Newcombe, "Interval estimation for the difference between independent
+proportions", Statistics in Medicine 17, 1998).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kb.catalog import skills as store
+from kb.catalog.skills import Lift, wilson
+from kb.scope import ALL_ACCESS
+from retrieval.knowledge_base import KnowledgeBase
+
+MIN_USES = 8
+ERROR = 0.1  # at most, of ever turning against a skill that wins just half of its uses
+PRIOR = 24  # Beta(1, 24): what is to be noticed in a few uses loses nearly all of them
+MIN_LOST = 4  # uses in a part that is to be left out
+MIN_KEPT = 3  # uses that the part which keeps the skill must have won at least half of
+# In the order in which a part is preferred where two hold the same uses.
+WORDS = ("op", "dtype", "language", "hardware", "op_family")
+PLAIN = re.compile(r"[\w.+-]+")  # what a predicate can say; an operator is a caller's free text
+
+Action = Literal["keep", "narrow", "retire"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use with a known effect. `situation` has the form that `retrieval.journal` stores."""
+
+    helped: bool
+    situation: Mapping[str, Any]
+    retrieval_id: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a skill's scope: where `key` is `value`, or is below or at least a number."""
+
+    key: str
+    value: str | None = None
+    below: float | None = None
+    at_least: float | None = None
+
+    def holds(self, situation: Mapping[str, Any]) -> bool:
+        """A situation that says nothing of the key lies in no part of it."""
+        value = situation.get(self.key)
+        if self.value is not None:
+            return bool(value == self.value)
+        number = _number(value)
+        if number is None:
+            return False
+        return number < self.below if self.below is not None else number >= (self.at_least or 0.0)
+
+    def __str__(self) -> str:
+        if self.value is not None:
+            return f"{self.key} {self.value}"
+        return f"{self.key} " + (
+            f"below {self.below:g}" if self.below is not None else f"from {self.at_least:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """How often the use of a skill helped, and how often it did not."""
+
+    wins: int
+    losses: int
+
+    @property
+    def uses(self) -> int:
+        """Both together."""
+        return self.wins + self.losses
+
+    @property
+    def wins_half(self) -> bool:
+        """Whether at least half of the uses helped."""
+        return self.wins >= self.losses
+
+    def __str__(self) -> str:
+        return f"helped in {self.wins} of {self.uses} uses"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What follows from the uses. `part` is where the skill loses, for `narrow`; `kept` the record
+    of what is left. `log_e` is the logarithm of the e-value that decided; `tests` counts the parts
+    compared, the whole among them."""
+
+    action: Action
+    reason: str
+    record: Record
+    part: Part | None = None
+    kept: Record | None = None
+    log_e: float = 0.0
+    tests: int = 1
+
+
+# -- judging
+
+
+def assess_uses(uses: Sequence[Use]) -> Finding:
+    """What follows from the uses of the present text within the present scope: keep, narrow or
+    retire."""
+    whole = record_of(uses)
+    if whole.uses < MIN_USES:
+        return Finding("keep", f"{whole}: fewer than {MIN_USES}", whole)
+    parts = parts_of(uses)
+    tests = 1 + len(parts)
+    bound = math.log(tests / ERROR)
+    tested = sorted(
+        ((log_e_value(record_of(inside(uses, part))), part) for part in parts),
+        key=lambda entry: -entry[0],
+    )
+    for log_e, part in tested:
+        rest = record_of(outside(uses, part))
+        if log_e >= bound and rest.uses >= MIN_KEPT and rest.wins_half:
+            lost = record_of(inside(uses, part))
+            reason = f"{lost} with {part}, {rest} otherwise"
+            return Finding("narrow", reason, whole, part, rest, log_e, tests)
+    log_e = log_e_value(whole)
+    if log_e >= bound:
+        return Finding("retire", f"{whole}", whole, log_e=log_e, tests=tests)
+    return Finding("keep", f"{whole}: nothing shown against it", whole, log_e=log_e, tests=tests)
+
+
+def log_e_value(record: Record) -> float:
+    """Natural logarithm of E; computed in integers, so that no number of uses is too many."""
+    first, second = record.wins + 1, record.losses + PRIOR
+    return record.uses * math.log(2) + _log_half_beta(first, second) - _log_half_beta(1, PRIOR)
+
+
+def _log_half_beta(a: int, b: int) -> float:
+    """log of int_0^1/2 q^(a-1) (1-q)^(b-1) dq, by the binomial sum for whole numbers."""
+    n = a + b - 1
+    tail = sum(math.comb(n, j) for j in range(a, n + 1))
+    return math.log(tail) - n * math.log(2) - math.log(a * math.comb(n, a))
+
+
+def record_of(uses: Iterable[Use]) -> Record:
+    """How many of the uses helped."""
+    outcomes = [use.helped for use in uses]
+    return Record(sum(outcomes), len(outcomes) - sum(outcomes))
+
+
+def inside(uses: Iterable[Use], part: Part) -> list[Use]:
+    """The uses in a part of the scope."""
+    return [use for use in uses if part.holds(use.situation)]
+
+
+def outside(uses: Iterable[Use], part: Part) -> list[Use]:
+    """The uses outside of a part of the scope."""
+    return [use for use in uses if not part.holds(use.situation)]
+
+
+def parts_of(uses: Sequence[Use]) -> list[Part]:
+    """Parts that the uses tell apart, each set of uses once. Which ones depends on the
+    situations alone, never on how the uses came out."""
+    quantities = sorted(
+        {key for use in uses for key, value in use.situation.items() if _is_number(value)}
+    )
+    offered = [part for key in WORDS for part in _by_word(uses, key)]
+    offered += [part for key in quantities for part in _by_size(uses, key)]
+    by_uses: dict[frozenset[int], Part] = {}
+    for part in offered:
+        held = frozenset(n for n, use in enumerate(uses) if part.holds(use.situation))
+        if len(held) >= MIN_LOST and len(uses) - len(held) >= MIN_KEPT:
+            by_uses.setdefault(held, part)
+    return list(by_uses.values())
+
+
+def _by_word(uses: Sequence[Use], key: str) -> list[Part]:
+    words = [use.situation.get(key) for use in uses]
+    if key == "hardware" and None in words:
+        return []  # a scope names the chips that it keeps, so each must be known
+    values = sorted({value for value in words if isinstance(value, str) and PLAIN.fullmatch(value)})
+    return [Part(key, value) for value in values] if len(values) > 1 else []
+
+
+def _by_size(uses: Sequence[Use], key: str) -> list[Part]:
+    """Cut at powers of two, which is how sizes spread."""
+    numbers = (_number(use.situation.get(key)) for use in uses)
+    powers = sorted({math.floor(math.log2(n)) for n in numbers if n is not None and n > 0})
+    cuts = [2.0**power for power in powers[1:]]
+    return [part for cut in cuts for part in (Part(key, below=cut), Part(key, at_least=cut))]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if _is_number(value) else None
+
+
+# -- what showing it is worth
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two rates, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
+    """What showing a skill is worth, as JSON: `lift` is the rate at which it helped where it was
+    shown, minus that where it was withheld; None where either has no outcome. Raises NotFound."""
+    with base.catalog.read() as connection:
+        skill = store.get(connection, name, ALL_ACCESS)
+        counts = store.lift_of(connection, skill.id)
+    report: dict[str, Any] = {
+        "skill": name,
+        "shown": f"helped in {counts.shown_wins} of {counts.shown} with a known effect",
+        "withheld": f"helped in {counts.withheld_wins} of {counts.withheld} with a known effect",
+        "lift": None,
+        "low": None,
+        "high": None,
+    }
+    if not counts.shown or not counts.withheld:
+        missing = "shown" if not counts.shown else "withheld"
+        return {**report, "reason": f"no outcome of an answer that had it {missing}: no lift"}
+    lift = difference(counts)
+    certain = lift.low > 0 or lift.high < 0
+    return {
+        **report,
+        "lift": round(lift.value, 4),
+        "low": round(lift.low, 4),
+        "high": round(lift.high, 4),
+        "reason": "certain at 95 %" if certain else "the interval holds 0: nothing certain",
+    }
+
+
+def difference(counts: Lift) -> Difference:
+    """Rate shown minus rate withheld, for counts above 0."""
+    shown, withheld = counts.shown_wins / counts.shown, counts.withheld_wins / counts.withheld
+    with_it, without_it = (
+        wilson(counts.shown_wins, counts.shown),
+        wilson(counts.withheld_wins, counts.withheld),
+    )
+    value = shown - withheld
+    return Difference(
+        value,
+        value - math.hypot(shown - with_it.low, without_it.high - withheld),
+        value + math.hypot(with_it.high - shown, withheld - without_it.low),
+    )

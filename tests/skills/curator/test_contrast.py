@@ -1,0 +1,110 @@
+"""What changed, as structure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kb.moves_vocabulary import changes_named, direction_of, transformation_of
+from skills.curator.contrast import UNNAMED, WRITTEN, contrast
+from skills.curator.gate import Passed
+from skills.curator.records import Change
+from skills.trajectories.records import Side, Step
+from tests.skills.curator.planted import ROLES, VALUES, free, instance, measured, step, tuned
+
+USE = Passed("use", "pair", None)
+AVOID = Passed("avoid", "pair", None)
+LOOP = (
+    "void run(const float *x, float *y, long n) {\n  for (long i = 0; i < n; i++) y[i] = x[i];\n}"
+)
+
+
+def changed(made: Step, passed: Passed = USE, **other: Any) -> Change | None:
+    return contrast(made, passed, ROLES, **other)[0]
+
+
+def between(before: str, after: str, language: str = "cpp") -> Change | None:
+    sides = (Side(1, free(before, language), measured("a", 1.0)),
+             Side(2, free(after, language), measured("b", 1.5)))  # fmt: skip
+    return changed(step(*sides))
+
+
+def test_values_of_a_recipe_have_the_roles_that_the_recipe_gives() -> None:
+    change = changed(tuned(after={**VALUES, "lanes": 16, "ahead": 2}))
+    assert change is not None and change.transformation == "increase-prefetch-and-increase-vector"
+    assert [(p.name, p.role, p.before, p.after) for p in change.parameters] == [
+        ("ahead", "prefetch", 0, 2),
+        ("lanes", "vector", 8, 16),
+    ]
+
+
+def test_more_than_two_causes_have_no_name() -> None:
+    made = tuned(after={"lanes": 4, "unroll": 2, "chunk": 4, "ahead": 0})
+    change, decision = contrast(made, USE, ROLES)
+    assert change is None and "3 parameters" in decision.reason
+    assert contrast(tuned(), USE, {})[0] is None
+
+
+def test_a_recipe_in_place_of_the_reference_is_adopted() -> None:
+    made = step(Side(0, None, None), Side(1, instance(VALUES), measured("b", 1.5)))
+    change = changed(made)
+    assert change is not None and change.transformation == "use-recipe-cpp-row-resident-layernorm"
+    assert changed(made, AVOID) is None  # nothing says what about it failed
+    assert changed(made, AVOID, attributed=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "language", "name", "role"),
+    [
+        ("BLOCK_M = 64\nf()", "BLOCK_M = 128\nf()", "triton", "increase-tile_m", "tile_m"),
+        ("f(num_warps=8)", "f(num_warps=4)", "triton", "decrease-warps", "warps"),
+        ("constexpr int UNROLL = 2;", "constexpr int UNROLL = 4;", "cpp", "increase-unroll",
+         "unroll"),
+    ],
+)  # fmt: skip
+def test_constants_of_free_code_are_parameters(
+    before: str, after: str, language: str, name: str, role: str
+) -> None:
+    change = between(before, after, language)
+    assert change is not None and change.transformation == name
+    assert [p.role for p in change.parameters] == [role]
+
+
+def test_lines_that_came_name_the_transformation() -> None:
+    change = between(LOOP, LOOP.replace("  for", "#pragma omp parallel for\n  for"))
+    assert change is not None and change.transformation == "parallelise"
+    assert change.pattern == ("+#pragma omp parallel for",)
+    both = LOOP.replace("  for", "#pragma omp parallel for\n  for").replace(
+        "y[i] = x[i]", "__builtin_prefetch(x + i), y[i] = x[i]"
+    )
+    assert getattr(between(LOOP, both), "transformation", "") == "parallelise-and-prefetch"
+    unknown = between(LOOP, LOOP.replace("x[i];", "x[i] + x[i] * 0;"))
+    assert unknown is not None and unknown.transformation == UNNAMED
+
+
+def test_what_the_parent_had_already_names_nothing() -> None:
+    parallel = LOOP.replace("  for", "#pragma omp parallel for\n  for")
+    change = between(parallel, parallel.replace("for\n", "for schedule(static)\n"))
+    assert change is not None and change.transformation == UNNAMED
+
+
+def test_a_whole_kernel_has_nothing_to_compare_with() -> None:
+    change = changed(step(Side(0, None, None), Side(1, free(LOOP), measured("b", 1.5))))
+    assert change is not None and change.transformation == WRITTEN
+
+
+def test_directions() -> None:
+    assert [direction_of(1, 2), direction_of(2, 1), direction_of(None, 2)] == [
+        "increase",
+        "decrease",
+        "set",
+    ]
+    assert [direction_of(False, True), direction_of("a", "b")] == ["add", "set"]
+
+
+def test_names_of_changes_are_read_back() -> None:
+    changes = (("vector", "decrease"), ("fuse", "add"))
+    name = transformation_of(changes)
+    assert name == "decrease-vector-and-add-fuse" and changes_named(name) == changes
+    assert changes_named("use-recipe-x") == changes_named("increase-nothing") == ()

@@ -1,0 +1,107 @@
+"""A kernel that somebody wrote becomes a recipe, as far as instances of it are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.bench.local import problem_view
+from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.recipe.recipe import instantiate
+from optimizer.search.synthesizers.recipe.synthesizer import fit
+from skills.curator.contrast import WRITTEN
+from skills.curator.lifting import KernelLifter, constants_of, recipe_from
+from skills.curator.records import Change, Lifted
+from skills.trajectories.reading import subject_of
+from skills.trajectories.records import Side, Step, Trajectory
+from tests.skills.curator.planted import measured
+from tests.skills.trials.curated import KERNEL, bench_of, problem_in
+
+
+def kernel(source: str = KERNEL, **changed: object) -> Bundle:
+    fields = {"language": "cpp", "main": "kernel.cpp", "entry": "kernlore_run"}
+    return Bundle(**{**fields, "files": {"kernel.cpp": source}, **changed})  # type: ignore[arg-type]
+
+
+def lifted(problem: Problem, source: str = KERNEL, **changed: object) -> Lifted | str:
+    proposal = Proposal(kernel(source, **changed), "told")
+    step = Step(Side(0, None, None), Side(1, proposal, measured("key", None)))
+    lineage = ("x86-64",)
+    whole = Trajectory("trj_1", subject_of(problem, "float32"), "x86-64", lineage, (step,), True)
+    change = Change(step, "use", WRITTEN, (), (), (), None)
+    return KernelLifter(problem, "cpu", bench_of).lift(whole, change)
+
+
+def test_a_right_kernel_is_a_recipe_with_the_values_that_were_tested(tmp_path: Path) -> None:
+    problem = problem_in(tmp_path)
+    made = lifted(problem)
+    assert isinstance(made, Lifted), made
+    assert made.name == "cpp-reduction-row-total"
+    parameters = {p["name"]: p for p in made.recipe["parameters"]}
+    assert {name: p["role"] for name, p in parameters.items()} == {
+        "LANES": "vector",
+        "CHUNK": "block",
+    }
+    assert parameters["LANES"]["values"] == parameters["LANES"]["tested"] == [4, 8, 16]
+    assert parameters["CHUNK"]["values"] == [8, 16, 32] and parameters["CHUNK"]["default"] == 16
+    view, recipe = problem_view(problem, "cpu"), recipe_from(made)
+    fitting = fit(recipe, view, {})
+    assert fitting is not None and set(fitting.cases) == {"main", "odd"}
+    again = instantiate(recipe, recipe.defaults, fitting.binding, view.source)
+    assert again.files["kernel.cpp"] == KERNEL
+    wider = instantiate(recipe, {"LANES": 16, "CHUNK": 8}, fitting.binding, view.source)
+    assert "#define LANES 16" in wider.files["kernel.cpp"]
+    assert "CHUNK = 8;" in wider.files["kernel.cpp"]
+
+
+def test_a_kernel_for_its_own_sizes_alone_is_refused(tmp_path: Path) -> None:
+    fixed = KERNEL.replace("cols = t[0].shape[1]", "cols = 1024")
+    reason = lifted(problem_in(tmp_path), fixed)
+    assert isinstance(reason, str) and reason.startswith(
+        "an instance of it is incorrect on held_out"
+    )
+
+
+def test_a_value_that_breaks_it_is_not_in_its_domain(tmp_path: Path) -> None:
+    narrow = KERNEL.replace("double part[LANES]", "double part[LANES > 8 ? 0 : LANES]").replace(
+        "y[i] = (float)sum", "y[i] = LANES > 8 ? 0.f : (float)sum"
+    )
+    made = lifted(problem_in(tmp_path), narrow)
+    assert isinstance(made, Lifted), made
+    (lanes,) = (p for p in made.recipe["parameters"] if p["name"] == "LANES")
+    assert lanes["values"] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"entry": "other"}, "its entry is other"),
+        ({"files": {"kernel.cpp": KERNEL, "more.h": ""}}, "it has 2 files"),
+        ({"files": {"kernel.cpp": KERNEL + "// @{x}\n"}}, "placeholder"),
+        (
+            {"language": "torch", "main": "k.py", "files": {"k.py": "class ModelNew: ...\n"}},
+            "a module of its own",
+        ),
+    ],
+)
+def test_what_no_recipe_can_be_is_refused_at_once(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    reason = lifted(problem_in(tmp_path), **changed)
+    assert isinstance(reason, str) and message in reason
+
+
+def test_constants_are_named_numbers_with_a_role_that_stand_once() -> None:
+    constants = constants_of(kernel())
+    assert [(c.name, c.role, c.value) for c in constants] == [
+        ("LANES", "vector", 8),
+        ("CHUNK", "block", 16),
+    ]
+    twice = constants_of(kernel(KERNEL + "#undef LANES\n#define LANES 4\n"))
+    assert [c.name for c in twice] == ["CHUNK"]
+    odd = constants_of(kernel(KERNEL.replace("LANES 8", "LANES 12").replace("CHUNK", "BORDER")))
+    assert [(c.name, c.others) for c in odd] == [("LANES", ())]

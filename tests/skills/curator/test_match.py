@@ -1,0 +1,190 @@
+"""Whether a draft says what the library says already, and what sets opposite effects apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kb.catalog import Catalog
+from kb.catalog import skills as store
+from kb.catalog.skills import SkillRow
+from kb.embedding import LocalEmbedder
+from kb.predicates import Bindings, compile_predicate
+from skills.curator.changes import _row
+from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
+from skills.curator.wording import Words
+from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
+from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
+from tests.skills.curator.test_draft import drafted
+
+SMALL = {"main": {"compulsory_bytes": 65536.0}}
+LARGE = {"main": {"compulsory_bytes": 1e9}}
+FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}
+
+
+def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
+    """A draft about a layer norm on x86-64 in these words, with no knob that tells it apart."""
+    words = Words(
+        paraphrase.description, ("Rows.",), ("Else.",), paraphrase.steps, ("Time.",), ("Slower.",)
+    )
+    made = drafted(trajectory(tuned()))
+    return replace(made, name=paraphrase.transformation, transformation=paraphrase.transformation,
+                   words=words, moves=(), before=(), after=())  # fmt: skip
+
+
+def as_known(paraphrase: Paraphrase) -> Known:
+    draft = worded(paraphrase)
+    return Known(_row(draft.skill()), draft.evidence)
+
+
+def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
+    texts = Texts(embedder)
+    for name, (first, other) in PAIRS.items():
+        library = [as_known(two) for key, pair in PAIRS.items() if key != name for two in pair]
+        library += [as_known(near) for near in NEAR.values()]
+        assert match(worded(other), library, texts, LINEAGES) is None, name
+        matched = match(worded(other), [*library, as_known(first)], texts, LINEAGES)
+        assert matched is not None, name
+        assert (matched.known.row.name, matched.tier) == (first.transformation, "words")
+        alike = texts.similarity(spoken(worded(first)), spoken(worded(other)))
+        assert alike.cosine is not None
+        assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
+
+
+def test_words_decide_nothing_about_other_knobs_operators_or_chips(
+    embedder: LocalEmbedder,
+) -> None:
+    first, other = PAIRS["prefetch"]
+    texts, draft, known = Texts(embedder), worded(other), as_known(first)
+    assert match(draft, [known], texts, LINEAGES) is not None
+    moved = ({"change": {"role": "prefetch", "direction": "add"}},)
+    unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)
+    row = replace(known.row, moves=unlike)
+    assert match(replace(draft, moves=moved), [Known(row)], texts, LINEAGES) is None
+    elsewhere = [
+        replace(known.row.scopes, ops=("matmul",)),
+        replace(known.row.scopes, languages=("triton",)),
+        replace(known.row.scopes, hardware=("a100",)),
+    ]
+    for scopes in elsewhere:
+        row = replace(known.row, scopes=scopes)
+        assert match(draft, [Known(row)], texts, LINEAGES) is None
+    assert match(draft, [known], Texts(None), LINEAGES) is None
+
+
+def rows(catalog: Catalog) -> dict[str, SkillRow]:
+    with catalog.read() as connection:
+        return {row.name: row for row in store.listed(connection)}
+
+
+def evidence(catalog: Catalog, name: str) -> Sequence[store.EvidenceRow]:
+    with catalog.read() as connection:
+        return store.evidence_of(connection, store.get(connection, name, "all").id)
+
+
+def test_the_same_claim_on_a_sibling_and_another_type_widens_a_candidate(
+    catalog: Catalog,
+) -> None:
+    distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
+    made = distil(trajectory(tuned(), hardware="h200", run="run_2", dtype="bf16",
+                             sizes=LARGE), catalog, roles=ROLES)  # fmt: skip
+    assert [delta.operation for delta in made.deltas] == ["ADD_EVIDENCE"]
+    (row,) = rows(catalog).values()
+    assert row.scopes.hardware == ("h100", "h200") and row.scopes.dtypes == ("bfloat16", "float32")
+    assert row.state == "candidate" and row.version == 2
+    assert "The same effect was measured for layernorm, cpp, bfloat16, h200." in row.body
+    assert len(evidence(catalog, row.name)) == 2
+    large: dict[str, Any] = {"op": "layernorm", "compulsory_bytes": 1e9}
+    assert row.predicate is not None
+    holds = compile_predicate(row.predicate).evaluate(Bindings(("memory_bound",), problem=large))
+    assert holds.value is True
+    distil(trajectory(tuned(), hardware="a100", run="run_3"), catalog, roles=ROLES)
+    assert len(rows(catalog)) == 2  # another family is another claim
+
+
+def test_a_skill_in_use_keeps_its_claim(catalog: Catalog) -> None:
+    distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
+    (name,) = rows(catalog)
+    with catalog.write() as connection:
+        store.set_state(connection, name, "active", actor="ann", reason="verified", force=True)
+    distil(trajectory(tuned(), hardware="h200", run="run_2"), catalog, roles=ROLES)
+    (row,) = rows(catalog).values()
+    assert (row.state, row.version, row.scopes.hardware) == ("active", 1, ("h100",))
+    assert len(evidence(catalog, name)) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "inside", "outside"),
+    [
+        ({"dtype": "float16"}, {"dtype": "float16"}, {"dtype": "float32"}),
+        ({"op": "rmsnorm"}, {"op": "rmsnorm"}, {"op": "layernorm"}),
+        ({"sizes": SMALL}, {"compulsory_bytes": 65536.0}, {"compulsory_bytes": 3e7}),
+    ],
+)
+@pytest.mark.parametrize("failure", [False, True])
+def test_opposite_effects_narrow_both_by_what_differs(
+    catalog: Catalog,
+    other: dict[str, Any],
+    inside: dict[str, Any],
+    outside: dict[str, Any],
+    failure: bool,
+) -> None:
+    distil(trajectory(tuned()), catalog, roles=ROLES)
+    worse = tuned(speedups=(1.0, None), child=FAILED) if failure else tuned(speedups=(1.0, 0.7))
+    made = distil(trajectory(worse, run="run_2", **other), catalog, roles=ROLES)
+    assert [delta.operation for delta in made.deltas] == ["ADD", "CONTRADICT"]
+    skills = rows(catalog)
+    (use,) = [row for row in skills.values() if row.polarity == "use"]
+    (avoid,) = [row for row in skills.values() if row.polarity == "avoid"]
+    with catalog.read() as connection:
+        (link,) = store.links_of(connection, use.name)
+    assert {link.source, link.target} == set(skills) and link.kind == "conflicts_with"
+    base = {"op": "layernorm", "dtype": "float32", "compulsory_bytes": 3e7}
+
+    def holds(row: SkillRow, problem: dict[str, object]) -> bool | None:
+        assert row.predicate is not None
+        values = {**base, **problem}
+        bindings = Bindings(("memory_bound",), problem=values)  # type: ignore[arg-type]
+        return compile_predicate(row.predicate).evaluate(bindings).value
+
+    assert holds(use, outside) is True and holds(use, inside) is False
+    assert holds(avoid, inside) is True and holds(avoid, outside) is False
+    assert [e.details["polarity"] for e in evidence(catalog, use.name)] == ["use"]
+
+
+def test_a_contested_effect_is_held_against_the_skill_and_no_average_is_made(
+    catalog: Catalog,
+) -> None:
+    distil(trajectory(tuned()), catalog, roles=ROLES)
+    made = distil(trajectory(tuned(speedups=(1.0, 0.7)), run="run_2"), catalog, roles=ROLES)
+    assert [delta.operation for delta in made.deltas] == ["CONTRADICT"]
+    assert made.decisions[-1].details["held"] is True
+    (row,) = rows(catalog).values()
+    figures = [round(e.speedup or 0, 2) for e in evidence(catalog, row.name)]
+    assert sorted(figures) == [0.7, 1.5] and row.version == 1
+
+
+def test_a_knob_of_another_recipe_is_another_claim(catalog: Catalog) -> None:
+    distil(trajectory(tuned()), catalog, roles=ROLES)
+    made = tuned(speedups=(1.0, 0.7))
+    sides = {}
+    for name in ("parent", "child"):
+        side = getattr(made, name)
+        sides[name] = replace(side, proposal=replace(side.proposal, recipe="cpp-other-layernorm"))
+    roles = {**ROLES, "cpp-other-layernorm": dict.fromkeys(VALUES, "unroll")}
+    distil(trajectory(replace(made, **sides), run="run_2"), catalog, roles=roles)
+    assert {row.polarity for row in rows(catalog).values()} == {"use", "avoid"}
+    with catalog.read() as connection:
+        assert [store.links_of(connection, name) for name in rows(catalog)] == [[], []]
+
+
+def test_what_a_person_took_out_is_not_learned_again(catalog: Catalog) -> None:
+    distil(trajectory(tuned()), catalog, roles=ROLES)
+    (name,) = rows(catalog)
+    with catalog.write() as connection:
+        store.set_state(connection, name, "quarantined", actor="ann", reason="doubtful")
+    made = distil(trajectory(tuned(), run="run_2"), catalog, roles=ROLES)
+    assert made.deltas == () and "took it out" in made.decisions[-1].reason

@@ -1,0 +1,178 @@
+"""States by a person's word and by a change of the toolchain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from kb.catalog import skills as store
+from kb.catalog.skills import SkillDraft, SkillScopes, Tier
+from kb.errors import Conflict, InvalidRequest
+from skills import lifecycle
+from tests.catalogs import fresh_data_dir
+from tests.skills.curator import planted
+from tests.skills.curator.planted import distil
+
+OLD, NEW = "triton-nvidia triton 3.4.0, torch 2.8.0", "triton-nvidia triton 3.5.0, torch 2.9.0"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    yield opened
+    opened.close()
+
+
+def put(catalog: Catalog, name: str, tier: Tier = "learned") -> None:
+    draft = SkillDraft(
+        name=name,
+        tier=tier,
+        transformation=name,
+        description="Use when loads are narrow.",
+        body="Load wider.",
+        scopes=SkillScopes(signals=("memory_bound",)),
+        content_sha256=name,
+        origin="run",
+    )
+    with catalog.write() as connection:
+        store.put(connection, draft, state="candidate", actor="curator", reason="drafted")
+
+
+def measure(catalog: Catalog, name: str, toolchain: str = OLD, hardware: str = "h100") -> None:
+    with catalog.write() as connection:
+        store.add_evidence(
+            connection,
+            name,
+            kind="ablation",
+            hardware=hardware,
+            n=8,
+            speedup=1.2,
+            low=1.1,
+            high=1.3,
+            toolchain=toolchain,
+            actor="curator",
+            reason="held-out shapes",
+        )
+
+
+def state(catalog: Catalog, name: str) -> str:
+    with catalog.read() as connection:
+        return store.get(connection, name).state
+
+
+def test_a_learned_skill_is_approved_only_when_measured(catalog: Catalog) -> None:
+    put(catalog, "narrow-loads")
+    with pytest.raises(Conflict, match="no measurement"):
+        lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="looks right")
+    measure(catalog, "narrow-loads")
+    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    assert (event.from_state, event.to_state, event.actor) == ("candidate", "active", "ann")
+    with pytest.raises(InvalidRequest, match="actor and a reason"):
+        lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason=" ")
+    assert state(catalog, "narrow-loads") == "active"
+
+
+def test_what_is_out_can_be_brought_back(catalog: Catalog) -> None:
+    put(catalog, "narrow-loads")
+    measure(catalog, "narrow-loads")
+    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    with pytest.raises(Conflict, match="nothing to restore"):
+        lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="why not")
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="superseded")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="it was not")
+    assert state(catalog, "narrow-loads") == "active"
+    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="reads like an attack")
+    with pytest.raises(Conflict, match="in one step"):
+        lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="hurry")
+    lifecycle.restore(catalog, "narrow-loads", actor="bob", reason="it is none")
+    assert state(catalog, "narrow-loads") == "candidate"
+
+
+def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
+    put(catalog, "narrow-loads")
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+    put(catalog, "by-hand", "curated")
+    lifecycle.approve(catalog, "by-hand", actor="ann", reason="sourced")
+    lifecycle.retire(catalog, "by-hand", actor="ann", reason="no")
+    lifecycle.restore(catalog, "by-hand", actor="ann", reason="yes")
+    assert state(catalog, "by-hand") == "active"
+
+
+@pytest.mark.parametrize("tier", ["learned", "curated"])
+def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: Tier) -> None:
+    put(catalog, "narrow-loads", tier)
+    measure(catalog, "narrow-loads")
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+
+
+def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: Path) -> None:
+    catalog = planted.catalog_in(tmp_path / "planted")
+    distil(planted.trajectory(planted.tuned()), catalog, roles=planted.ROLES)
+    with catalog.read() as connection:
+        (name,) = store.names(connection)
+    lifecycle.retire(catalog, name, actor="ann", reason="no")
+    lifecycle.restore(catalog, name, actor="ann", reason="yes")
+    assert state(catalog, name) == "candidate"
+    with pytest.raises(Conflict, match="no measurement here") as refused:
+        lifecycle.approve(catalog, name, actor="ann", reason="it was fast once")
+    assert f"skills verify {name}" in refused.value.hint
+    measure(catalog, name)
+    lifecycle.approve(catalog, name, actor="ann", reason="measured")
+    catalog.close()
+
+
+def test_a_persons_own_word_is_marked_and_does_not_outlive_retiring(catalog: Catalog) -> None:
+    put(catalog, "narrow-loads")
+    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
+    assert event.to_state == "active" and event.details == {"approved_without_measurement": True}
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    assert state(catalog, "narrow-loads") == "candidate"
+    measure(catalog, "narrow-loads")
+    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
+    assert event.details == {}  # there was nothing to override
+
+
+def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Catalog) -> None:
+    for name, hardware, tier in (
+        ("on-h100", "h100", "learned"),
+        ("on-a100", "a100", "learned"),
+        ("by-hand", "h100", "curated"),
+    ):
+        put(catalog, name, "curated" if tier == "curated" else "learned")
+        measure(catalog, name, OLD, hardware)
+        lifecycle.approve(catalog, name, actor="ann", reason="measured")
+    put(catalog, "in-cpp")
+    measure(catalog, "in-cpp", "cpp g++ 13.2.0")
+    lifecycle.approve(catalog, "in-cpp", actor="ann", reason="measured")
+
+    assert lifecycle.note_toolchain(catalog, "h100", OLD) == []
+    assert lifecycle.note_toolchain(catalog, "h100", NEW) == ["on-h100"]
+    assert lifecycle.note_toolchain(catalog, "h100", NEW) == []
+    (queued,) = lifecycle.queue(catalog)
+    assert (queued.name, queued.hardware, queued.was, queued.now) == ("on-h100", "h100", OLD, NEW)
+    assert OLD in queued.reason
+
+    measure(catalog, "on-h100", NEW)
+    lifecycle.approve(catalog, "on-h100", actor="verifier", reason="it still helps")
+    assert lifecycle.queue(catalog) == []
+    assert [state(catalog, name) for name in ("on-a100", "by-hand", "in-cpp")] == ["active"] * 3
+
+
+def test_a_toolchain_that_was_never_seen_here_is_compared_too(catalog: Catalog) -> None:
+    put(catalog, "on-h100")
+    measure(catalog, "on-h100", OLD)
+    lifecycle.approve(catalog, "on-h100", actor="ann", reason="measured")
+    assert lifecycle.note_toolchain(catalog, "h100", NEW) == ["on-h100"]

@@ -1,0 +1,254 @@
+"""Planted outcomes through the real store: what loses goes or gets narrower, what wins stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from kb.catalog import skills as store
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.skills import SkillScopes
+from kb.hardware.schema import parse_hardware
+from kb.ids import new_id
+from kb.predicates import Bindings, compile_predicate
+from retrieval.journal import Journal
+from retrieval.request import RetrieveRequest
+from skills.format.schema import advice
+from skills.format.skillfile import content_sha256
+from skills.observation import observe, retire_unused, without
+from skills.uses import Part, Record, Use, assess_uses, log_e_value, parts_of, record_of
+from tests.catalogs import fresh_data_dir
+from tests.skills.planted_uses import Gain, Uses, learned, row
+
+SEEDS = range(10)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    registry = HardwareRegistry(opened)
+    for name, parent in (("nvidia", None), ("h100", "nvidia"), ("a100", "nvidia")):
+        spec = {"id": name, "name": name.upper(), "vendor": "nvidia", "summary": "A test chip."}
+        registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
+    yield opened
+    opened.close()
+
+
+def skill_of(catalog: Catalog, name: str) -> store.SkillRow:
+    with catalog.read() as connection:
+        return store.get(connection, name)
+
+
+def after(catalog: Catalog, seed: int, gain: Gain, uses: int) -> store.SkillRow:
+    """The skill after so many uses, or as it was first narrowed or retired."""
+    name = f"planted-{seed}"
+    learned(catalog, name)
+    planted = Uses(catalog, gain, seed)
+    done = 0
+    while done < uses and planted.ask(name):
+        done += 1
+        skill = skill_of(catalog, name)
+        if skill.version > 1 or skill.state != "active":
+            return skill
+    return skill_of(catalog, name)
+
+
+# -- planted outcomes
+
+
+def test_slower_on_half_of_its_scope_is_narrowed_or_retired_within_20_uses(
+    catalog: Catalog,
+) -> None:
+    for seed in SEEDS:
+        skill = after(
+            catalog, seed, lambda situation: 0.85 if situation["op"] == "softmax" else 1.15, 20
+        )
+        assert skill.version > 1 or skill.state == "retired", seed
+        with catalog.read() as connection:
+            last = store.events(connection, skill.id)[-1]
+            uses = store.uses_of(connection, skill.id, role="used")
+        assert last.actor == "observer" and last.event in ("narrowed", "state")
+        assert set(last.details["retrievals"]) <= {use.retrieval_id for use in uses}
+        with catalog.write() as connection:  # out of the way of the next one
+            if skill.state == "active":
+                store.set_state(connection, skill.name, "retired", actor="t", reason="t")
+
+
+def test_a_narrowed_skill_is_shown_only_where_it_wins(catalog: Catalog) -> None:
+    skill = after(catalog, 3, lambda situation: 0.85 if situation["op"] == "softmax" else 1.15, 20)
+    assert skill.predicate == 'problem.op != "softmax"' and skill.state == "active"
+    assert skill.content_sha256 == content_sha256(advice(skill))
+    assert 0 < skill.wins == skill.trials  # the uses in the part that is gone count no longer
+    planted = Uses(catalog, lambda situation: 1.15, 0)
+    shown = [planted.ask(skill.name) for _ in range(40)]
+    assert 10 < sum(shown) < 30  # of half softmax, half matmul
+    now = skill_of(catalog, skill.name)
+    assert (now.version, now.state) == (2, "active")
+
+
+@pytest.mark.parametrize("gain", (1.15, 1.05))
+def test_a_good_skill_survives(catalog: Catalog, gain: float) -> None:
+    survivors = 0
+    for seed in SEEDS:
+        skill = after(catalog, seed, lambda situation: gain, 20)
+        survivors += (skill.version, skill.state) == (1, "active")
+        with catalog.write() as connection:
+            if skill.state == "active":
+                store.set_state(connection, skill.name, "retired", actor="t", reason="t")
+    assert survivors >= 9
+
+
+def test_slower_everywhere_is_retired_and_stays_readable(catalog: Catalog) -> None:
+    skill = after(catalog, 0, lambda situation: 0.85, 20)
+    assert skill.state == "retired" and skill.trials == 8
+    with catalog.read() as connection:
+        last = store.events(connection, skill.id)[-1]
+        assert store.evidence_of(connection, skill.id)
+    assert last.reason == "helped in 0 of 8 uses" and len(last.details["retrievals"]) == 8
+
+
+def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
+    skill = after(catalog, 0, lambda situation: 0.85, 20)
+    with catalog.write() as connection:
+        store.set_state(connection, skill.name, "active", actor="ann", reason="it was the driver")
+    assert observe(catalog, [skill.name])[skill.name].record.uses == 0
+    assert skill_of(catalog, skill.name).trials == 0
+
+
+# -- judging
+
+
+def uses_of(wins: int, losses: int, **situation: Any) -> list[Use]:
+    return [Use(n < wins, situation) for n in range(wins + losses)]
+
+
+def test_the_e_value_is_the_integral_it_says() -> None:
+    def integral(record: Record) -> float:
+        steps = 20_000
+        width = 0.5 / steps
+        middle = [(n + 0.5) * width for n in range(steps)]
+        return sum(q**record.wins * (1 - q) ** (record.losses + 23) for q in middle) * width
+
+    for record in (Record(0, 7), Record(3, 9), Record(12, 1)):
+        expected = 2**record.uses * integral(record) / integral(Record(0, 0))
+        assert math.exp(log_e_value(record)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_e_value_is_no_gain_on_average_for_a_skill_that_wins_half() -> None:
+    for wins, losses in ((0, 0), (2, 5), (6, 1)):
+        now = math.exp(log_e_value(Record(wins, losses)))
+        won = math.exp(log_e_value(Record(wins + 1, losses)))
+        lost = math.exp(log_e_value(Record(wins, losses + 1)))
+        assert (won + lost) / 2 == pytest.approx(now)
+        assert 0.6 * won + 0.4 * lost < now
+
+
+def test_fewer_than_eight_uses_say_nothing() -> None:
+    assert assess_uses(uses_of(0, 7)).action == "keep"
+    assert assess_uses(uses_of(0, 8)).action == "retire"
+
+
+@pytest.mark.parametrize(
+    ("losing", "winning", "part"),
+    [
+        ({"dtype": "bfloat16"}, {"dtype": "float32"}, Part("dtype", "bfloat16")),
+        ({"hardware": "a100"}, {"hardware": "h100"}, Part("hardware", "a100")),
+        ({"language": "cuda"}, {"language": "triton"}, Part("language", "cuda")),
+        ({"flops": 300.0}, {"flops": 5000.0}, Part("flops", below=4096.0)),
+    ],
+)
+def test_losses_in_one_part_narrow_to_the_other(
+    losing: dict[str, Any], winning: dict[str, Any], part: Part
+) -> None:
+    finding = assess_uses([*uses_of(0, 9, **losing), *uses_of(8, 1, **winning)])
+    assert (finding.action, finding.part) == ("narrow", part)
+    assert finding.kept == Record(8, 1)
+
+
+def test_several_operators_of_a_family_go_together() -> None:
+    trials = [
+        *uses_of(0, 4, op="layernorm", op_family="norm"),
+        *uses_of(0, 4, op="rmsnorm", op_family="norm"),
+        *uses_of(9, 0, op="matmul", op_family="matmul"),
+    ]
+    finding = assess_uses(trials)
+    assert finding.part == Part("op_family", "norm")
+    scopes, predicate = without(SkillScopes(), None, finding.part, trials[8:])
+    assert scopes == SkillScopes() and predicate is not None
+    holds = compile_predicate(predicate)
+    assert holds.evaluate(bound(op="groupnorm")).value is False
+    assert holds.evaluate(bound(op="matmul")).value is True
+    listed = SkillScopes(ops=("layernorm", "matmul", "rmsnorm"))
+    assert without(listed, None, finding.part, trials[8:]) == (SkillScopes(ops=("matmul",)), None)
+
+
+def bound(**problem: Any) -> Bindings:
+    return Bindings(signals=set(), metrics={}, facts={}, problem=problem)
+
+
+def test_every_clause_is_a_predicate_that_excludes_the_part() -> None:
+    for part in (
+        Part("op", "odd.name"),
+        Part("flops", below=2.0**40),
+        Part("flops", at_least=2.0**40),
+        Part("dtype", "float32"),
+    ):
+        _, predicate = without(SkillScopes(), "facts.wave == 64", part, [])
+        assert predicate is not None
+        inside = {part.key: part.value or (1.0 if part.below else 2.0**41)}
+        outside = {part.key: "other" if part.value else (2.0**41 if part.below else 1.0)}
+        facts = {"wave": 64}
+        for problem, expected in ((inside, False), (outside, True)):
+            where = Bindings(signals=set(), metrics={}, facts=facts, problem=problem)
+            assert compile_predicate(predicate).evaluate(where).value is expected
+
+
+def test_a_name_that_no_predicate_can_say_is_no_part() -> None:
+    kept = [*uses_of(5, 0, op="matmul"), *uses_of(5, 0, op="softmax")]
+    parts = parts_of([*uses_of(0, 9, op='odd" or "name'), *kept])
+    assert [part.value for part in parts] == ["matmul", "softmax"]
+
+
+def test_a_family_of_chips_keeps_those_it_wins_on() -> None:
+    trials = [*uses_of(0, 9, hardware="a100"), *uses_of(5, 0, hardware="h100")]
+    finding = assess_uses(trials)
+    assert finding.part is not None
+    scopes, _ = without(SkillScopes(hardware=("nvidia",)), None, finding.part, trials[9:])
+    assert scopes.hardware == ("h100",)
+    both = SkillScopes(hardware=("a100", "h100"))
+    assert without(both, None, finding.part, trials[9:])[0].hardware == ("h100",)
+
+
+def test_parts_do_not_depend_on_the_outcomes() -> None:
+    situations = [{"op": op, "dtype": dtype} for op in "ab" for dtype in "cd" for _ in range(4)]
+    lost = [Use(False, situation) for situation in situations]
+    won = [Use(True, situation) for situation in situations]
+    assert parts_of(lost) == parts_of(won) != []
+    assert record_of(won) == Record(16, 0)
+
+
+# -- unused
+
+
+def test_unused_for_so_many_retrievals_of_its_hardware_is_retired(catalog: Catalog) -> None:
+    learned(catalog, "for-a100", SkillScopes(hardware=("a100",), signals=("memory_bound",)))
+    learned(catalog, "for-nvidia", SkillScopes(hardware=("nvidia",), signals=("memory_bound",)))
+    learned(catalog, "used", SkillScopes(signals=("memory_bound",)))
+    learned(catalog, "warning", SkillScopes(signals=("memory_bound",)), "avoid")
+    journal = Journal(catalog)
+    request = RetrieveRequest(signal="memory_bound", hardware="h100")
+    for _ in range(20):
+        journal.record(row(new_id("ret"), request, []))
+    journal.flush()
+    assert retire_unused(catalog, retrievals=21) == []
+    last = new_id("ret")
+    journal.record(row(last, request, ["used"]))
+    journal.report(last, used=["used"], correct=True, speedup=1.5)
+    assert retire_unused(catalog, retrievals=20) == ["for-nvidia"]
+    assert skill_of(catalog, "for-nvidia").state == "retired"
+    assert retire_unused(catalog, retrievals=20) == []

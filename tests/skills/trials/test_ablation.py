@@ -1,0 +1,157 @@
+"""The same search with and without a skill, on a real bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kb.catalog import Catalog
+from kb.catalog.skills import SkillRow
+from kb.errors import Unavailable
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Interval
+from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
+from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
+from optimizer.search.synthesizers.base import HardwareView
+from optimizer.search.synthesizers.recipe.recipe import Recipe
+from skills.trials.ablation import Ablation
+from skills.trials.held_out import MAX_TRIALS
+from skills.trials.searching import WithSkill
+from skills.trials.trial import TrialContext, classify_trials
+from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
+
+pytestmark = pytest.mark.slow(seconds=10)
+
+HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
+MOVES = [
+    {
+        "id": "wider",
+        "when": "problem.op in ['reduction']",
+        "change": {"role": "vector", "direction": "increase"},
+        "why": "More lanes.",
+    }
+]
+
+
+def ablation(
+    problem: Problem, *recipes: Recipe, seen: frozenset[tuple[str, str]] = frozenset()
+) -> Ablation:
+    return Ablation(TrialContext([problem], bench_of, recipes, NoKnowledge(), HERE, seen))
+
+
+def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    skill = skill_in(catalog, tmp_path, TEMPLATE)
+    (trial,) = ablation(problem).trials(skill, 2)
+    assert (trial.problem, trial.case, trial.unseen) == ("row_total", "main", "another problem")
+    assert (trial.with_skill.tried, trial.with_skill.correct, trial.wrong) == (2, 2, 0)
+    assert (trial.without.tried, trial.without.best) == (0, None)
+    assert trial.device == "cpu" or trial.device
+    if trial.gain is not None:  # the machine was quiet enough to measure the winner again
+        assert trial.gain.low <= trial.gain.value <= trial.gain.high
+    # What these small kernels take here and now is the machine's to say; not even a gain is enough.
+    verdict = classify_trials([replace(trial, gain=Interval(1.5, 1.4, 1.6, 1), end=None)])
+    assert not verdict.helps and "2 are needed" in verdict.reason
+
+
+def test_a_wrong_recipe_is_told_as_wrong_and_does_not_help(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    skill = skill_in(catalog, tmp_path, WRONG)
+    (trial,) = ablation(problem).trials(skill, 1)
+    assert (trial.with_skill.tried, trial.with_skill.correct, trial.wrong) == (1, 0, 1)
+    assert trial.gain is None and trial.note
+    verdict = classify_trials([trial])
+    assert not verdict.helps and "not correct" in verdict.reason
+
+
+def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    skill = skill_in(catalog, tmp_path, TEMPLATE)
+    rival = recipe_of(skill)
+    assert rival is not None
+    seen = frozenset((problem.sha256, case.name) for case in problem.searched)
+    rivals = ablation(problem, replace(rival, name="cpp-rival"), seen=seen)
+    trials = list(rivals.trials(skill, 1))
+    assert [trial.unseen for trial in trials] == ["held out", "other sizes", "other sizes"]
+    assert [trial.seed for trial in trials] == [0, 1, 2]
+    assert {trial.case for trial in trials}.isdisjoint({"main", "odd"})
+    for trial in trials:  # the same recipe under two names: the same winner, measured once
+        assert (trial.with_skill.tried, trial.without.tried) == (1, 1)
+        if trial.gain is not None:
+            assert (trial.gain.low, trial.gain.value, trial.gain.high) == (1.0, 1.0, 1.0)
+            assert trial.note == "both arms stand at the same kernels"
+    assert not classify_trials(trials).helps
+
+
+def test_moves_alone_are_a_trial_where_a_recipe_follows_them(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    recipe = recipe_of(skill_in(catalog, tmp_path, TEMPLATE))
+    assert recipe is not None
+    skill = moving(catalog, tmp_path)
+    (trial,) = ablation(problem, recipe).trials(skill, 2)
+    assert (trial.with_skill.tried, trial.without.tried) == (2, 2)
+    assert trial.wrong == 0
+
+
+def moving(catalog: Catalog, folder: Path) -> SkillRow:
+    files = {"references/moves.json": json.dumps(MOVES).encode()}
+    return skill_in(catalog, folder, "", name="any-wider-lanes", files=files)
+
+
+def test_what_cannot_be_left_out_is_said(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    avoid = skill_in(catalog, tmp_path, TEMPLATE, name="avoid", metadata={"kb.polarity": "avoid"})
+    words = skill_in(catalog, tmp_path, "", name="words", files={})
+    other = skill_in(catalog, tmp_path, TEMPLATE, name="other", metadata={"kb.ops": "softmax"})
+    for skill, message in (
+        (avoid, "what to avoid"),
+        (words, "neither a recipe nor moves"),
+        (other, "no unseen problem or case"),
+        # No recipe here that it could move.
+        (moving(catalog, tmp_path), "made no candidate in searches of 1 on row_total main$"),
+    ):
+        with pytest.raises(Unavailable, match=message):
+            list(ablation(problem).trials(skill, 1))
+
+
+def test_a_skill_that_takes_no_part_is_given_up_after_as_many_searches_as_trials(
+    catalog: Catalog, problem: Problem, tmp_path: Path
+) -> None:
+    seen = frozenset((problem.sha256, case.name) for case in problem.searched)
+    with pytest.raises(Unavailable) as caught:
+        list(ablation(problem, seen=seen).trials(moving(catalog, tmp_path), 1))
+    looked_at = caught.value.message.partition(" on ")[2].split(", ")
+    assert len(looked_at) == MAX_TRIALS and looked_at[0] == "row_total held_out"
+
+
+class Remembered(NoKnowledge):
+    """Knowledge of one skill and its moves; keeps what it was asked."""
+
+    def __init__(self, skill: SkillRow) -> None:
+        self.skill, self.asked = skill, list[Query]()
+
+    def consult(self, query: Query) -> Knowledge:
+        self.asked.append(query)
+        shown = ShownSkill(self.skill.name, "", self.skill.body, 1.0)
+        return Knowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
+
+
+def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) -> None:
+    skill = moving(catalog, tmp_path)
+    source = Remembered(skill)
+    query = Query((), {}, "", "x86-64", "reduction", "cpp", "float32", "run_1", 0, 100)
+    with_it = WithSkill(source, skill, "").consult(query)
+    assert [s.name for s in with_it.skills] == [skill.name]
+    assert [r.id for r in with_it.moves] == ["any-wider-lanes#0"]
+    assert [skill_of(r.id) for r in with_it.moves] == [skill.name]
+    without = WithSkill(source, None, skill.name).consult(query)
+    assert without.skills == () and without.moves == ()
+    assert [query.run_id for query in source.asked] == ["", ""]  # nothing is withheld by chance

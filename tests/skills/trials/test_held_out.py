@@ -1,0 +1,72 @@
+"""Cases that nobody searched: held out ones first, then other sizes that the problem can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import open_case
+from skills.trials.held_out import as_only, held_out_cases
+from tests.skills.trials.curated import problem_in
+
+
+def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path) -> None:
+    problem = problem_in(tmp_path)
+    cases = held_out_cases(problem, "cpu", 4, seed=0)
+    assert [target.why for target in cases] == ["held out", *["other sizes"] * 3]
+    for target in cases:
+        assert target.problem.searched == (target.case,) and not target.problem.held_out
+        assert target.case.timed and target.problem.sha256 == problem.sha256
+    sizes = [target.case.constants for target in cases]
+    searched = [case.constants for case in problem.searched]
+    assert all(size not in searched for size in sizes)
+    assert len({tuple(size.values()) for size in sizes}) == 4
+    shapes = [open_case(target.problem, target.case).signature.tensors[0].shape for target in cases]
+    assert shapes == [(size["rows"], size["cols"]) for size in sizes]
+
+
+def test_the_same_seed_draws_the_same_sizes_and_known_ones_are_left_out(tmp_path: Path) -> None:
+    problem = problem_in(tmp_path)
+    names = [target.case.name for target in held_out_cases(problem, "cpu", 4, seed=3)]
+    assert names == [target.case.name for target in held_out_cases(problem, "cpu", 4, seed=3)]
+    left = held_out_cases(problem, "cpu", 3, seed=3, known=names[:1])
+    assert [target.case.name for target in left] == names[1:]
+
+
+def test_names_tell_sizes_apart(tmp_path: Path) -> None:
+    """An evaluation is stored by the names of its cases: two sizes never share one."""
+    problem = problem_in(tmp_path)
+    by_name: dict[str, Mapping[str, Any]] = {}
+    for seed in range(6):
+        for target in held_out_cases(problem, "cpu", 6, seed=seed):
+            sizes = by_name.setdefault(target.case.name, target.case.constants)
+            assert sizes == target.case.constants
+    assert len(by_name) > 6
+
+
+def test_sizes_that_the_problem_cannot_do_are_no_cases(tmp_path: Path) -> None:
+    path = tmp_path / "square.py"
+    path.write_text(
+        "import torch\nimport torch.nn as nn\nrows = 64\ncols = 64\n"
+        "class Model(nn.Module):\n    def forward(self, x):\n        return x @ torch.ones(64)\n"
+        "def get_inputs():\n    return [torch.randn(rows, cols)]\n",
+        encoding="utf-8",
+    )
+    path.with_suffix(".toml").write_text(
+        'name = "square"\nop = "matmul"\n[[cases]]\nname = "main"\n'
+        "constants = {rows = 64, cols = 64}\n",
+        encoding="utf-8",
+    )
+    cases = held_out_cases(load_problem(path), "cpu", 9, seed=0)
+    assert cases and {target.case.constants["cols"] for target in cases} == {64}
+
+
+def test_a_case_for_another_device_is_no_case_here(tmp_path: Path) -> None:
+    problem = problem_in(tmp_path)
+    cases = tuple(replace(case, devices=("cuda",)) for case in problem.cases)
+    assert held_out_cases(replace(problem, cases=cases), "cpu", 3, seed=0) == []
+    only = as_only(problem, problem.held_out[0], "held out")
+    assert only.problem.cases == (only.case,) and not only.case.held_out
