@@ -17,7 +17,7 @@ from retrieval.diagnose.signals import load_signals
 
 TITLE = "Kernlore"
 DESCRIPTION = """A knowledge service for optimizing GPU kernels. Upload the manuals of a chip, ask
-with what went wrong at run time, and get cited excerpts, moves and skills for exactly that hardware.
+with what went wrong at run time, and get cited excerpts, moves and skills for that very hardware.
 
 Every error has one shape: `{code, message, hint, details}`. An unknown hardware id is answered with
 404 and the nearest known ids, and an answer never contains anything about another chip."""
@@ -113,7 +113,7 @@ def upload_request() -> dict[str, Any]:
         "file": {"type": "array", "items": {"type": "string", "format": "binary"}},
         "hardware": {
             **many,
-            "description": "Ids, names or aliases of the hardware that the files are about. None: any hardware.",
+            "description": "Ids, names or aliases of what the files are about. None: any hardware.",
         },
         "category": {"type": "string", "enum": ["constraint", "guidance", "hardware"]},
         "languages": many,
