@@ -48,10 +48,12 @@ class Services(KnowledgeBase):
 
     @cached_property
     def tagger(self) -> Tagger:
+        """Finds the signals and topics of a passage."""
         return Tagger({s.id: SignalWords(s.topics, s.phrases) for s in load_signals()})
 
     @cached_property
     def uploads(self) -> Uploads:
+        """Accepts files and queues them to be read."""
         return Uploads(
             self.catalog,
             self.blobs,
@@ -63,6 +65,7 @@ class Services(KnowledgeBase):
 
     @cached_property
     def skills(self) -> SkillLibrary:
+        """The skill library."""
         return SkillLibrary(self.catalog)
 
     def report_skill_use(self, names: Sequence[str]) -> None:

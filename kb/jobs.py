@@ -158,6 +158,7 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
+        """Whether it has not ended."""
         return self._process.poll() is None
 
     def answer(self, seconds: float) -> tuple[str, str]:

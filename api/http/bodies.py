@@ -53,6 +53,7 @@ async def read_limited(request: Request, limit: int, what: str, setting: str) ->
 
 
 def too_large(what: str, limit: int, setting: str) -> PayloadTooLarge:
+    """The error for a body over a limit of bytes that `setting` raises."""
     return PayloadTooLarge(
         f"the {what} is over the limit of {limit:,} bytes",
         hint=f"Send less of it, or raise {setting}.",
@@ -61,10 +62,12 @@ def too_large(what: str, limit: int, setting: str) -> PayloadTooLarge:
 
 
 def media_type(request: Request) -> str:
+    """The media type of the body, in lower case and without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def is_json(kind: str) -> bool:
+    """Whether a media type is JSON."""
     return kind == "application/json" or kind.endswith("+json")
 
 

@@ -1,4 +1,4 @@
-"""What every route is given: the parts, what the caller may see, and a check of its query."""
+"""What routes depend on: the services, what the caller may see, and a check of the query."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _metrics(request: Request) -> Metrics:
 
 
 def access_scope(request: Request) -> str:
-    """Who asks, and so what there is for them. The one place where authorisation happens."""
+    """What the caller may see. Authorisation happens here and nowhere else. Raises ForeignPage."""
     # The service listens on loopback without a key; a page in the user's browser could reach it.
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     if foreign and request.method not in ("GET", "HEAD", "OPTIONS"):
@@ -44,7 +44,7 @@ def access_scope(request: Request) -> str:
 
 
 def known_parameters(request: Request) -> None:
-    """A mistyped parameter is refused: `?hardwares=h100` would else answer for any chip."""
+    """Refuse mistyped parameters: `?hardwares=h100` would otherwise answer for any chip."""
     template = getattr(request.scope.get("route"), "path", "")
     operation = request.app.openapi()["paths"].get(template, {}).get(request.method.lower())
     if operation is None:

@@ -38,6 +38,8 @@ class ErrorBody(BaseModel):
 
 
 class MethodNotAllowed(KernloreError):
+    """The route exists, but not with this method."""
+
     code, status = "method_not_allowed", 405
 
 
@@ -48,6 +50,7 @@ class ForeignPage(KernloreError):
 
 
 def internal_error(request_id: str) -> InternalError:
+    """The answer to a defect, without its internals."""
     return InternalError(
         "the service failed to answer this request",
         hint="This is a defect of Kernlore; report it with the request id, which is in the log.",
@@ -56,11 +59,12 @@ def internal_error(request_id: str) -> InternalError:
 
 
 def respond(error: KernloreError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The error as a response with its status."""
     return JSONResponse(error_json(error), status_code=error.status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
-    """Hand every kind of failure to the one shape."""
+    """Have every kind of failure answered in the one shape."""
     app.add_exception_handler(KernloreError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

@@ -38,14 +38,17 @@ class Incoming:
 
 @dataclass(frozen=True)
 class UploadForm:
+    """The files of an upload, and the values of its other fields by name."""
+
     files: tuple[Incoming, ...]
     fields: dict[str, list[str]] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
+        """The first value of a field, or None."""
         return next(iter(self.fields.get(name, ())), None)
 
     def listed(self, name: str) -> tuple[str, ...]:
-        """Repeated fields and comma lists alike."""
+        """The values of a field that may be repeated or hold a list with commas."""
         values = self.fields.get(name, ())
         return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 

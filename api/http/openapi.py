@@ -1,4 +1,4 @@
-"""The description of the interface: schemas of the bodies, and an example for every signal."""
+"""The OpenAPI description: schemas of the bodies, and an example for every signal."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.request_body import RetrieveBody
 
 TITLE = "Kernlore"
-DESCRIPTION = """The knowledge service behind kernel optimizers: upload the manuals of a chip, ask
-with what went wrong at run time, get cited excerpts, moves and skills for exactly that hardware.
+DESCRIPTION = """A knowledge service for optimizing GPU kernels. Upload the manuals of a chip, ask
+with what went wrong at run time, and get cited excerpts, moves and skills for that very hardware.
 
-Every error has one shape: `{code, message, hint, details}`. Hardware fails closed: an unknown id is
-a 404 that names the nearest, and nothing scoped to another chip is ever returned."""
+Every error has one shape: `{code, message, hint, details}`. An unknown hardware id is answered with
+404 and the nearest known ids, and an answer never contains anything about another chip."""
 TAGS = [
-    {"name": "retrieve", "description": "Ask, and report what became of the answer."},
-    {"name": "knowledge", "description": "The signals, and the tree of what is known."},
+    {"name": "retrieve", "description": "Ask, and report whether the answer helped."},
+    {"name": "knowledge", "description": "The run-time signals, and the tree of what is known."},
     {"name": "documents", "description": "Upload, watch, read, correct and remove manuals."},
     {"name": "hardware", "description": "Chips, their lineage, facts and coverage."},
-    {"name": "skills", "description": "Measured transformations."},
-    {"name": "evaluations", "description": "Is a kernel right, how fast is it, what to read."},
+    {"name": "skills", "description": "Measured transformations of kernels."},
+    {"name": "evaluations", "description": "Check and time a kernel."},
     {"name": "runs", "description": "Searches for a faster kernel."},
     {"name": "trajectories", "description": "Searches of other optimizers, evaluated here."},
-    {"name": "service", "description": "Is it alive, ready, and what does it do?"},
+    {"name": "service", "description": "Health, readiness and metrics."},
 ]
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be answered as it is."},
@@ -63,7 +63,7 @@ _METRICS = {
 
 
 def retrieve_examples() -> dict[str, Any]:
-    """For every signal one, then one for every other way to ask."""
+    """An example for every signal, then one for every other way to ask."""
     examples: dict[str, Any] = {
         signal.id: {
             "summary": f"signal, {signal.group}: {signal.title}",
@@ -97,7 +97,7 @@ def retrieve_examples() -> dict[str, Any]:
 
 
 def json_request(model: type[BaseModel], examples: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is read by `bodies.json_body`."""
+    """The `openapi_extra` of a route whose body `bodies.json_body` reads."""
     content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
     if examples:
         content["examples"] = examples
@@ -105,22 +105,29 @@ def json_request(model: type[BaseModel], examples: dict[str, Any] | None = None)
 
 
 def text_request(extra: dict[str, Any], media_type: str, what: str, example: str) -> dict[str, Any]:
-    """The same route also takes plain text."""
+    """Add plain text to what a route accepts; `what` describes it."""
     schema = {"type": "string", "description": what}
     extra["requestBody"]["content"][media_type] = {"schema": schema, "example": example}
     return extra
 
 
 def upload_request() -> dict[str, Any]:
+    """The `openapi_extra` of the upload of documents."""
     text = {"type": "string"}
     many = {"type": "array", "items": text}
     properties = {
         "file": {"type": "array", "items": {"type": "string", "format": "binary"}},
-        "hardware": {**many, "description": "Ids, names or aliases; none: about any hardware."},
+        "hardware": {
+            **many,
+            "description": "Ids, names or aliases of what the files are about. None: any hardware.",
+        },
         "category": {"type": "string", "enum": ["constraint", "guidance", "hardware"]},
         "languages": many,
-        "title": {**text, "description": "For one file; default: the document's own."},
-        "source_key": {**text, "description": "Names the logical document over its revisions."},
+        "title": {**text, "description": "Title, for a single file. Default: the document's own."},
+        "source_key": {
+            **text,
+            "description": "A name that stays the same over the revisions of the document.",
+        },
     }
     schema = {"type": "object", "required": ["file"], "properties": properties}
     return {
@@ -129,7 +136,7 @@ def upload_request() -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """What `app.openapi` is to be; built once."""
+    """The function to put in place of `app.openapi`; it builds the description once."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

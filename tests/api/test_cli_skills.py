@@ -114,7 +114,7 @@ def test_a_service_carries_out_the_same(place: Path, service_url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("distill",), "one run or one trajectory"),
+        (("distill",), "needs a run or a trajectory"),
         (("distill", "run_0"), "no run run_0"),
         (("distill", "--trajectory", "trj_0"), "trj_0"),
         (("verify",), "one of NAME"),

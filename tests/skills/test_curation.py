@@ -142,9 +142,9 @@ def test_attribution_of_a_run_without_knowledge_has_nothing_to_tell(
 @pytest.mark.parametrize(
     ("goal", "models", "message"),
     [
-        (Goal(synthesizers=("llm",)), "", "no model is named"),
+        (Goal(synthesizers=("llm",)), "", "needs a language model"),
         (Goal(synthesizers=("recipe",)), "openai/x", "leaves llm out"),
-        (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler has nothing"),
+        (Goal(language="cpp", synthesizers=("compiler",)), "", "compiler synthesizer is un"),
     ],
 )
 def test_synthesizers_that_cannot_propose_are_refused(

@@ -1,4 +1,4 @@
-"""Is it alive, how far is it, what does it count, where to start."""
+"""Health, readiness, metrics, and where to start."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ router = APIRouter(tags=["service"])
 
 @router.get("/", include_in_schema=False)
 def start() -> dict[str, Any]:
+    """Name, version and three requests to try."""
     return {
         "service": "kernlore",
         "version": product_version(),
@@ -30,14 +31,15 @@ def start() -> dict[str, Any]:
     }
 
 
-@router.get("/healthz", summary="Alive")
+@router.get("/healthz", summary="Check that the service is alive")
 def healthz() -> dict[str, str]:
+    """Answers as soon as the process accepts requests."""
     return {"status": "alive", "version": product_version()}
 
 
-@router.get("/readyz", summary="How far the service is", response_model=Readiness)
+@router.get("/readyz", summary="Show how far the service is", response_model=Readiness)
 def readyz(background: Threads) -> JSONResponse:
-    """503 only while it cannot yet answer by words; `ready` once every passage has its vector."""
+    """503 only until it can answer by words. `ready` is true once every passage has its vector."""
     state = background.readiness()
     waiting = state.jobs.get("queued", 0) + state.jobs.get("running", 0)
     answers = state.knowledge_loaded and (state.passages > 0 or not waiting)
@@ -46,4 +48,5 @@ def readyz(background: Threads) -> JSONResponse:
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 def metrics(counters: Counters) -> Response:
+    """Counters in the Prometheus text format."""
     return Response(counters.text(), media_type=CONTENT_TYPE)

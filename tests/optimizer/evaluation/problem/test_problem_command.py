@@ -17,7 +17,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 
 def test_new_then_check_then_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["problem", "new", "mine", "--dir", str(tmp_path), "--op", "gelu_like"]) == 0
-    assert "no known operator" in capsys.readouterr().err
+    assert "not a known operator" in capsys.readouterr().err
     folder = tmp_path / "mine"
     assert main(["problem", "check", str(folder), "--case", "odd", "--json"]) == 0
     assert told(capsys) == {"problem": "mine", "ok": True, "cases": ["odd"], "findings": []}
