@@ -2,6 +2,7 @@
 # make test   everything, offline after the first set-up
 # make quick  pure logic and small stores, in less than a minute
 # make check  lint, format and types
+# make docs   the tables of docs/reference, from the code
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8321
 DATA ?= data
 
-.PHONY: run test quick check lint types setup serve eval clean
+.PHONY: run test quick check lint types docs setup serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
@@ -32,6 +33,9 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python docs/generate.py
 
 setup: $(STAMP)
 

@@ -234,8 +234,8 @@ def main() -> None:
         ]
         command = f"`python -m benchmarks.evaluation.checks --device {given.device}`"
         looped = table(["problem", "once over twice, in a plain loop"], loops)
-        told = [command, *summary(trials), looped, *budget(trials), *rate(raced)]
-        write_result(given.results, TITLE, told)
+        report = [command, *summary(trials), looped, *budget(trials), *rate(raced)]
+        write_result(given.results, TITLE, report)
 
     ended(run)
 

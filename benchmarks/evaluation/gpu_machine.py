@@ -31,16 +31,16 @@ def target_of(hardware: str, device: str | None) -> Target:
     facts: dict[str, float | str] = {}
     place: str | None = hardware
     while place:
-        told = tomllib.loads((HARDWARE / place / "hardware.toml").read_text(encoding="utf-8"))
+        report = tomllib.loads((HARDWARE / place / "hardware.toml").read_text(encoding="utf-8"))
         lineage.append(place)
-        facts = {**_values(told), **facts}
-        place = told.get("parent")
+        facts = {**_values(report), **facts}
+        place = report.get("parent")
     arch = str(facts.get("compute_capability", "")).replace(".", "") or None
     return Target(hardware, (*lineage, "any"), arch, "cuda" if device == "cuda" else None, facts)
 
 
-def _values(told: dict[str, Any]) -> dict[str, float | str]:
-    rows = sorted(told.get("facts", []), key=lambda row: -RANK[row["kind"]])
+def _values(report: dict[str, Any]) -> dict[str, float | str]:
+    rows = sorted(report.get("facts", []), key=lambda row: -RANK[row["kind"]])
     return {row["key"]: row["value"] for row in rows}
 
 
@@ -55,12 +55,12 @@ class Measured:
     @property
     def line(self) -> str:
         """GPU, software and the ceilings that shares are of."""
-        found = self.ceilings
-        products = ", ".join(f"{t} {f.value / 1e12:.0f}" for t, f in found.matmul.items())
-        launch = f", launch {1e6 * found.launch.value:.1f} us" if found.launch else ""
+        ceilings = self.ceilings
+        products = ", ".join(f"{t} {f.value / 1e12:.0f}" for t, f in ceilings.matmul.items())
+        launch = f", launch {1e6 * ceilings.launch.value:.1f} us" if ceilings.launch else ""
         return (
-            f"{self.device}. Measured ceilings: copy {found.copy_bandwidth / 1e12:.2f} TB/s, matrix"
-            f" products in TFLOP/s {products}{launch}."
+            f"{self.device}. Measured ceilings: copy {ceilings.copy_bandwidth / 1e12:.2f} TB/s,"
+            f" matrix products in TFLOP/s {products}{launch}."
         )
 
 
@@ -68,13 +68,13 @@ def machine_of(folder: Path) -> Measured:
     """What the folder says; where it says nothing, this machine, with its ceilings measured."""
     path = folder / "machine.json"
     if path.is_file():
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return Measured(told["device"], told["host"], from_json(told["ceilings"]))
-    found = Measured(device_line(), machine(), measure_ceilings("cuda", THREADS))
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return Measured(report["device"], report["host"], from_json(report["ceilings"]))
+    result = Measured(device_line(), machine(), measure_ceilings("cuda", THREADS))
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"device": found.device, "host": found.host, "ceilings": found.ceilings.as_json()}
-    path.write_text(json.dumps(told), encoding="utf-8")
-    return found
+    report = {"device": result.device, "host": result.host, "ceilings": result.ceilings.as_json()}
+    path.write_text(json.dumps(report), encoding="utf-8")
+    return result
 
 
 def write_report(path: Path | None, title: str, parts: Sequence[str], measured: Measured) -> None:
@@ -101,7 +101,7 @@ def keep(folder: Path, name: str, record: Mapping[str, Any]) -> None:
 def device_line() -> str:
     """GPU, driver and the versions that decide what was measured."""
     asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    name, driver = told.splitlines()[0].split(", ", 1)
+    report = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    name, driver = report.splitlines()[0].split(", ", 1)
     versions = [f"{package} {metadata.version(package)}" for package in ("torch", "triton")]
     return f"{name}, driver {driver.strip()}, {', '.join(versions)}"

@@ -100,18 +100,18 @@ def _measured(evaluator: Evaluator, problem: Problem, case: Case, mode: str) -> 
 
 def shares(work: Work, us: float, ceilings: Ceilings) -> str:
     """Of the copy bandwidth, and of the matrix product rate where operations are counted."""
-    told = achieved(work, us * 1e-6, ceilings)
-    if told.flops_pct and told.flops_pct > (told.bandwidth_pct or 0.0):
-        return f"{told.flops_pct:.0f} % of matmul"
-    return "" if told.bandwidth_pct is None else f"{told.bandwidth_pct:.0f} % of copy"
+    description = achieved(work, us * 1e-6, ceilings)
+    if description.flops_pct and description.flops_pct > (description.bandwidth_pct or 0.0):
+        return f"{description.flops_pct:.0f} % of matmul"
+    return "" if description.bandwidth_pct is None else f"{description.bandwidth_pct:.0f} % of copy"
 
 
 def row_of(record: Mapping[str, Any], ceilings: Ceilings) -> list[object]:
-    found = evaluation_from_json(record)
+    result = evaluation_from_json(record)
     work = Work(**record["work"])
-    timing = found.timings[0] if found.timings else None
-    state = found.validity if found.correct else f"{found.validity}: {found.message[:90]}"
-    cells: list[object] = [found.problem, record["mode"], state]
+    timing = result.timings[0] if result.timings else None
+    state = result.validity if result.correct else f"{result.validity}: {result.message[:90]}"
+    cells: list[object] = [result.problem, record["mode"], state]
     size = f"{work.compulsory_bytes / 1e6:.0f}"
     cells += [size, f"{work.flops / 1e9:.1f}" if work.flops else ""]
     if timing is None or timing.baseline_us is None or timing.candidate_us is None:
@@ -137,15 +137,15 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _lacking(found: Sequence[Evaluation]) -> str:
-    seen = {e.problem for e in found}
+def _lacking(result: Sequence[Evaluation]) -> str:
+    seen = {e.problem for e in result}
     lacking = [name for name in shipped_problems() if name not in seen]
     return f"Not measured in this run: {', '.join(lacking)}." if lacking else ""
 
 
-def _failed(found: Sequence[Evaluation]) -> str:
-    bad = [f"{e.problem} ({e.validity if not e.correct else e.timing})" for e in found]
-    named = [text for text, e in zip(bad, found, strict=True) if e.speedup is None]
+def _failed(result: Sequence[Evaluation]) -> str:
+    bad = [f"{e.problem} ({e.validity if not e.correct else e.timing})" for e in result]
+    named = [text for text, e in zip(bad, result, strict=True) if e.speedup is None]
     return f"without a figure: {', '.join(named) or 'none'}."
 
 

@@ -50,12 +50,12 @@ class Honest:
 
 def corpus(names: Collection[str] = ()) -> list[Honest]:
     """All of them, or those with these names, by problem."""
-    found = []
+    result = []
     for path in sorted(FOLDER.iterdir()):
-        told = _TOLD.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if told is not None and (not names or path.stem in names):
-            found.append(Honest(path, told[1], read_bundle(path).language))
-    return sorted(found, key=lambda honest: (honest.problem, honest.path.name))
+        report = _TOLD.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if report is not None and (not names or path.stem in names):
+            result.append(Honest(path, report[1], read_bundle(path).language))
+    return sorted(result, key=lambda honest: (honest.problem, honest.path.name))
 
 
 def cases_for(problem: Problem, language: str, small: bool = False) -> tuple[Case, ...]:
@@ -94,22 +94,22 @@ def evaluate_all(
         pool.close()
 
 
-def accepted(found: Evaluation) -> bool:
+def accepted(result: Evaluation) -> bool:
     """Correct, and nothing held against it."""
-    return found.correct and not found.flags
+    return result.correct and not result.flags
 
 
 def main(names: Sequence[str]) -> int:
     rows, wrong, began = [], 0, time.monotonic()
-    for honest, found in evaluate_all(corpus(names)):
-        fine = accepted(found)
+    for honest, result in evaluate_all(corpus(names)):
+        fine = accepted(result)
         wrong += not fine
-        told = "; ".join([found.message, *(flag.message for flag in found.flags)]).strip("; ")
-        figure = str(found.speedup) if found.speedup is not None else found.timing
-        checks = f"{sum(check.ok for check in found.checks)}/{len(found.checks)}"
-        tightest = max((_share(found, n) for n in range(len(found.checks))), default=0.0)
+        report = "; ".join([result.message, *(flag.message for flag in result.flags)]).strip("; ")
+        figure = str(result.speedup) if result.speedup is not None else result.timing
+        checks = f"{sum(check.ok for check in result.checks)}/{len(result.checks)}"
+        tightest = max((_share(result, n) for n in range(len(result.checks))), default=0.0)
         row = (honest.problem, honest.path.name, "yes" if fine else "NO", checks)
-        rows.append(f"| {' | '.join(row)} | {tightest:.2f} | {figure} | {told or '-'} |")
+        rows.append(f"| {' | '.join(row)} | {tightest:.2f} | {figure} | {report or '-'} |")
         print(rows[-1], flush=True)
     if not names:
         RESULT.write_text(_report(rows, wrong, time.monotonic() - began), encoding="utf-8")
@@ -117,9 +117,9 @@ def main(names: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def _share(found: Evaluation, check: int) -> float:
+def _share(result: Evaluation, check: int) -> float:
     """The largest error beside what was allowed."""
-    errors = found.checks[check].errors
+    errors = result.checks[check].errors
     return max((e.worst / e.allowed for e in errors if e.allowed > 0), default=0.0)
 
 

@@ -86,22 +86,22 @@ class Outcome:
 
     @property
     def as_expected(self) -> bool:
-        found, wanted = self.evaluation, self.trial.expected
-        same = (found.validity, found.reached) == (wanted.validity, wanted.reached)
-        return same and found.timing in wanted.timing
+        result, wanted = self.evaluation, self.trial.expected
+        same = (result.validity, result.reached) == (wanted.validity, wanted.reached)
+        return same and result.timing in wanted.timing
 
     @property
     def signals(self) -> list[str]:
         return list(self.evaluation.verdict.signal_ids)
 
     def cells(self) -> list[str]:
-        found = self.evaluation
+        result = self.evaluation
         return [
             self.trial.toolchain,
             self.trial.kind,
             str(self.trial.expected),
-            f"{found.validity} at {found.reached}, timing {found.timing}",
-            _cell(found.message),
+            f"{result.validity} at {result.reached}, timing {result.timing}",
+            _cell(result.message),
             ", ".join(self.signals) or "none",
             "; ".join(self.read()) or "nothing",
             "yes" if self.as_expected else "NO",
@@ -119,8 +119,8 @@ class Outcome:
 
 def _cell(text: str) -> str:
     """On one line of a table, without the folder that one run has to itself."""
-    told = " ".join(text.split()).replace("|", "/").replace(tempfile.gettempdir(), "")
-    return told if len(told) <= SHOWN else told[: SHOWN - 3] + "..."
+    report = " ".join(text.split()).replace("|", "/").replace(tempfile.gettempdir(), "")
+    return report if len(report) <= SHOWN else report[: SHOWN - 3] + "..."
 
 
 # -- the candidates
@@ -205,7 +205,7 @@ def describe_chip(services: Services, folder: Path) -> None:
 
 def outcome_of(services: Services, trial: Trial) -> Outcome:
     began = time.perf_counter()
-    found = evaluate_files(
+    result = evaluate_files(
         services,
         trial.problem,
         trial.candidate,
@@ -214,8 +214,8 @@ def outcome_of(services: Services, trial: Trial) -> Outcome:
         settings=SETTINGS,
     )
     took = time.perf_counter() - began
-    say(f"{trial.toolchain}, {trial.kind}: {found.validity} at {found.reached}, {took:.1f} s")
-    return Outcome(trial, found, known_about(services, found), took)
+    say(f"{trial.toolchain}, {trial.kind}: {result.validity} at {result.reached}, {took:.1f} s")
+    return Outcome(trial, result, known_about(services, result), took)
 
 
 @contextmanager
@@ -237,34 +237,34 @@ def busy_rounds(services: Services, rounds: int) -> list[Evaluation]:
     bundle = read_bundle(HONEST / "chain_one_pass.cpp")
     problem = load_problem(Path(PROBLEM))
     asked = ask_for(services, problem, bundle, hardware=this_cpu(), cases=("main",))
-    found = []
+    result = []
     for number in range(rounds):
         with Evaluator(problem, asked.chosen.target, EvaluationSettings()) as evaluator:
-            found.append(evaluator.evaluate(bundle, asked.toolchain, asked.cases))
-        say(f"busy round {number + 1}: {found[-1].validity}, timing {found[-1].timing}")
-    return found
+            result.append(evaluator.evaluate(bundle, asked.toolchain, asked.cases))
+        say(f"busy round {number + 1}: {result[-1].validity}, timing {result[-1].timing}")
+    return result
 
 
-def without_figure(found: Evaluation) -> bool:
+def without_figure(result: Evaluation) -> bool:
     """Correct, to be repeated, and no number that could be taken for one."""
-    figures = [found.speedup, *(timing.speedup for timing in found.timings)]
-    said = all("timing must be repeated" in timing.reason for timing in found.timings)
-    repeat = (found.validity, found.timing) == ("correct", "repeat")
-    return repeat and said and not any(figures)
+    figures = [result.speedup, *(timing.speedup for timing in result.timings)]
+    text = all("timing must be repeated" in timing.reason for timing in result.timings)
+    repeat = (result.validity, result.timing) == ("correct", "repeat")
+    return repeat and text and not any(figures)
 
 
-def busy_part(found: Sequence[Evaluation], hogs: int) -> list[str]:
+def busy_part(result: Sequence[Evaluation], hogs: int) -> list[str]:
     rows = [
         [number, each.validity, each.timing, each.speedup or "none", _cell(each.timings[0].reason)]
-        for number, each in enumerate(found, 1)
+        for number, each in enumerate(result, 1)
         if each.timings
     ]
-    said = sum(map(without_figure, found))
+    text = sum(map(without_figure, result))
     return [
         "## A busy machine",
         f"`chain_one_pass.cpp`, which is correct, while {hogs} other processes spin"
-        f" ({HOGS_A_CORE} a core). Timing must be repeated, without a figure: {said} of"
-        f" {len(found)} rounds.",
+        f" ({HOGS_A_CORE} a core). Timing must be repeated, without a figure: {text} of"
+        f" {len(result)} rounds.",
         table(["round", "validity", "timing", "speed-up", "reason"], rows),
     ]
 
@@ -306,7 +306,7 @@ def run(rounds: int, data_dir: Path | None) -> None:
         *busy_part(busy, hogs),
     ]
     write_result(RESULT, TITLE, parts)
-    wrong = len(outcomes) - right + sum(not without_figure(found) for found in busy)
+    wrong = len(outcomes) - right + sum(not without_figure(result) for result in busy)
     if wrong:
         sys.exit(f"{wrong} verdicts are not the expected ones")
 

@@ -75,8 +75,8 @@ def declared() -> dict[str, Any]:
 
 def all_planted(chosen: Sequence[str] = ()) -> list[Planted]:
     rows = declared()["kernels"]
-    found = [Planted(**{**row, "expect": tuple(row["expect"])}) for row in rows]
-    return [planted for planted in found if not chosen or planted.name in chosen]
+    result = [Planted(**{**row, "expect": tuple(row["expect"])}) for row in rows]
+    return [planted for planted in result if not chosen or planted.name in chosen]
 
 
 def toolchain_of(bundle: Bundle) -> Toolchain:
@@ -104,11 +104,11 @@ def check(planted: Planted, target: Target) -> list[object]:
                 if evaluation.correct
                 else f"{evaluation.validity}: {evaluation.message}"
             )
-    told = compiled.metrics
+    report = compiled.metrics
     names = ["n_regs", "n_spills", "shared", "mma_instructions"]
     names += ["ld_global_vector", "ld_global_scalar"]
     state = "compiled" if compiled.ok else compiled.log[:300]
-    return [planted.name, state, right, *(told.get(name, "") for name in names)]
+    return [planted.name, state, right, *(report.get(name, "") for name in names)]
 
 
 def check_all(chosen: Sequence[str]) -> None:
@@ -127,9 +127,9 @@ class Keeping(Evaluator):
     collected: Sequence[Collected] = ()
 
     def _profile(self, attempt: Attempt) -> list[Collected]:
-        found = super()._profile(attempt)
-        self.collected = found
-        return found
+        result = super()._profile(attempt)
+        self.collected = result
+        return result
 
 
 def measure(
@@ -165,17 +165,17 @@ class Row:
         return bool({*self.signals[:3]} & {*self.planted.expect})
 
     def cells(self) -> list[object]:
-        found = self.evaluation
-        timing = found.timings[0] if found.timings else None
+        result = self.evaluation
+        timing = result.timings[0] if result.timings else None
         time_us = f"{timing.candidate_us:.0f}" if timing and timing.candidate_us else ""
-        state = found.validity if found.correct else f"{found.validity}: {found.message[:80]}"
+        state = result.validity if result.correct else f"{result.validity}: {result.message[:80]}"
         return [
             f"`{self.planted.file}`",
             self.planted.planted,
             self.planted.expect[0],
             state,
             time_us,
-            str(found.speedup or ""),
+            str(result.speedup or ""),
             ", ".join(self.signals[:5]) or "none",
             "yes" if self.first else "no",
             "yes" if self.among_three else "no",
@@ -235,11 +235,11 @@ def measure_all(given: argparse.Namespace) -> None:
     for planted in () if given.report else all_planted(given.only):
         if given.only or planted.file not in done:
             began = time.perf_counter()
-            found, collected = measure(planted, target_of(HARDWARE, "cuda"), measured.ceilings)
-            told = {"file": planted.file, "collected": [asdict(c) for c in collected]}
-            keep(folder, RECORDS, {**told, **found.as_json()})
+            result, collected = measure(planted, target_of(HARDWARE, "cuda"), measured.ceilings)
+            report = {"file": planted.file, "collected": [asdict(c) for c in collected]}
+            keep(folder, RECORDS, {**report, **result.as_json()})
             took = time.perf_counter() - began
-            say(f"{planted.name}: {found.validity} {found.message} {took:.1f} s")
+            say(f"{planted.name}: {result.validity} {result.message} {took:.1f} s")
     last = {record["file"]: record for record in kept(folder, RECORDS)}
     rows = [
         Row(planted, evaluation_from_json(last[planted.file]))

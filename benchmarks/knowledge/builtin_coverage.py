@@ -95,10 +95,10 @@ def _count(
 def _tagged(services: Services, signal: str) -> frozenset[str]:
     tags = t.passage_tags
     with services.catalog.read() as connection:
-        found = connection.execute(
+        result = connection.execute(
             sa.select(tags.c.passage_id).where(tags.c.kind == "signal", tags.c.value == signal)
         )
-        return frozenset(row.passage_id for row in found)
+        return frozenset(row.passage_id for row in result)
 
 
 def reasons() -> Mapping[tuple[str, str, str], str]:

@@ -187,15 +187,15 @@ class ChildPeak:
 
 
 def _children() -> list[int]:
-    found = []
+    result = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             after_name = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
         except OSError:
             continue  # it ended meanwhile
         if int(after_name.split()[1]) == os.getpid():
-            found.append(int(stat.parent.name))
-    return found
+            result.append(int(stat.parent.name))
+    return result
 
 
 def own_peak_mib() -> float:

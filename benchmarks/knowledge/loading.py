@@ -45,12 +45,12 @@ class Loaded:
     def lines(self) -> list[str]:
         outcomes = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
         states = ", ".join(f"{n} {name}" for name, n in sorted(self.states.items()))
-        said = [
+        text = [
             f"uploads: {outcomes}",
             f"jobs: {states}",
             f"{self.passages:,} passages in the store, index: {self.index}, {self.seconds:.0f} s",
         ]
-        return said + [f"{p.state}: {p.name}: {p.reason}" for p in self.problems]
+        return text + [f"{p.state}: {p.name}: {p.reason}" for p in self.problems]
 
 
 def load(service: Service, corpus: Corpus) -> Loaded:

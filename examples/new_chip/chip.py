@@ -271,7 +271,7 @@ def _facts(chip: Mapping[str, Any]) -> list[tuple[str, int, str, str]]:
 
 
 def _fact(title: str, key: str, value: int, unit: str, locator: str) -> str:
-    told: dict[str, int | str] = {
+    report: dict[str, int | str] = {
         "key": key,
         "value": value,
         "unit": unit,
@@ -281,13 +281,15 @@ def _fact(title: str, key: str, value: int, unit: str, locator: str) -> str:
         "locator": locator,
         "date": DATE,
     }
-    return "[[facts]]\n" + "\n".join(f"{name} = {_toml(said)}" for name, said in told.items())
+    return "[[facts]]\n" + "\n".join(f"{name} = {_toml(text)}" for name, text in report.items())
 
 
 def _signature(kind: str, code: str) -> str:
     signal, text, title, remedy = MEANINGS[kind]
-    told = {"pattern": f"{code}: {text}", "signal": signal, "title": title, "remedy": remedy}
-    return "[[signatures]]\n" + "\n".join(f"{name} = {_toml(said)}" for name, said in told.items())
+    report = {"pattern": f"{code}: {text}", "signal": signal, "title": title, "remedy": remedy}
+    return "[[signatures]]\n" + "\n".join(
+        f"{name} = {_toml(message)}" for name, message in report.items()
+    )
 
 
 def _toolchain(folder: Path) -> str:
@@ -295,14 +297,14 @@ def _toolchain(folder: Path) -> str:
     chip = _word(folder.resolve() / "chip.json")
     compile_ = f"python {compiler} {{source}} -o {{output}} --chip {chip} --entry {{entry}}"
     run = f"python {simulator} {{output}} --chip {chip} --manifest {{input}}"
-    told = {
+    report = {
         "compile": compile_,
         "run": run,
         "profile": f"{run} --report {{report}}",
         "timing": "simulator",
         "suffix": ".nv",
     }
-    lines = [f"{name} = {_toml(said)}" for name, said in told.items()]
+    lines = [f"{name} = {_toml(text)}" for name, text in report.items()]
     return "[toolchains.novac]\n" + "\n".join(lines)
 
 

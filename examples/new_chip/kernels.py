@@ -66,11 +66,11 @@ def _softmax_rows(chip: Mapping[str, Any]) -> int:
 def write(chip: Mapping[str, Any], folder: Path) -> list[Path]:
     """Every template of kernels/ with this chip's names and sizes."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {**words(chip), **tiles(chip)}
+    report = {**words(chip), **tiles(chip)}
     written = []
     for template in sorted((HERE / "kernels").glob(f"*{SUFFIX}.template")):
         path = folder / template.name.removesuffix(".template")
-        text = Template(template.read_text(encoding="utf-8")).substitute(told)
+        text = Template(template.read_text(encoding="utf-8")).substitute(report)
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written

@@ -91,8 +91,8 @@ class Compiler(Reader):
         if not entry and len(kernels) == 1:
             return next(iter(kernels.values()))
         if entry not in kernels:
-            told = f"no such kernel: {entry or '(give --entry)'}"
-            self.error(start, "entry", f"{told}; found {', '.join(kernels) or 'none'}")
+            message = f"no such kernel: {entry or '(give --entry)'}"
+            self.error(start, "entry", f"{message}; found {', '.join(kernels) or 'none'}")
         return kernels.get(entry)
 
     def _kernel(self) -> Kernel:
@@ -142,10 +142,10 @@ class Compiler(Reader):
         pad = 0
         if self.accept("pad"):
             at = self.next
-            found = self.sum().span
-            if found is None or found.point is None or found.point < 0:
+            result = self.sum().span
+            if result is None or result.point is None or result.point < 0:
                 self.stop(at, "a pad is a constant")
-            pad = found.point
+            pad = result.point
         pitch = width if columns == 1 else (columns + pad) * 4
         if pitch % width:
             text = f"misaligned tile {name.text}: its pitch of {pitch} bytes is no multiple of the"
@@ -172,14 +172,14 @@ class Compiler(Reader):
     def _resources_fit(self) -> None:
         limit, used = self.chip["scratchpad_bytes"], self.kernel.scratchpad
         if self.overflowing is not None:
-            told = f"tiles need {used} bytes, the scratchpad has {limit} bytes"
-            self.error(self.overflowing, "scratchpad", f"scratchpad overflow: {told}")
+            message = f"tiles need {used} bytes, the scratchpad has {limit} bytes"
+            self.error(self.overflowing, "scratchpad", f"scratchpad overflow: {message}")
         self.overflowing = None
         limit = self.chip["vector_registers"]
         if self.kernel.registers > limit:
             text = f"accumulators need {self.kernel.registers} vector registers"
-            told = f"accumulator overflow: {text}, there are {limit}"
-            self.error(self.last_accumulator, "registers", told)
+            message = f"accumulator overflow: {text}, there are {limit}"
+            self.error(self.last_accumulator, "registers", message)
 
     # -- statements
 
@@ -187,9 +187,9 @@ class Compiler(Reader):
         self.take("{")
         body = []
         while not self.accept("}"):
-            found = self._statement()
-            if found is not None:
-                body.append(found)
+            result = self._statement()
+            if result is not None:
+                body.append(result)
         return body
 
     def _statement(self) -> Any:
@@ -294,8 +294,8 @@ class Compiler(Reader):
         if at.text in kernel.numbers:
             span = kernel.numbers[at.text]
             if span is None or span.point is None:
-                told = f"{at.text} is not constant, vector instructions take constants"
-                self.error(at, "operand", f"wrong operand: {told}")
+                message = f"{at.text} is not constant, vector instructions take constants"
+                self.error(at, "operand", f"wrong operand: {message}")
                 return Operand("", None, None, at)
             return Operand("number", float(span.point), None, at)
         self.undeclared(at)
@@ -320,13 +320,13 @@ class Compiler(Reader):
     def _kinds_fit(self, name: Token, operation: str, operands: list[Operand]) -> bool:
         wanted = OPERANDS[operation]
         if len(operands) != len(wanted):
-            told = f"{name.text} takes {len(wanted)} operands, found {len(operands)}"
-            self.error(name, "operand", f"wrong operand: {told}")
+            message = f"{name.text} takes {len(wanted)} operands, found {len(operands)}"
+            self.error(name, "operand", f"wrong operand: {message}")
             return False
         for number, (operand, kinds) in enumerate(zip(operands, wanted, strict=True), 1):
             if operand.kind not in kinds.split("|"):
-                told = f"operand {number} of {name.text} is a {kinds}, found a {operand.kind}"
-                self.error(operand.at, "operand", f"wrong operand: {told}")
+                message = f"operand {number} of {name.text} is a {kinds}, found a {operand.kind}"
+                self.error(operand.at, "operand", f"wrong operand: {message}")
                 return False
         return True
 
@@ -345,17 +345,17 @@ class Compiler(Reader):
         for axis, span in enumerate(self.spans):
             size, extent = tile.shape[axis], place.shape[axis]
             if span is not None and (span.low < 0 or span.high + size > extent):
-                told = f"{('rows', 'columns')[axis]} {span.low}..{span.high + size} of {what}"
-                self.error(place.at, "range", f"access out of range: {told}, which has {extent}")
+                message = f"{('rows', 'columns')[axis]} {span.low}..{span.high + size} of {what}"
+                self.error(place.at, "range", f"access out of range: {message}, which has {extent}")
                 return
         row, column = self.spans
         offset = row.scaled(place.shape[1]).plus(column) if row and column else None
         if offset is not None and not offset.scaled(4).divisible(burst):
-            told = f"misaligned transfer: {what} is entered inside a burst of {burst} bytes"
-            self.error(place.at, "alignment", told)
+            message = f"misaligned transfer: {what} is entered inside a burst of {burst} bytes"
+            self.error(place.at, "alignment", message)
         elif tile.shape[0] > 1 and tile.shape[1] < place.shape[1] and place.shape[1] * 4 % burst:
-            told = f"misaligned transfer: rows of {what} are {place.shape[1] * 4} bytes apart"
-            self.error(place.at, "alignment", f"{told}, no multiple of a burst of {burst} bytes")
+            message = f"misaligned transfer: rows of {what} are {place.shape[1] * 4} bytes apart"
+            self.error(place.at, "alignment", f"{message}, no multiple of a burst of {burst} bytes")
 
 
 def _agree(operation: str, shapes: list[Shape]) -> bool:
@@ -376,7 +376,7 @@ def emitted(kernel: Kernel, chip: Mapping[str, Any], source: str) -> dict[str, A
         "chip": chip["id"],
         "kernel": kernel.name,
         "source": source,
-        "arguments": [{"name": name, **told} for name, told in kernel.arguments.items()],
+        "arguments": [{"name": name, **message} for name, message in kernel.arguments.items()],
         "tiles": kernel.tiles,
         "accumulators": kernel.accumulators,
         "scratchpad_bytes": kernel.scratchpad,

@@ -110,16 +110,16 @@ class Reader:
         source = self.source
         tokens, at, line, start = [], 0, 1, 0
         while at < len(source):
-            found = TOKEN.match(source, at)
-            if found is None:
+            result = TOKEN.match(source, at)
+            if result is None:
                 self.stop(Token("", "", line, at - start + 1), f"stray {source[at]!r}")
-            if found.lastgroup != "space":
-                kind = str(found.lastgroup)
-                tokens.append(Token(kind, found.group(), line, at - start + 1))
-            if newlines := found.group().count("\n"):
+            if result.lastgroup != "space":
+                kind = str(result.lastgroup)
+                tokens.append(Token(kind, result.group(), line, at - start + 1))
+            if newlines := result.group().count("\n"):
                 line += newlines
-                start = at + found.group().rindex("\n") + 1
-            at = found.end()
+                start = at + result.group().rindex("\n") + 1
+            at = result.end()
         self.tokens = [*tokens, Token("end", "the end of the file", line, at - start + 1)]
 
     @property

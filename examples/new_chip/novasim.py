@@ -129,7 +129,7 @@ class Machine:
         self.tiles = {
             name: np.full(shape, np.nan, np.float32)
             for name, shape in (
-                *((name, told["shape"]) for name, told in program["tiles"].items()),
+                *((name, description["shape"]) for name, description in program["tiles"].items()),
                 *program["accumulators"].items(),
             )
         }
@@ -194,8 +194,8 @@ class Machine:
             ("columns", column, columns, width),
         ):
             if first < 0 or first + size > extent:
-                told = f"{axis} {first}..{first + size} of {extent}"
-                raise Trap("bounds", f"access outside argument {what}: {told}")
+                description = f"{axis} {first}..{first + size} of {extent}"
+                raise Trap("bounds", f"access outside argument {what}: {description}")
         whole = columns == width
         burst = self.chip["burst_bytes"]
         if (row * width + column) * 4 % burst or (rows > 1 and not whole and width * 4 % burst):
@@ -300,20 +300,22 @@ def arguments(
     memory = {}
     for role in ("in", "out"):
         given = [t for t in manifest["tensors"] if (t["role"] == "output") == (role == "out")]
-        wanted = [told for told in program["arguments"] if told["role"] == role]
+        wanted = [
+            description for description in program["arguments"] if description["role"] == role
+        ]
         if len(given) != len(wanted):
-            told = f"the kernel declares {len(wanted)} `{role}`, {len(given)} are given"
-            raise Trap("argument", f"argument mismatch: {told}")
-        for tensor, told in zip(given, wanted, strict=True):
-            shape = tuple(told["shape"])
+            description = f"the kernel declares {len(wanted)} `{role}`, {len(given)} are given"
+            raise Trap("argument", f"argument mismatch: {description}")
+        for tensor, description in zip(given, wanted, strict=True):
+            shape = tuple(description["shape"])
             if math.prod(shape) != math.prod(tensor["shape"]):
                 sizes = f"{list(shape)} declared, {tensor['shape']} given"
-                raise Trap("argument", f"argument mismatch: {told['name']}: {sizes}")
+                raise Trap("argument", f"argument mismatch: {description['name']}: {sizes}")
             if role == "out":
-                memory[told["name"]] = np.full(shape, np.nan, np.float32)
+                memory[description["name"]] = np.full(shape, np.nan, np.float32)
                 continue
             array = np.load(folder / tensor["file"], allow_pickle=False)
-            memory[told["name"]] = decoded(array, tensor["dtype"]).reshape(shape)
+            memory[description["name"]] = decoded(array, tensor["dtype"]).reshape(shape)
     return memory
 
 
@@ -323,7 +325,9 @@ def store_outputs(
     folder: Path,
     memory: Mapping[str, Array],
 ) -> None:
-    names = [told["name"] for told in program["arguments"] if told["role"] == "out"]
+    names = [
+        description["name"] for description in program["arguments"] if description["role"] == "out"
+    ]
     given = [tensor for tensor in manifest["tensors"] if tensor["role"] == "output"]
     for name, tensor in zip(names, given, strict=True):
         array = encoded(memory[name], tensor["dtype"]).reshape(tensor["shape"])
@@ -396,11 +400,11 @@ def main() -> int:
         print(f"novasim: {place}: trap {chip['traps'][trap.kind]}: {trap.text}", file=sys.stderr)
         return 3
     store_outputs(program, manifest, folder, machine.memory)
-    told = report(machine, cycles, manifest)
+    description = report(machine, cycles, manifest)
     named = folder / manifest["report"] if manifest.get("report") else None
     if path := asked.report or named:
-        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    print(f"{program['kernel']}: {cycles} cycles, {told['time_us']:.2f} us")
+        path.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    print(f"{program['kernel']}: {cycles} cycles, {description['time_us']:.2f} us")
     return 0
 
 

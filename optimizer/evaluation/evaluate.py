@@ -152,24 +152,24 @@ def evaluate_asked(
         return evaluator.evaluate(asked.bundle, asked.toolchain, asked.cases)
 
 
-def with_knowledge(base: KnowledgeBase, found: Evaluation) -> dict[str, Any]:
+def with_knowledge(base: KnowledgeBase, evaluation: Evaluation) -> dict[str, Any]:
     """An evaluation as `kernlore evaluate --json` prints it."""
-    return {**found.as_json(), "knowledge": known_about(base, found)}
+    return {**evaluation.as_json(), "knowledge": known_about(base, evaluation)}
 
 
-def known_about(base: KnowledgeBase, found: Evaluation) -> dict[str, Any]:
+def known_about(base: KnowledgeBase, evaluation: Evaluation) -> dict[str, Any]:
     """What the service says about a verdict; nothing where there is nothing to ask for."""
     settings = base.settings
-    verdict = found.verdict
-    metrics = {**found.metrics, **verdict.metrics}
+    verdict = evaluation.verdict
+    metrics = {**evaluation.metrics, **verdict.metrics}
     request = RetrieveRequest(
-        log=found.log or None if not found.correct else None,
+        log=evaluation.log or None if not evaluation.correct else None,
         # What was counted and timed says why a right kernel is slow, not why one is wrong.
-        metrics=metrics or None if found.correct else None,
+        metrics=metrics or None if evaluation.correct else None,
         signals=verdict.signal_ids,
         problem=verdict.problem or None,
-        hardware=found.hardware,
-        language=found.language,
+        hardware=evaluation.hardware,
+        language=evaluation.language,
         k=settings.default_k,
         max_tokens=settings.default_max_tokens,
     )
@@ -189,9 +189,9 @@ def known_ceilings(base: KnowledgeBase, target: Target, threads: int) -> Ceiling
     """What this device reaches, measured once and stored; nothing where the target is not here."""
     if target.device is None:
         return None
-    found = DeviceStore(base.settings.data_dir).ensure(target.device, threads)
-    store_device(base.catalog, target.hardware, identify(target.device), found)
-    return found
+    ceilings = DeviceStore(base.settings.data_dir).ensure(target.device, threads)
+    store_device(base.catalog, target.hardware, identify(target.device), ceilings)
+    return ceilings
 
 
 def known_signatures(base: KnowledgeBase, lineage: Sequence[str]) -> list[SignatureSpec]:
