@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ LIBRARY = Path("skills/library")
 GENERATED = Path("kb/catalog/migrations/versions")
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(
         path.relative_to(ROOT)
@@ -36,11 +38,17 @@ def modules() -> list[Path]:
     )
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
-def imported(module: ast.Module) -> Iterator[str]:
+@cache
+def imported(module: ast.Module) -> tuple[str, ...]:
+    return tuple(_imported(module))
+
+
+def _imported(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -58,6 +66,86 @@ def test_imports_point_one_way(package: str) -> None:
         if name.split(".")[0] in PACKAGES and name.split(".")[0] not in ALLOWED[package]
     ]
     assert wrong == []
+
+
+# Inside a package: what the first never imports, with the reason.
+APART = (
+    (
+        "optimizer/evaluation",
+        "optimizer.search",
+        "a candidate is judged without knowing who made it",
+    ),
+    ("optimizer/evaluation/runner", "kb", "the candidate's process holds nothing of the product"),
+    ("optimizer/evaluation/runner", "optimizer.evaluation.problem", "nor a problem or its results"),
+    ("kb/catalog", "kb.index", "the catalog is the truth, indexes are derived from it"),
+    ("ingestion/formats", "kb.catalog", "readers make elements; the worker stores them"),
+    ("retrieval/diagnose", "kb.catalog", "a diagnosis needs no documents"),
+    ("skills/format", "skills.curator", "the SKILL.md format is read without learning"),
+    ("skills/curator", "skills.training", "what is learned does not depend on what is exported"),
+)
+# An attachment of a mail is read by the reader of its own format.
+KNOWN_CIRCLES = {frozenset({"ingestion/formats", "ingestion/formats/adapter.py"})}
+
+
+@pytest.mark.parametrize(("folder", "other", "why"), APART)
+def test_rooms_that_stay_apart(folder: str, other: str, why: str) -> None:
+    assert (ROOT / folder).is_dir()
+    wrong = [
+        f"{path} imports {name}"
+        for path in modules()
+        if path.is_relative_to(folder)
+        for name in imported(tree(path))
+        if f"{name}.".startswith(f"{other}.")
+    ]
+    assert wrong == [], why
+
+
+def test_arrows_between_folders_have_no_circle() -> None:
+    """A folder is one node, and so is each module that lies beside folders."""
+    arrows: dict[str, set[str]] = {}
+    known = set(modules())
+    for path in known:
+        for name in imported(tree(path)):
+            target = place_of(name, known)
+            if target is not None and room(target) != room(path):
+                arrows.setdefault(room(path), set()).add(room(target))
+    circles = {frozenset(circle) for circle in circles_in(arrows)}
+    assert circles == KNOWN_CIRCLES
+
+
+def place_of(name: str, known: set[Path]) -> Path | None:
+    path = Path(*name.split("."))
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p in known), None)
+
+
+@cache
+def room(path: Path) -> str:
+    folders = any(
+        below.is_dir() and any(below.rglob("*.py")) and not below.name.startswith("__")
+        for below in (ROOT / path.parent).iterdir()
+        if below.relative_to(ROOT) != LIBRARY
+    )
+    return str(path) if folders and path.name != "__init__.py" else str(path.parent)
+
+
+def circles_in(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of nodes that reach each other."""
+
+    def reached(start: str) -> set[str]:
+        seen, waiting = set[str](), [start]
+        while waiting:
+            for target in arrows.get(waiting.pop(), ()):
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return seen
+
+    reach = {node: reached(node) for node in arrows}
+    return [
+        {other for other in seen if node in reach.get(other, ())}
+        for node, seen in reach.items()
+        if node in seen
+    ]
 
 
 def test_the_two_doors_know_nothing_of_each_other() -> None:

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import torch
 
-from optimizer.evaluation.correctness.bounds import Bound, compare
 from optimizer.evaluation.loaded_kernel import Sample
+from optimizer.evaluation.problem.bounds import Bound, compare
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 from optimizer.evaluation.records import OutputError

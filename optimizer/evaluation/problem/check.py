@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from optimizer.evaluation.correctness.bounds import Bound, within
+from optimizer.evaluation.problem.bounds import Bound, within
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 

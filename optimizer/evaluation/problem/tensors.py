@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
-from optimizer.evaluation.correctness.bounds import Bound, Pointed, allowed, sensitivity
+from optimizer.evaluation.problem.bounds import Bound, Pointed, allowed, sensitivity
 from optimizer.evaluation.problem.convention import (
     argument_names,
     check_value,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from optimizer.evaluation.correctness.bounds import Pointed, allowed, compare, within
+from optimizer.evaluation.problem.bounds import Pointed, allowed, compare, within
 
 LONG = 65_536
 
