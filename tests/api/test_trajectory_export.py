@@ -38,6 +38,9 @@ from skills.training.write import FORMATS
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import parameter_roles, trajectory
 from tests.api.cli_process import kernlore
+from tests.known_device import store_ceilings
+
+pytestmark = pytest.mark.slow(seconds=60)
 
 CANDIDATES = 3
 ID = "psg_1"
@@ -45,7 +48,7 @@ ID = "psg_1"
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    local = LocalTarget(Settings(data_dir=tmp_path_factory.mktemp("run") / "data"))
+    local = LocalTarget(Settings(data_dir=store_ceilings(tmp_path_factory.mktemp("run") / "data")))
     yield local.services
     local.close()
 
