@@ -39,6 +39,9 @@ from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from skills.trajectories.records import side_as_json
 from tests.api.cli_process import kernlore
+from tests.known_device import store_ceilings
+
+pytestmark = pytest.mark.slow(seconds=60)
 
 CANDIDATES = 3
 ID = "psg_1"
@@ -46,7 +49,7 @@ ID = "psg_1"
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    local = LocalTarget(Settings(data_dir=tmp_path_factory.mktemp("run") / "data"))
+    local = LocalTarget(Settings(data_dir=store_ceilings(tmp_path_factory.mktemp("run") / "data")))
     yield local.services
     local.close()
 

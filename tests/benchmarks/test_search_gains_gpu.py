@@ -42,6 +42,8 @@ from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
 from tests.optimizer.search.portable.bare_machine import bare_python
 
+pytestmark = pytest.mark.slow(seconds=60)
+
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEM, RECIPE = "map_id", "cpp-address-by-value-map-id"
 TARGET = {
