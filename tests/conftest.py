@@ -46,6 +46,7 @@ SERVED_DOCUMENTS = (
     "guidance/uncoalesced-access-and-bank-conflicts.md",
     "hardware/h100/memory-hierarchy.md",
     "hardware/h100/programming-and-limits.md",
+    "hardware/nvidia/execution-model-and-resource-reports.md",
 )
 
 # id, name, parent, kind
@@ -258,11 +259,17 @@ def store(data_dir: Path, make_store: Callable[[Path], Store]) -> Store:
 
 
 @pytest.fixture(scope="session")
-def service_url(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[str]:
+def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the service at `service_url`; `data` in it is its data directory."""
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="session")
+def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
     """The real service on a free port with a data directory of its own, killed at the end. It has
     all chips and some documents: reading and embedding the others would go on beside other tests.
     """
-    folder = tmp_path_factory.mktemp("service")
+    folder = service_folder
     knowledge = copy_knowledge(folder / "knowledge", SERVED_DOCUMENTS)
     if model_cache.exists():
         shutil.copytree(model_cache, folder / "data" / "models")

@@ -98,7 +98,7 @@ def test_lines_can_be_read_in_an_editor(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES_BY_HAND, ids=names(PAGES_BY_HAND))
 def test_executed_examples_run_and_answer_as_shown(
-    page: Path, service_data: Path, tmp_path: Path
+    page: Path, service_url: str, service_folder: Path, tmp_path: Path
 ) -> None:
     """A block after `<!-- executed -->` runs; the text block that follows it is of its output."""
     text = page.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def test_executed_examples_run_and_answer_as_shown(
         **os.environ,
         "PATH": f"{command.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "KERNLORE_DATA_DIR": str(service_data),
+        "KERNLORE_DATA_DIR": str(service_folder / "data"),
     }
     for block in EXECUTED.finditer(text):
         ran = subprocess.run(
