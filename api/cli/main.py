@@ -40,10 +40,10 @@ COMMANDS = (
     Entry("ingest", "commands.ingest:ingest", "Read files and folders into the knowledge base."),
     Entry(
         "retrieve",
-        "knowledge.retrieve:retrieve",
+        "commands.retrieve:retrieve",
         "What is known about a signal, a log, metrics or a question.",
     ),
-    Entry("outcome", "knowledge.retrieve:outcome", "Report what became of an answer."),
+    Entry("outcome", "commands.retrieve:outcome", "Report what became of an answer."),
     Entry("signals", "commands.knowledge:signals", "List the run-time signals."),
     Entry(
         "evaluate", "commands.evaluate:evaluate", "Compile, check and time one candidate kernel."

@@ -7,7 +7,7 @@ import inspect
 import pytest
 from fastapi.testclient import TestClient
 
-from api.cli.knowledge.retrieve import retrieve
+from api.cli.commands.retrieve import retrieve
 from retrieval.request import request_fields
 from tests.api.conftest import assert_error
 
