@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.correctness import bounds
+from optimizer.evaluation.problem import bounds
 from optimizer.evaluation.problem.spec import Policy
 from optimizer.evaluation.records import (
     CaseCheck,
