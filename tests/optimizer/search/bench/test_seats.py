@@ -22,6 +22,8 @@ from optimizer.search.bench.devices import VISIBLE, Seat, SeatPool, SeatRunner, 
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.records import Proposal
 
+pytestmark = pytest.mark.slow(seconds=20)
+
 PROBLEM = """
 import torch
 import torch.nn as nn
