@@ -31,6 +31,8 @@ from optimizer.evaluation.roofline import Work
 from optimizer.evaluation.toolchains.base import Compiled, Loader, Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
+pytestmark = pytest.mark.slow(seconds=8)
+
 MIB = 1 << 20
 CPU = Target("x86-64", ("x86-64", "any"), "native", "cpu")
 SIZES = ((1, 136.5), (8, 58.1), (32, 57.8), (128, 53.2), (960, 25.7))

@@ -30,6 +30,8 @@ from optimizer.search.bench.local import (
 )
 from optimizer.search.records import Proposal
 
+pytestmark = pytest.mark.slow(seconds=20)
+
 PROBLEM = """
 import torch
 import torch.nn as nn

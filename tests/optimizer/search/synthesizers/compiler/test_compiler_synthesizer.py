@@ -25,6 +25,8 @@ from retrieval.diagnose.signals import load_signals
 
 from .proposals import KNOWN, SOURCE, context, drained, evaluated
 
+pytestmark = pytest.mark.slow(seconds=25)
+
 
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> ProblemView:
