@@ -39,6 +39,7 @@ from skills.trajectories.records import Side, Step, Trajectory
 from skills.trials.verification import Verifier, waiting
 from skills.uses import difference, lift_report
 from tests.catalogs import fresh_data_dir
+from tests.known_device import store_ceilings
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
@@ -60,6 +61,8 @@ TEXT = "@{host} // @{lanes} @{unroll} @{chunk} @{ahead}\n"
 FILES = {"references/kernel.cpp": TEXT, "notes.md": ""}
 RECIPES = {planted.RECIPE: RecipeSource(BODY, FILES, ("poor_reuse",))}
 
+pytestmark = pytest.mark.slow(seconds=25)
+
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Services]:
@@ -67,7 +70,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Ite
     data.mkdir()
     if model_cache.exists():
         (data / "models").symlink_to(model_cache)
-    opened = open_services(Settings(data_dir=fresh_data_dir(data)))
+    opened = open_services(Settings(data_dir=fresh_data_dir(store_ceilings(data))))
     load_hardware(opened.settings.knowledge_dir, opened.registry)
     opened.skills.sync_builtin(opened.settings.skills_dir)
     yield opened
