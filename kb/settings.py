@@ -23,18 +23,24 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="KERNLORE_", extra="forbid", frozen=True)
 
     # Where things are
-    data_dir: Path = Field(Path("data"), description="Catalog, index, blobs and exported models.")
+    data_dir: Path = Field(
+        Path("data"), description="Folder of the catalog, index, blobs and exported models."
+    )
     knowledge_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "hw_manuals",
-        description="The built-in knowledge.",
+        description="Folder of the built-in knowledge.",
     )
     skills_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "skills" / "library",
-        description="The built-in skills.",
+        description="Folder of the built-in skills.",
     )
-    chroma_url: str | None = Field(None, description="A Chroma server; default is embedded.")
+    chroma_url: str | None = Field(
+        None, description="URL of a Chroma server. Default: Chroma inside the service's process."
+    )
     blob_url: str | None = Field(
-        None, description="fsspec URL of the blob store; default is DATA_DIR/blobs."
+        None,
+        description="fsspec URL of the store of uploaded files and artifacts."
+        " Default: DATA_DIR/blobs.",
     )
 
     # The service
@@ -42,36 +48,57 @@ class Settings(BaseSettings):
     port: int = Field(8321, ge=1, le=65535, description="Port to listen on.")
     evaluate_over_http: bool = Field(
         False,
-        description="Evaluate candidates for callers of other machines too; that runs their code.",
+        description="Also let callers on other machines start evaluations and runs. Their code then"
+        " runs here.",
     )
 
     # Embedding
     embedder: str = Field(
-        "all-MiniLM-L6-v2", description="A sentence-transformers model by name or folder."
+        "all-MiniLM-L6-v2",
+        description="Embedding model: name or folder of a sentence-transformers model.",
     )
 
     # Limits
-    max_file_bytes: int = Field(128 * MIB, ge=1, description="Largest uploaded file.")
-    max_files_per_upload: int = Field(2000, ge=1, description="Files in one upload request.")
-    max_log_bytes: int = Field(8 * MIB, ge=1, description="Largest posted log.")
-    max_body_bytes: int = Field(16 * MIB, ge=1, description="Largest JSON body.")
-    parse_seconds: float = Field(300.0, gt=0, description="Wall clock for parsing one file.")
-    parse_memory_bytes: int = Field(3072 * MIB, ge=1, description="Memory for parsing one file.")
+    max_file_bytes: int = Field(128 * MIB, ge=1, description="Largest uploaded file, in bytes.")
+    max_files_per_upload: int = Field(2000, ge=1, description="Most files in one upload request.")
+    max_log_bytes: int = Field(8 * MIB, ge=1, description="Largest posted log, in bytes.")
+    max_body_bytes: int = Field(16 * MIB, ge=1, description="Largest JSON body, in bytes.")
+    parse_seconds: float = Field(
+        300.0, gt=0, description="Longest time for parsing one file, in seconds."
+    )
+    parse_memory_bytes: int = Field(
+        3072 * MIB, ge=1, description="Most memory for parsing one file, in bytes."
+    )
     lease_seconds: float = Field(
-        60.0, gt=0, description="A job whose worker is silent this long has failed."
+        60.0,
+        gt=0,
+        description="After this many seconds without a sign from its worker, a job fails, and a"
+        " trajectory is queued again.",
     )
 
     # Answers
-    default_k: int = Field(20, ge=1, le=200, description="Excerpts in an answer.")
+    default_k: int = Field(
+        20, ge=1, le=200, description="Excerpts in an answer, if the request does not say how many."
+    )
     max_k: int = Field(200, ge=1, description="Most excerpts a request may ask for.")
-    default_max_tokens: int = Field(6000, ge=1, description="Token budget of the packed context.")
+    default_max_tokens: int = Field(
+        6000,
+        ge=1,
+        description="Most tokens of `context` in an answer, if the request does not say how many.",
+    )
     skills_withheld_share: float = Field(
-        0.1, ge=0, le=1, description="Share of skills withheld from a run's requests, for lift."
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of skills, 0 to 1, withheld from a run's requests, so that"
+        " `kernlore skills lift` can compare.",
     )
     skills_unused_retrievals: int = Field(
-        5000, ge=1, description="A learned skill unused in so many retrievals is retired."
+        5000,
+        ge=1,
+        description="A learned skill that was not used in this many retrievals is retired.",
     )
-    log_level: str = Field("info", description="debug, info, warning or error.")
+    log_level: str = Field("info", description="Log level: debug, info, warning or error.")
 
 
 def product_version() -> str:

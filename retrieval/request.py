@@ -69,12 +69,12 @@ class RetrieveRequest:
     narrows the answer or is for the log. `access_scope` is who asks; a door sets it, no caller.
     """
 
-    signal: str | None = _field("text", "A run-time signal; GET /signals lists them.")
+    signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
     log: str | None = _field("text", "What the compiler or the run printed, unchanged.", limit=None)
     metrics: Mapping[str, float | str] | None = _field(
         "metrics", "A profiler's own metric names and values.", limit=MAX_METRICS
     )
-    query: str | None = _field("text", "A question.", limit=MAX_QUERY)
+    query: str | None = _field("text", "A question in words.", limit=MAX_QUERY)
     hardware: str | None = _field("text", "An id, name or alias; GET /hardware lists them.")
     op: str | None = _field("text", "The operator or its family, like matmul.")
     language: str | None = _field("text", "What the kernel is written in, like triton or cuda.")
@@ -85,23 +85,23 @@ class RetrieveRequest:
         limit=MAX_QUANTITIES,
         choices=lambda: tuple(problem_terms().quantities),
     )
-    k: int = _field("count", "Excerpts in the ranked list.", default=20, limit=MAX_K)
-    max_tokens: int = _field(
-        "count", "Budget of `context` in tokens.", default=6000, limit=MAX_TOKENS
-    )
+    k: int = _field("count", "Number of excerpts.", default=20, limit=MAX_K)
+    max_tokens: int = _field("count", "Most tokens of `context`.", default=6000, limit=MAX_TOKENS)
     categories: tuple[str, ...] | None = _names(
-        "Only these: constraint, guidance, hardware.", default=None, choices=lambda: CATEGORIES
+        "Only passages of these categories: constraint, guidance, hardware.",
+        default=None,
+        choices=lambda: CATEGORIES,
     )
     skill_states: tuple[str, ...] = _names(
-        "States of skills to consider; only active ones by default.", choices=lambda: SKILL_STATES
+        "Skills in these states. Default: only active skills.", choices=lambda: SKILL_STATES
     )
-    run_id: str | None = _field("text", "The optimizer's run that asks, for the log.")
-    node_id: str | None = _field("text", "The node of that run, for the log.")
+    run_id: str | None = _field("text", "Id of the run that asks; it is logged.")
+    node_id: str | None = _field("text", "Id of the node of that run; it is logged.")
     access_scope: str = ALL_ACCESS
     signals: tuple[str, ...] = _names("Further signals after `signal`, the leading one first.")
     roles: tuple[str, ...] = _names(
-        "Parameter roles that the caller can change, like vector or tile_m: moves of these come"
-        " in addition to the best of any role.",
+        "Roles of parameters that the caller can change, like vector or tile_m. Their moves are"
+        " added to the best moves of any role.",
         choices=lambda: tuple(sorted(ROLES)),
     )
 

@@ -36,14 +36,22 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry("serve", "commands.serve:serve", "Run the service: HTTP and background reading."),
+    Entry(
+        "serve",
+        "commands.serve:serve",
+        "Run the HTTP service, which also reads uploads.",
+    ),
     Entry("ingest", "commands.ingest:ingest", "Read files and folders into the knowledge base."),
     Entry(
         "retrieve",
         "commands.retrieve:retrieve",
-        "What is known about a signal, a log, metrics or a question.",
+        "Ask about a signal, a log, metrics or a question.",
     ),
-    Entry("outcome", "commands.retrieve:outcome", "Report what became of an answer."),
+    Entry(
+        "outcome",
+        "commands.retrieve:outcome",
+        "Report whether an answer led to a correct and faster kernel.",
+    ),
     Entry("signals", "commands.knowledge:signals", "List the run-time signals."),
     Entry(
         "evaluate", "commands.evaluate:evaluate", "Compile, check and time one candidate kernel."
@@ -60,7 +68,7 @@ COMMANDS = (
     Entry("knowledge", "commands.knowledge:app", "Browse and check what is known."),
     Entry("documents", "commands.documents:app", "Documents: list, show, correct, delete."),
     Entry("hardware", "commands.hardware:app", "Hardware: descriptions, facts, coverage."),
-    Entry("jobs", "commands.jobs:app", "Jobs: how far the reading of a document is."),
+    Entry("jobs", "commands.jobs:app", "Jobs: the progress of reading documents."),
     Entry("reindex", "commands.reindex:reindex", "Rebuild the search indexes from the catalog."),
     Entry("doctor", "commands.doctor:doctor", "Check the data directory and the installation."),
     Entry("config", "commands.config:app", "Settings in effect."),
@@ -98,8 +106,8 @@ def kernlore() -> TyperGroup:
     """The whole command line."""
     app = typer.Typer(
         name="kernlore",
-        help="A knowledge service for optimizing GPU kernels: it reads the manuals of chips, and"
-        " answers what went wrong at run time with cited passages.",
+        help="Knowledge for optimizing kernels of GPUs and other accelerators: reads the manuals of"
+        " chips, explains run-time problems with cited passages, and searches for faster kernels.",
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

@@ -21,7 +21,7 @@ HardwareId = Annotated[str, typer.Argument(help="Id, alias or name of a hardware
 
 @app.command("list")
 def list_(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
-    """List registered hardware."""
+    """List the registered chips, families and vendors."""
     with open_target(data_dir, url) as target:
         specs = target.hardware()
     show(
@@ -41,7 +41,7 @@ def list_(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) ->
 def show_(
     hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """Show one hardware: lineage, toolchains, facts."""
+    """Show a chip, family or vendor: lineage, toolchains, facts."""
     with open_target(data_dir, url) as target:
         spec = target.hardware_one(hardware_id)
         facts = {} if as_json else target.facts(hardware_id, proposed=False)
@@ -81,7 +81,9 @@ def list_facts(
     ] = None,
     set_: Annotated[
         tuple[str, str] | None,
-        typer.Option("--set", metavar="FACT_ID VALUE", help="Correct a fact, and accept it."),
+        typer.Option(
+            "--set", metavar="FACT_ID VALUE", help="Set the fact FACT_ID to VALUE, and accept it."
+        ),
     ] = None,
     data_dir: DataDir = None,
     url: Url = None,

@@ -20,7 +20,7 @@ from api.cli.backends import Target, open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, show
 
-app = typer.Typer(help="Jobs: how far the reading of a document is.")
+app = typer.Typer(help="Jobs: the progress of reading documents.")
 
 JobId = Annotated[str, typer.Argument(help="The job_id that an upload returned.")]
 POLL_SECONDS = 0.2

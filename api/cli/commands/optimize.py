@@ -40,8 +40,8 @@ Policy = Annotated[
 Memory = Annotated[
     str,
     typer.Option(
-        help="Earlier candidates that proposers are shown: none, parent, siblings, both or"
-        " ancestors."
+        help="Earlier candidates that proposers are shown beside the one to change: none,"
+        " parent (its own), siblings (earlier changes of it), both, or ancestors."
     ),
 ]
 Stall = Annotated[

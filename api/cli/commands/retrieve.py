@@ -22,23 +22,28 @@ TEXT_SHOWN = 240  # characters of an excerpt in the list
 def retrieve(
     signal: Annotated[
         list[str] | None,
-        typer.Option(help="A signal id, see `kernlore signals`; repeat, the leading one first."),
+        typer.Option(
+            help="Id of a signal, see `kernlore signals`; repeat for more, the main one first."
+        ),
     ] = None,
     query: Annotated[
         str | None, typer.Option("--query", "--q", "-q", help=help_of("query"))
     ] = None,
     log: Annotated[
-        str | None, typer.Option(help="File with a compiler or run-time log; - reads it here.")
+        str | None, typer.Option(help="File with a compiler or run-time log; -: standard input.")
     ] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, or a JSON file; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Metric of a profiler: NAME=VALUE or a JSON file; repeat for more."),
     ] = None,
-    hardware: Annotated[str | None, typer.Option(help="Hardware id, see `hardware list`.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Hardware id, see `kernlore hardware list`.")
+    ] = None,
     op: Annotated[str | None, typer.Option(help=help_of("op"))] = None,
     language: Annotated[str | None, typer.Option(help=help_of("language"))] = None,
     dtype: Annotated[str | None, typer.Option(help=help_of("dtype"))] = None,
     problem: Annotated[
-        list[str] | None, typer.Option(help=f"NAME=VALUE; repeat. {help_of('problem')}")
+        list[str] | None, typer.Option(help=f"NAME=VALUE; repeat for more. {help_of('problem')}")
     ] = None,
     k: Annotated[int | None, typer.Option("--k", "-k", help=help_of("k"))] = None,
     max_tokens: Annotated[int | None, typer.Option(help=help_of("max_tokens"))] = None,
@@ -47,12 +52,14 @@ def retrieve(
     role: Annotated[list[str] | None, typer.Option(help=help_of("roles"))] = None,
     run_id: Annotated[str | None, typer.Option(help=help_of("run_id"))] = None,
     node_id: Annotated[str | None, typer.Option(help=help_of("node_id"))] = None,
-    context: Annotated[bool, typer.Option("--context", help="Print only the context.")] = False,
+    context: Annotated[
+        bool, typer.Option("--context", help="Print only the text for a prompt.")
+    ] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is known about a signal, a log, metrics or a question."""
+    """Ask about a signal, a log, metrics or a question. The answer cites its sources."""
     signals = signal or []
     request = {
         "signal": signals[0] if signals else None,
@@ -86,15 +93,18 @@ def outcome(
     correct: Annotated[
         bool | None, typer.Option("--correct/--incorrect", help="Whether the kernel was correct.")
     ] = None,
-    speedup: Annotated[float | None, typer.Option(help="Over the reference.")] = None,
+    speedup: Annotated[
+        float | None, typer.Option(help="Speed-up of the kernel over the reference.")
+    ] = None,
     baseline_speedup: Annotated[
-        float | None, typer.Option(help="That of the kernel that was changed.")
+        float | None,
+        typer.Option(help="Speed-up over the reference of the kernel that was changed."),
     ] = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report what became of an answer."""
+    """Report whether an answer led to a correct and faster kernel."""
     outcome_fields = {
         "used": used or None,
         "correct": correct,

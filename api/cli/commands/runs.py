@@ -260,7 +260,10 @@ def flagged(run: ReviewedId, data_dir: DataDir = None, as_json: AsJson = False) 
 def review(
     run: ReviewedId,
     node: Annotated[
-        int, typer.Argument(metavar="NODE", help="Its number in `kernlore runs flagged RUN`.")
+        int,
+        typer.Argument(
+            metavar="NODE", help="Number of the candidate in `kernlore runs flagged RUN`."
+        ),
     ],
     reason: Annotated[str, typer.Option(help="What you looked at. It is kept.")],
     accept: Annotated[

@@ -35,7 +35,7 @@ def serve(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run the service: HTTP and background reading. Ctrl-C stops it."""
+    """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
     from kb.service_lock import ServiceLock
 
     settings = read_settings(data_dir, host=host, port=port)

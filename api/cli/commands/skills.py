@@ -23,7 +23,9 @@ Tier = Annotated[str | None, typer.Option(help="Only skills of this tier: curate
 Hardware = Annotated[str | None, typer.Option(help="Only skills that hold for this hardware.")]
 Signal = Annotated[str | None, typer.Option(help="Only skills about this signal.")]
 Reason = Annotated[str, typer.Option(help="Why. It is kept in the history.")]
-Budget = Annotated[int, typer.Option(help="Candidates with and without the skill, each.", min=1)]
+Budget = Annotated[
+    int, typer.Option(help="Candidates of each search, with and without the skill.", min=1)
+]
 Problems = Annotated[
     Path | None,
     typer.Option(help="Folder of problems for the trials. Default: the built-in problems."),
@@ -298,7 +300,8 @@ def distilled_text(distilled: Any) -> str:
 @app.command("replay")
 def replay(
     record: Annotated[
-        str, typer.Argument(metavar="ID", help="The `record` that `distill` printed.")
+        str,
+        typer.Argument(metavar="ID", help="The `record` that `kernlore skills distill` printed."),
     ],
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -370,7 +373,7 @@ def ablate(
 
 @app.command("lift")
 def lift(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show how much a skill helps. Compares answers that showed it with others that withheld it."""
+    """Show how much a skill helps. Compares runs that were shown it with runs that were not."""
     with opened(data_dir) as local:
         from skills.uses import lift_report
 

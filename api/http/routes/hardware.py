@@ -95,15 +95,18 @@ def _structure(description: _Description) -> Mapping[str, Any]:
         raise
 
 
-@router.get("/hardware/{hardware_id}", summary="Show one hardware")
+@router.get("/hardware/{hardware_id}", summary="Show one chip, family or vendor")
 def show(hardware_id: str, parts: Parts) -> dict[str, Any]:
     """Everything that its description states. `hardware_id` may be an id, name or alias."""
     return chips.show_hardware(parts.registry, hardware_id)
 
 
-@router.get("/hardware/{hardware_id}/coverage", summary="What is known about it, what is missing")
+@router.get(
+    "/hardware/{hardware_id}/coverage",
+    summary="Show what is known about a chip, and what is missing",
+)
 def coverage(hardware_id: str, parts: Parts, access: Access) -> JSONResponse:
-    """By signal, topic and fact, with what would be most useful to upload."""
+    """Coverage by signal, topic and fact, with what would be most useful to upload."""
     from retrieval.coverage import coverage as coverage_of
 
     resolved = parts.registry.resolve(hardware_id)
@@ -135,5 +138,5 @@ def list_facts(
 def patch_fact(
     fact_id: str, parts: Parts, body: Annotated[FactPatch, Depends(json_body(FactPatch))]
 ) -> dict[str, Any]:
-    """The decision holds from then on."""
+    """The decision applies to every later request."""
     return chips.decide_fact(parts.registry, fact_id, **body.model_dump())

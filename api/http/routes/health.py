@@ -39,7 +39,8 @@ def healthz() -> dict[str, str]:
 
 @router.get("/readyz", summary="Show how far the service is", response_model=Readiness)
 def readyz(background: Threads) -> JSONResponse:
-    """503 only until it can answer by words. `ready` is true once every passage has its vector."""
+    """503 until requests can be answered by word search, then 200. `ready` is true once every
+    passage has its vector too."""
     state = background.readiness()
     waiting = state.jobs.get("queued", 0) + state.jobs.get("running", 0)
     answers = state.knowledge_loaded and (state.passages > 0 or not waiting)

@@ -40,7 +40,8 @@ Parameters = Annotated[RetrieveQuery, Query()]
 def retrieve(
     parts: Parts, counters: Counters, access: Access, parameters: Parameters
 ) -> JSONResponse:
-    """Equal requests give the same `context` byte for byte, as long as nothing was ingested."""
+    """Cited passages, moves and skills about a signal or a question. Equal requests give the same
+    `context` byte for byte, as long as nothing was ingested."""
     return _answer(parts, counters, body_of_query(parameters), access)
 
 
@@ -72,7 +73,7 @@ async def _sent(request: Request) -> _Sent:
     openapi_extra=text_request(
         json_request(RetrieveBody, retrieve_examples()),
         "text/plain",
-        "A raw log; what narrows the answer goes into the query.",
+        "A raw log; the other fields are query parameters.",
         "ptxas error : Entry function uses too much shared data (0x10400 bytes, 0xc000 max)",
     ),
 )
@@ -84,7 +85,7 @@ def retrieve_for(
     parameters: Parameters,
     sent: Annotated[_Sent, Depends(_sent)],
 ) -> JSONResponse:
-    """Takes JSON, or a raw log as text/plain with the rest as query parameters."""
+    """Takes JSON, or a raw log as text/plain with the other fields as query parameters."""
     if sent.is_log:
         log = check_text(sent.data.decode("utf-8", "replace"), "the log")
         return _answer(parts, counters, body_of_query(parameters, log=log), access)
@@ -125,7 +126,8 @@ def report_outcome(
     parts: Parts,
     body: Annotated[OutcomeBody, Depends(json_body(OutcomeBody))],
 ) -> dict[str, str]:
-    """`used` takes ids that this answer showed; every later ranking of skills rests on it."""
+    """Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer that
+    were acted on."""
     outcome = parts.retriever.report_outcome(
         retrieval_id,
         used=body.used,

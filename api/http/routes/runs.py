@@ -43,7 +43,7 @@ Processes = Annotated[RunProcesses, Depends(_processes)]
 
 @router.get("/runs", summary="List runs, newest first")
 def list_runs(parts: Parts) -> dict[str, Any]:
-    """Each with its goal, state and result."""
+    """Each run with its goal, state and result."""
     from optimizer.search.runs.run_store import run_store
 
     return {"runs": [row.as_json() for row in run_store(parts).latest()]}
@@ -83,7 +83,7 @@ def tree(run_id: str, parts: Parts) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/candidates/{number}", summary="Show one candidate with its evaluation")
 def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
-    """Its files, plan, the knowledge that it was shown, and what was measured."""
+    """Its files and plan, the knowledge that its proposer was shown, and what was measured."""
     from optimizer.search.runs.run_store import node_record
 
     return node_record(parts, run_id, number)
@@ -95,13 +95,14 @@ def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
     dependencies=[Depends(from_this_machine)],
 )
 def cancel(run_id: str, processes: Processes) -> dict[str, Any]:
-    """When this answers, every process of the run has ended."""
+    """When the request returns, every process of the run has ended."""
     return processes.cancel(run_id)
 
 
-@router.get("/runs/{run_id}/context", summary="Show what the next candidate is to be made from")
+@router.get("/runs/{run_id}/context", summary="Show what the next candidate can be based on")
 def context(run_id: str, processes: Processes) -> dict[str, Any]:
-    """`waiting` is false while the run is measuring, or has ended."""
+    """The candidate to change, its evaluation, and the knowledge about it. `waiting` is false while
+    the run measures, or after it has ended."""
     return processes.context(run_id)
 
 
@@ -115,7 +116,8 @@ def context(run_id: str, processes: Processes) -> dict[str, Any]:
 def propose(
     run_id: str, processes: Processes, body: Annotated[StepBody, Depends(json_body(StepBody))]
 ) -> dict[str, Any]:
-    """404 for a step that the run does not wait for, 409 for one that has a candidate already."""
+    """`step` is that of the run's context; 404 for a step that the run does not wait for, 409 for a
+    step that has a candidate already."""
     fields = body.candidate.model_dump(exclude_none=True)
     return processes.propose(run_id, body.step, fields, body.plan, body.used)
 

@@ -67,7 +67,7 @@ def list_skills(
         str | None, Query(description="Words of the name, text, operators or signals.")
     ] = None,
 ) -> dict[str, Any]:
-    """By name; with `q`, skills that contain the most of the words first."""
+    """Skills by name; with `q`, those first that contain most of its words."""
     skills = parts.skills.find(
         states=_listed(state),
         tier=tier,
@@ -172,7 +172,7 @@ async def _folder(request: Request) -> _Folder:
     summary="Import a skill as a candidate",
     status_code=201,
     responses={
-        200: {"model": Imported, "description": "It is here already, word for word."},
+        200: {"model": Imported, "description": "The same text is stored already."},
         201: {"model": Imported, "description": "Imported as a candidate."},
     },
     openapi_extra=_import_request(),
@@ -180,7 +180,7 @@ async def _folder(request: Request) -> _Folder:
 def add_skill(
     parts: Parts, access: Access, folder: Annotated[_Folder, Depends(_folder)]
 ) -> JSONResponse:
-    """What it claims about its state and its evidence is left out, and so are its scripts."""
+    """What the folder claims about state and evidence is ignored, and its scripts are left out."""
     if folder.texts is None:
         with unpacked(folder.zipped) as path:
             return _imported(parts, path, ACTOR, access)

@@ -99,8 +99,8 @@ Queue = Annotated[TrajectoryQueue, Depends(_queue)]
 def submit(
     parts: Parts, queue: Queue, body: Annotated[TrajectoryBody, Depends(_body)]
 ) -> dict[str, Any]:
-    """Every step is evaluated here; what the sender claims is kept beside the measurements and used
-    for nothing. `state` is queued, running, ready or failed, and unverified where the hardware is
+    """Every step is evaluated here; what the sender claims is stored beside the measurements, and
+    not used. `state` is queued, running, ready or failed, and unverified where the hardware is
     not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
     if it was not ready."""
     from api.trajectory_parser import accept_body
@@ -117,15 +117,17 @@ def submit(
 
 @router.get("/trajectories", summary="List external trajectories, newest first")
 def list_trajectories(parts: Parts) -> dict[str, Any]:
-    """Each with its state, problem, hardware and number of steps."""
+    """Each trajectory with its state, problem, hardware and number of steps."""
     from skills.trajectories.reading import list_trajectories
 
     return {"trajectories": list_trajectories(parts)}
 
 
-@router.get("/trajectories/{trajectory_id}", summary="Show how far it is, and what was measured")
+@router.get(
+    "/trajectories/{trajectory_id}", summary="Show how far a trajectory is, and its measurements"
+)
 def show(trajectory_id: str, parts: Parts) -> dict[str, Any]:
-    """`trajectory` is present once it is ready. The id of a run may be given too."""
+    """`trajectory` is present once the state is ready. The id of a run may be given too."""
     from skills.trajectories.reading import show_trajectory
 
     return show_trajectory(parts, trajectory_id)
