@@ -19,23 +19,27 @@ from retrieval.request import help_of
 TEXT_SHOWN = 240  # characters of an excerpt in the list
 
 
+Signals = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Id of a signal, see `kernlore signals`; repeat for more, the main one first."
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(help="Metric of a profiler: NAME=VALUE or a JSON file; repeat for more."),
+]
+
+
 def retrieve(
-    signal: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Id of a signal, see `kernlore signals`; repeat for more, the main one first."
-        ),
-    ] = None,
+    signal: Signals = None,
     query: Annotated[
         str | None, typer.Option("--query", "--q", "-q", help=help_of("query"))
     ] = None,
     log: Annotated[
         str | None, typer.Option(help="File with a compiler or run-time log; -: standard input.")
     ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(help="Metric of a profiler: NAME=VALUE or a JSON file; repeat for more."),
-    ] = None,
+    metrics: Metrics = None,
     hardware: Annotated[
         str | None, typer.Option(help="Hardware id, see `kernlore hardware list`.")
     ] = None,
