@@ -14,15 +14,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import re2
-
 MAX_PATTERN = 300
 MIN_LITERAL = 4
 MAX_PROGRAM = 3_000  # RE2 instructions; the largest built-in pattern takes 2,812
-
-_OPTIONS = re2.Options()
-_OPTIONS.case_sensitive = False
-_OPTIONS.log_errors = False
 
 # What RE2 leaves out of Python's syntax (found in the pattern) and what to write in its place.
 _INSTEAD = (
@@ -58,6 +52,41 @@ class LinePattern:
         return None if match is None else match.groupdict()
 
 
+_standard_library = False
+
+
+def trust_patterns() -> None:
+    """From now on compile with Python's `re`, which may backtrack.
+
+    For a portable session, on a machine that has torch and no RE2: its patterns ship with the
+    product, and RE2 compiled each of them when the product was tested.
+    """
+    global _standard_library
+    _standard_library = True
+    compile_linear.cache_clear()
+
+
+def _compiled(pattern: str) -> Any:
+    """The pattern compiled, case ignored. Raises UnsafePattern for what RE2 refuses."""
+    if _standard_library:
+        return re.compile(pattern, re.IGNORECASE)
+    import re2
+
+    options = re2.Options()
+    options.case_sensitive = False
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        raise UnsafePattern(_explain(pattern, error)) from error
+    if compiled.programsize > MAX_PROGRAM:
+        raise UnsafePattern(
+            f"the repeats expand to {compiled.programsize:,} steps, at most {MAX_PROGRAM:,};"
+            " use smaller counts, like {0,80}, or * without a count"
+        )
+    return compiled
+
+
 @lru_cache(maxsize=4096)
 def compile_linear(pattern: str) -> LinePattern:
     """Compile a pattern for one line of a log. Raises UnsafePattern when RE2 does not know the
@@ -69,15 +98,7 @@ def compile_linear(pattern: str) -> LinePattern:
         raise UnsafePattern("a pattern matches within one line")
     if _FLAGS.search(pattern):
         raise UnsafePattern("inline flags are not allowed; matching ignores case already")
-    try:
-        compiled = re2.compile(pattern, _OPTIONS)
-    except (re2.error, UnicodeEncodeError) as error:
-        raise UnsafePattern(_explain(pattern, error)) from error
-    if compiled.programsize > MAX_PROGRAM:
-        raise UnsafePattern(
-            f"the repeats expand to {compiled.programsize:,} steps, at most {MAX_PROGRAM:,};"
-            " use smaller counts, like {0,80}, or * without a count"
-        )
+    compiled = _compiled(pattern)
     groups = frozenset(compiled.groupindex)
     return LinePattern(pattern, groups, required_literals(pattern), compiled)
 

@@ -80,13 +80,24 @@ def show_trajectory(base: KnowledgeBase, identity: str) -> dict[str, Any]:
     Raises NotFound.
     """
     if identity.startswith("run_"):
-        answer: dict[str, Any] = {"id": identity, "trajectory": trajectory(base, identity)}
+        answer: dict[str, Any] = {"id": identity, "trajectory": _answered(base, identity)}
     else:
         row = trajectory_store(base).find(identity)
-        measured = trajectory(base, row.id) if row.state == "ready" else None
+        measured = _answered(base, row.id) if row.state == "ready" else None
         answer = trajectory_row(row, trajectory=measured)
     values: dict[str, Any] = plain(answer)
     return values
+
+
+def _answered(base: KnowledgeBase, identity: str) -> dict[str, Any]:
+    """The stored form of a trajectory, with `reviewed` for every measured kernel: empty where
+    nobody answered its flags."""
+    record = trajectory(base, identity).as_json()
+    for step in record["steps"]:
+        for side in (step["parent"], step["child"]):
+            if side["measured"] is not None:
+                side["measured"].setdefault("reviewed", "")
+    return record
 
 
 def _of_run(base: KnowledgeBase, run: RunRow) -> Trajectory:

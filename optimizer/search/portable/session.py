@@ -59,7 +59,9 @@ with tempfile.TemporaryDirectory(prefix="kernlore-session-") as folder:
         packed.extractall(folder)
     sys.path[0] = folder
     from optimizer.search.portable.session import main
+    from retrieval.diagnose.linear_patterns import trust_patterns
 
+    trust_patterns()  # there is no RE2 on a machine that has only torch
     code = main(Path(folder), sys.argv[1:])
 raise SystemExit(code)
 '''
