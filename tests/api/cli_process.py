@@ -116,7 +116,7 @@ def _exit_code(arguments: list[str]) -> int:
         return main(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except Exception:
+    except Exception:  # as the interpreter ends a process: a traceback and exit code 1
         traceback.print_exc()
         return 1
 
