@@ -244,7 +244,7 @@ write_report(run, tree, outcome, problem_in(folder / "p"), folder)
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=False,
