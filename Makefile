@@ -14,6 +14,10 @@ HOST ?= 127.0.0.1
 PORT ?= 8321
 DATA ?= data
 
+# Containers often set this. Without stored bytecode each of a suite's hundreds of processes compiles
+# the program anew, which is a third of the suite's time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test quick check lint types docs setup serve clean
 
 run serve: setup

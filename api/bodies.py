@@ -23,6 +23,7 @@ from pydantic import (
 
 from kb.catalog.search.reviews import ReviewDecision
 from kb.errors import InvalidRequest, invalid_fields
+from kb.hardware.facts import SubjectKind
 from skills.lifecycle import Wanted
 from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
@@ -68,6 +69,19 @@ class PassagePatch(Body):
         return None if self.tags is None else [(tag.kind, tag.value) for tag in self.tags]
 
 
+class SymbolPatch(Body):
+    """A correction of the card of a name, or a decision about a proposed one; fields that are left
+    out stay."""
+
+    signature: str | None = Field(None, max_length=2_000, description="How it is written.")
+    meaning: str | None = Field(None, max_length=4_000, description="What it does.")
+    example: str | None = Field(None, max_length=2_000, description="A line that uses it.")
+    limits: list[str] | None = Field(None, max_length=50, description="What bounds it.")
+    status: Literal["accepted", "rejected"] | None = Field(
+        None, description="The decision about a card that a model has proposed."
+    )
+
+
 class FactPatch(Body):
     """Accepts or rejects a fact, or corrects its value. A corrected value counts as accepted."""
 
@@ -80,6 +94,35 @@ class FactPatch(Body):
     )
     note: Annotated[str, Field(max_length=2000)] | None = Field(
         None, description="A remark that is shown with the fact."
+    )
+    actor: Name = Field("api", description="Who decides.")
+
+
+class FactFilterBody(Body):
+    """Which proposed facts are meant; what is left out means any."""
+
+    key: Name | None = Field(None, description="The key of the fact, such as l2_size.")
+    subject: Name | None = Field(
+        None, description="A part of what names the subject; empty for facts without a subject."
+    )
+    subject_kind: SubjectKind | None = Field(
+        None, description="Whether it is about the chip itself, a family above it, or unclear."
+    )
+    document: Name | None = Field(None, description="The id of a document, or part of its title.")
+
+
+class FactsPatch(Body):
+    """Accepts or rejects many facts at once: those in `ids`, or the proposed ones of a filter."""
+
+    status: Literal["accepted", "rejected"] = Field(description="The decision.")
+    ids: Annotated[list[Name], Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="Facts of this hardware."
+    )
+    where: FactFilterBody | None = Field(
+        None, description="A filter of proposed facts; an empty one means all of them."
+    )
+    include_unclear: bool = Field(
+        False, description="Also accept facts whose subject is not clearly this hardware."
     )
     actor: Name = Field("api", description="Who decides.")
 
@@ -110,8 +153,18 @@ class HardwareBody(BaseModel):
         None,
         description="Error texts of its own compiler: pattern, signal, title, remedy.",
     )
+    rules: list[dict[str, Any]] | None = Field(
+        None,
+        description="Conclusions from its own counters: id, when, signal, title, why, confidence.",
+    )
+    metrics: dict[str, Any] | None = Field(
+        None,
+        description="For each of its own counters that is a canonical metric: canonical, scale.",
+    )
     toolchains: dict[str, Any] | None = Field(
-        None, description="For each language a built-in toolchain, or command templates."
+        None,
+        description="For each language a built-in toolchain, or command templates with the entry,"
+        " interface, arguments, scalars and a sample of a kernel.",
     )
 
 
@@ -139,7 +192,7 @@ class CandidateBody(Body):
     entry: Name | None = Field(
         None,
         description="The class or function that is called. Default: ModelNew in Python,"
-        " kernlore_run in other languages.",
+        " else what the chip's toolchain states, else kernlore_run.",
     )
     parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(
         default_factory=dict,
@@ -304,7 +357,7 @@ class TrajectoryStepBody(Body):
     entry: Name | None = Field(
         None,
         description="The class or function that is called. Default: ModelNew in Python,"
-        " kernlore_run in other languages.",
+        " else what the chip's toolchain states, else kernlore_run.",
     )
     language: Name | None = Field(None, description="Default: the language of the trajectory.")
     parameters: dict[Name, StrictBool | StrictInt | StrictFloat | Name] = Field(

@@ -26,6 +26,7 @@ from ingestion.worker import Parts, Worker
 from kb.catalog.jobs import Jobs
 from kb.errors import KernloreError
 from kb.settings import MIB, Settings
+from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
@@ -80,6 +81,7 @@ class Services(KnowledgeBase):
             origin,
             knowledge_dir=self.settings.knowledge_dir,
             check_signature=signature_from_mapping,
+            check_rules=check_own,
         )
 
     def parser_pool(self) -> ParserPool:

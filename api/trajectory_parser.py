@@ -8,7 +8,7 @@ from api.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, default_entry
-from optimizer.evaluation.evaluate import problem_named
+from optimizer.evaluation.evaluate import entry_for, problem_named
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from retrieval.knowledge_base import KnowledgeBase
@@ -28,14 +28,21 @@ def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
     """Check a body without running any of it, and store it to be evaluated. Raises InvalidRequest,
     NotFound and UnknownHardware.
     """
-    trajectory, problem = external_trajectory(body, lambda name: resolved_hardware(base, name))
+    trajectory, problem = external_trajectory(
+        body,
+        lambda name: resolved_hardware(base, name),
+        lambda hardware, language: entry_for(base, hardware, language),
+    )
     return accept(base, trajectory, problem, "export" if body.lines is not None else "told")
 
 
 def external_trajectory(
-    body: TrajectoryBody, resolve: Callable[[str], str]
+    body: TrajectoryBody,
+    resolve: Callable[[str], str],
+    entry_of: Callable[[str, str], str] = lambda hardware, language: "",
 ) -> tuple[ExternalTrajectory, Problem]:
-    """The trajectory and its problem. `resolve` gives the id of a hardware by its name."""
+    """The trajectory and its problem. `resolve` gives the id of a hardware by its name, `entry_of`
+    the entry that its own toolchain for a language states, or an empty text."""
     if (body.steps is None) == (body.lines is None):
         raise InvalidRequest(
             "give `steps` or `lines`, one of them",
@@ -47,7 +54,11 @@ def external_trajectory(
         raise InvalidRequest(
             "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
         )
-    steps = tuple(_step(number, step, body) for number, step in enumerate(body.steps or (), 1))
+    hardware = body.hardware
+    steps = tuple(
+        _step(number, step, body, lambda language: entry_of(hardware, language))
+        for number, step in enumerate(body.steps or (), 1)
+    )
     trajectory = ExternalTrajectory(
         _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
     )
@@ -60,7 +71,9 @@ def _place(problem: str | ProblemBody) -> ExternalProblem:
     return ExternalProblem(None, problem.source, problem.toml)
 
 
-def _step(number: int, step: TrajectoryStepBody, body: TrajectoryBody) -> ExternalStep:
+def _step(
+    number: int, step: TrajectoryStepBody, body: TrajectoryBody, entry_of: Callable[[str], str]
+) -> ExternalStep:
     language = step.language or body.language
     if language is None:
         raise InvalidRequest(
@@ -68,7 +81,7 @@ def _step(number: int, step: TrajectoryStepBody, body: TrajectoryBody) -> Extern
         )
     try:
         files, main = _files(step, language)
-        entry = step.entry or default_entry(main)
+        entry = step.entry or entry_of(language) or default_entry(main)
         bundle = Bundle(files, main, language, entry, step.parameters)
     except InvalidRequest as error:
         raise about_step(number, error) from None

@@ -19,6 +19,7 @@ from kb.catalog.knowledge.documents import Documents
 from kb.errors import InvalidKnowledge
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
+from kb.yaml_loaders import safe_loader
 
 _FOLDERS = {"constraints": "constraint", "guidance": "guidance"}
 
@@ -109,7 +110,8 @@ def front_matter(text: str, origin: str) -> Mapping[str, Any]:
     if not text.startswith("---\n") or "\n---\n" not in text:
         raise InvalidKnowledge(f"{origin} has no front matter", hint="See hw_manuals/FORMAT.md.")
     try:
-        loaded = yaml.safe_load(text[4 : text.index("\n---\n")])
+        block = text[4 : text.index("\n---\n")]
+        loaded = yaml.load(block, Loader=safe_loader(block))
     except yaml.YAMLError as error:
         raise InvalidKnowledge(
             f"the front matter of {origin} is not YAML: {error}", hint="Correct that line."

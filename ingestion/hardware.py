@@ -7,13 +7,16 @@ routes and commands answer alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
 from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.errors import InvalidRequest, NotFound
+from kb.hardware.facts import SubjectKind
 from kb.hardware.lineage import find
+from kb.hardware.lineage import plain as spelled
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from kb.plain import plain
@@ -58,15 +61,18 @@ def register_hardware(
     *,
     knowledge_dir: Path,
     check_signature: Callable[[Mapping[str, Any], str], object],
+    check_rules: Callable[[HardwareSpec], object] = lambda spec: None,
 ) -> Json:
     """Register or replace a hardware; `description` is the structure of a hardware.toml.
 
     Only `id` is required. `origin` names the description in errors. `check_signature` refuses an
-    error signature that retrieval could not use. Raises InvalidKnowledge.
+    error signature that retrieval could not use, `check_rules` rules and metric aliases. Raises
+    InvalidKnowledge.
     """
     spec = parse_hardware(_completed(description, registry), origin)
     for signature in spec.signatures:  # one that retrieval refuses would fail every posted log
         check_signature(asdict(signature), spec.id)
+    check_rules(spec)
     outcome = registry.put(spec, "api")
     answer: Json = {
         "id": spec.id,
@@ -81,16 +87,53 @@ def register_hardware(
     return answer
 
 
-def facts_of(registry: HardwareRegistry, name: str, status: FactFilter = "effective") -> Json:
+@dataclass(frozen=True)
+class FactWhere:
+    """Which facts are meant; None means any. `subject` is a part of what names the subject, however
+    it is spelled, or empty for facts without one; `document` is an id or a part of a title.
+    """
+
+    key: str | None = None
+    subject: str | None = None
+    subject_kind: SubjectKind | None = None
+    document: str | None = None
+
+    def holds(self, fact: Fact) -> bool:
+        """Whether a fact is meant."""
+        if self.key is not None and fact.key != self.key:
+            return False
+        if self.subject_kind is not None and fact.subject_kind != self.subject_kind:
+            return False
+        if self.subject is not None and not _names_part(self.subject, fact.subject or ""):
+            return False
+        if self.document is None or self.document == fact.document_id:
+            return True
+        return fact.document_id is not None and _names_part(self.document, fact.title)
+
+
+def _names_part(wanted: str, text: str) -> bool:
+    return spelled(wanted) in spelled(text) if spelled(wanted) else not text
+
+
+EVERYTHING = FactWhere()
+
+
+def facts_of(
+    registry: HardwareRegistry,
+    name: str,
+    status: FactFilter = "effective",
+    where: FactWhere = EVERYTHING,
+) -> Json:
     """The facts of a hardware with their sources, and where sources disagree.
 
     `other_kinds` lists what is stated beside an effective fact, such as a measured bandwidth beside
     the datasheet's. Raises UnknownHardware.
     """
     hardware = registry.resolve(name)
-    own = registry.facts(hardware)
+    own = [fact for fact in registry.facts(hardware) if where.holds(fact)]
     if status == "effective":
-        facts = list(registry.effective_facts(hardware).values())
+        effective = registry.effective_facts(hardware).values()
+        facts = [fact for fact in effective if where.holds(fact)]
     else:
         facts = [fact for fact in own if status in ("all", fact.status)]
     listed = {fact.id for fact in facts}
@@ -126,6 +169,75 @@ def decide_fact(
     return _fact(fact, fact.hardware_id)
 
 
+def decide_facts(
+    registry: HardwareRegistry,
+    name: str,
+    *,
+    status: Literal["accepted", "rejected"],
+    ids: Sequence[str] | None = None,
+    where: FactWhere | None = None,
+    include_unclear: bool = False,
+    actor: str,
+) -> Json:
+    """Accept or reject many facts of a hardware at once: those listed, or the proposed ones that
+    `where` means.
+
+    What is accepted leaves out facts whose subject is not clear, unless `include_unclear`, and,
+    where they are chosen by `where`, keys whose chosen values differ; `left` says which and why.
+    Raises InvalidRequest, NotFound and UnknownHardware.
+    """
+    if (ids is None) == (where is None):
+        raise InvalidRequest(
+            "give either ids or a filter",
+            hint='`"where": {}` means every proposed fact of this hardware.',
+        )
+    hardware = registry.resolve(name)
+    own = {fact.id: fact for fact in registry.facts(hardware)}
+    if ids is not None:
+        unknown = [fact_id for fact_id in ids if fact_id not in own]
+        if unknown:
+            raise NotFound(
+                f"{hardware} has no fact {unknown[0]!r}",
+                hint=f"GET /hardware/{hardware}/facts?status=all lists them with ids.",
+                details={"ids": unknown},
+            )
+        chosen = [own[fact_id] for fact_id in dict.fromkeys(ids)]
+    else:
+        assert where is not None
+        chosen = [f for f in own.values() if f.status == "proposed" and where.holds(f)]
+    reasons: dict[str, str] = {}
+    if status == "accepted":
+        reasons = {} if include_unclear else {f.id: _UNCLEAR for f in chosen if _is_unclear(f)}
+        if ids is None:
+            reasons = _differing([f for f in chosen if f.id not in reasons]) | reasons
+    decided = registry.set_status([f.id for f in chosen if f.id not in reasons], status, actor)
+    return {
+        "hardware": hardware,
+        "facts": [_fact(fact, hardware) for fact in decided],
+        "left": [
+            {"id": f.id, "key": f.key, "value": plain(f.value), "reason": reasons[f.id]}
+            for f in chosen
+            if f.id in reasons
+        ],
+    }
+
+
+_UNCLEAR = "it is not clear that this value is about the chip"
+_DIFFERS = "the chosen facts state different values for this key"
+
+
+def _is_unclear(fact: Fact) -> bool:
+    """Also for what was read before subjects were looked at."""
+    read = fact.origin in ("table", "sentence")
+    return read and fact.subject_kind not in ("chip", "family")
+
+
+def _differing(facts: Sequence[Fact]) -> dict[str, str]:
+    """Reasons by id for the facts of keys whose values differ by more than rounding."""
+    disputed = {conflict.key for conflict in _conflicts([f for f in facts if f.holds_for_owner])}
+    return {f.id: _DIFFERS for f in facts if f.key in disputed and f.holds_for_owner}
+
+
 def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> Json:
     """With a name and a vendor, which a newcomer may leave out."""
     completed = {key: value for key, value in description.items() if value is not None}
@@ -156,7 +268,13 @@ def _conflicts(facts: Sequence[Fact]) -> list[FactConflict]:
     conflicts: list[FactConflict] = []
     for kind in ("datasheet", "measured", "derived"):
         conflicts += find_conflicts(
-            SourcedFact(f.key, f.subject or "", f.value, f.unit, f"{f.title}, {f.locator}")
+            SourcedFact(
+                f.key,
+                "" if f.holds_for_owner else f.subject or "",
+                f.value,
+                f.unit,
+                f"{f.title}, {f.locator}",
+            )
             for f in facts
             if f.kind == kind and f.status != "rejected"
         )

@@ -16,20 +16,23 @@ from typing import Any
 
 from ingestion import passages as cutting
 from ingestion.elements import Box, ParsedDocument, Table
-from ingestion.findings.facts import ProposedFact, propose_facts
+from ingestion.findings.facts import LocatedFact, propose_facts
 from ingestion.findings.moves import Move, moves_of
 from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, Section, cut_passages, split_sections
+from ingestion.samples.kernels import KernelSample, kernels_of
 from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
+from ingestion.symbols.cards import Card, cards_of
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
+from kb.hardware.lineage import lineage
 from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 2
+PIPELINE = 4
 _PARSERS = (
     "beautifulsoup4",
     "docutils",
@@ -47,14 +50,6 @@ _FUNCTION_WORD = re.compile(
 
 
 @dataclass(frozen=True)
-class LocatedFact:
-    """A proposed fact and the heading path of the section that its table stands in."""
-
-    fact: ProposedFact
-    section: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ReadDocument:
     """Everything that one document yields: `content` becomes searchable, the rest is proposed to a
     person, except for `moves`, which the document states itself. `samples_left_out` are the code
@@ -67,6 +62,8 @@ class ReadDocument:
     moves: tuple[Move, ...]
     recipes: tuple[ProposedRecipe, ...]
     samples_left_out: tuple[LeftOut, ...]
+    cards: tuple[Card, ...]
+    kernels: tuple[KernelSample, ...]
     complete: bool
 
 
@@ -121,14 +118,28 @@ def read_document(
     )
     samples = SampleScopes(scopes, hardware, registry)
     recipes, left_out = propose_recipes(sections, samples.of)
+    languages = own_languages(hardware, registry)
+    cards = cards_of(sections, languages)
     return ReadDocument(
         content,
         facts,
         moves=tuple(moves_of(parsed.front_matter)),
         recipes=tuple(recipes),
         samples_left_out=tuple(left_out),
+        cards=tuple(cards),
+        kernels=tuple(kernels_of(sections, cards, languages)),
         complete=parsed.complete and not lost,
     )
+
+
+def own_languages(hardware: Sequence[str], registry: Mapping[str, HardwareSpec]) -> tuple[str, ...]:
+    """The languages that the toolchains of these chips, and of what stands above them, compile by
+    command templates.
+    """
+    chips = [place for chip in hardware if chip in registry for place in lineage(chip, registry)]
+    chains = (registry[chip].toolchains.items() for chip in chips)
+    names = [name for rows in chains for name, chain in rows if not chain.builtin]
+    return tuple(dict.fromkeys(names))
 
 
 def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:

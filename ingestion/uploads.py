@@ -25,6 +25,7 @@ MAX_NAME = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
 # They lie in directories beside manuals; uploading one of them by name is still possible.
+BUILTIN = "builtin/"  # begins the source keys of built-in documents
 _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
 
 
@@ -157,7 +158,14 @@ class Uploads:
         another document.
         """
         if upload.source_key and upload.source_key.strip():
-            return upload.source_key.strip()[:500]
+            key = upload.source_key.strip()[:500]
+            if key.startswith(BUILTIN) and upload.origin != "builtin":
+                raise InvalidRequest(
+                    f"the source key {key!r} is that of built-in knowledge",
+                    hint=f"Give one that does not begin with {BUILTIN}; to change what is built in,"
+                    " copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
+                )
+            return key
         return f"{'+'.join(hardware) or category}/{name}"
 
     @staticmethod
@@ -205,8 +213,9 @@ class LocalFile:
 
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
-    """The files of paths and directories in a stable order, without hidden files and caches. Raises
-    InvalidRequest for a path that does not exist.
+    """The files of paths and directories in a stable order, without hidden files and caches, and
+    without links in a directory that lead out of it. Raises InvalidRequest for a path that does not
+    exist.
     """
     for path in paths:
         if path.is_file():
@@ -215,9 +224,14 @@ def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
             for file in sorted(path.rglob("*")):
                 relative = file.relative_to(path)
                 hidden = any(p in _SKIPPED or p.startswith(".") for p in relative.parts)
-                if file.is_file() and not hidden:
+                if file.is_file() and not hidden and not _leads_out(file, path):
                     yield LocalFile(file, relative.as_posix())
         else:
             raise InvalidRequest(
                 f"no file or folder {path}", hint="Check the path; it is relative to where you are."
             )
+
+
+def _leads_out(file: Path, folder: Path) -> bool:
+    """Whether a file of the folder is, through a link, one from elsewhere."""
+    return not file.resolve().is_relative_to(folder.resolve())

@@ -24,10 +24,11 @@ import sqlalchemy as sa
 import structlog
 
 from ingestion.elements import ParsedDocument
+from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
-from ingestion.read import LocatedFact, ReadDocument, read_document
+from ingestion.read import ReadDocument, read_document
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
@@ -36,11 +37,12 @@ from kb.catalog.knowledge import embeddings, versions
 from kb.catalog.knowledge.embeddings import Vector
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
+from kb.catalog.knowledge.samples import replace_version_samples
+from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError
-from kb.hardware.lineage import find
-from kb.ids import derived_id, new_id
+from kb.ids import new_id
 from kb.jobs import keep_lease
 
 CLAIM = 64  # documents read before the next batch of vectors
@@ -224,67 +226,44 @@ class Worker:
         proposed = 0
         with self._parts.catalog.write() as connection:
             passages = versions.activate(connection, version.id, read.content)
-            facts = [self._fact(fact, version, hardware) for fact in read.facts if hardware]
-            if versions.is_current(connection, version.id):
+            current = versions.is_current(connection, version.id)
+            if current:
                 withdraw_proposals(connection, version.document_id)
-                proposed = registry.propose(connection, [f for f in facts if f is not None])
+                rows = self._proposals(connection, version, read, hardware)
+                proposed = registry.propose(connection, rows)
                 replace_document_moves(connection, version.document_id, read.moves, hardware)
                 replace_document_recipes(connection, version.id, read.recipes)
+            replace_version_symbols(connection, version.id, read.cards, current)
+            replace_version_samples(connection, version.id, read.kernels, current)
         left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
         return {
             "facts_proposed": proposed,
             "recipes_proposed": len(read.recipes),
             "samples_left_out": left_out,
+            "symbols": len(read.cards),
+            "samples": len(read.kernels),
             "passages": passages,
         }
 
-    def _fact(self, located: LocatedFact, version: sa.Row[Any], hardware: list[str]) -> Fact | None:
-        """A proposal as a row of the hardware that it is about; None when that is other hardware
-        than the document's.
-        """
-        fact, registry = located.fact, self._parts.registry
-        owner, subject = hardware[0], fact.subject or None
-        if subject is not None:
-            named = find(subject, registry.all())
-            if named is not None and named not in hardware:
-                return None  # the table's other chips have manuals of their own
-            if named is not None:
-                owner, subject = named, None
-        numeric = None if isinstance(fact.value, str) else float(fact.value)
-        section = " > ".join(located.section[-2:])
-        return Fact(
-            id=derived_id(
-                "fact", owner, fact.key, fact.text_value, subject, version.document_id, fact.locator
-            ),
-            hardware_id=owner,
-            key=fact.key,
-            number=numeric,
-            text=fact.text_value,
-            unit=fact.unit,
-            kind="datasheet",
-            status="proposed",
-            origin="table",
-            title=version.file_name,
-            publisher="",
-            locator=f"{section}: {fact.locator}" if section else fact.locator,
-            url=None,
-            date=None,
-            note=None,
-            formula=None,
-            subject=subject,
-            document_id=version.document_id,
-            version_id=version.id,
-            page_index=fact.page_index,
-            page_label=fact.page_label,
-            cell={
-                "caption": fact.caption,
-                "row": fact.cell[0],
-                "column": fact.cell[1],
-                "row_label": fact.row_label,
-                "column_label": fact.column_label,
-            },
-            actor=None,
-        )
+    def _proposals(
+        self,
+        connection: sa.Connection,
+        version: sa.Row[Any],
+        read: ReadDocument,
+        hardware: list[str],
+    ) -> list[Fact]:
+        """The facts of a document as rows of its hardware, named by the title that it now has."""
+        columns = (t.documents.c.title, t.documents.c.origin)
+        document = connection.execute(
+            sa.select(*columns).where(t.documents.c.id == version.document_id)
+        ).one()
+        if document.origin == "builtin":
+            return []  # what built-in manuals say of a chip is in its hardware.toml, with sources
+        file_name = version.file_name
+        source = Source(version.document_id, version.id, document.title or file_name, file_name)
+        headings = [" > ".join(section.path) for section in read.content.sections]
+        texts = [*headings, *(passage.text for passage in read.content.passages)]
+        return proposals(read.facts, source, hardware, self._parts.registry.all(), texts)
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
         """A file that parses but says nothing is a failure with the reason, never ready."""
@@ -405,6 +384,8 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "pages_failed": failed[:20],
         "facts_proposed": report["facts_proposed"],
         "recipes_proposed": report["recipes_proposed"],
+        "symbols": report["symbols"],
+        "samples": report["samples"],
         "samples_left_out": report["samples_left_out"][:20],
         "warnings": report["warnings"][:20],
     }

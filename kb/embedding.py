@@ -1,12 +1,15 @@
 """Text to vectors: what the embedder reads for a passage, and the model that reads it.
 
-`open_embedder` gives the configured model: sentence-transformers for passages, onnxruntime for
-single queries. The default model comes from its own package and needs no network; any other
-sentence-transformers model is taken by name from the local cache or a hub.
+`open_embedder` gives the configured model: sentence-transformers for many passages, onnxruntime for
+queries and for the first few passages of a process. The default model comes from its own package
+and needs no network; any other sentence-transformers model is taken by name from the local cache or
+a hub.
 
 Measured on two cores (benchmarks/results/ingestion.md): torch bf16 encodes passages fastest at no
 loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line answers
-without a 6 s import. The ONNX file is exported from the same weights once per data directory.
+without a 6 s import. Through onnxruntime 57 passages a second are encoded, through torch 158, so a
+small manual is embedded before torch would be imported. The ONNX file is exported from the same
+weights with the first query of a data directory.
 """
 
 from __future__ import annotations
@@ -84,16 +87,21 @@ def embedding_text(path: Sequence[str], lead: str, text: str) -> str:
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
+# Passages of a process that go through onnxruntime: with more, importing torch has paid.
+FEW = 256
 
 
 class LocalEmbedder:
-    """A sentence-transformers model folder. Loads nothing heavy until the first text is encoded."""
+    """A sentence-transformers model folder. Loads nothing heavy until the first text is encoded,
+    and torch only for many passages.
+    """
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self._folder = folder
         self._cache = cache
-        self._query: Any = None
-        # Guards the two lazy loads: requests and the ingestion worker share one embedder.
+        self._session: Any = None
+        self._few_left = FEW
+        # Guards the lazy loads: requests and the ingestion worker share one embedder.
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -151,17 +159,16 @@ class LocalEmbedder:
         """
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        over = [
-            i
-            for i, e in enumerate(self._tokenizer.encode_batch(list(texts)))
-            if len(e.ids) > self.window
-        ]
+        tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        over = [i for i, ids in enumerate(tokens) if len(ids) > self.window]
         if over:
             raise InvalidRequest(
                 f"{len(over)} of {len(texts)} texts exceed the window of {self.window} tokens",
                 hint="Cut them first; the model would drop the rest in silence.",
                 details={"first": texts[over[0]][:200]},
             )
+        if self._are_few(len(texts)):
+            return self._encode_few(tokens)
         with self._lock:
             model = self._model
         vectors = model.encode(
@@ -171,6 +178,40 @@ class LocalEmbedder:
         exact: Vectors = np.ascontiguousarray(vectors, np.float32)
         exact /= np.linalg.norm(exact, axis=1, keepdims=True)
         return exact
+
+    def _are_few(self, count: int) -> bool:
+        """Whether these texts are encoded without torch. Not once this process has loaded it."""
+        with self._lock:
+            loaded = "_model" in self.__dict__
+            # Exporting the file would import torch, too.
+            if loaded or count > self._few_left or not self._onnx_file.exists():
+                return False
+            if not self._means_tokens:
+                return False
+            self._few_left -= count
+            return True
+
+    @property
+    def _onnx_file(self) -> Path:
+        return self._cache / f"{self.fingerprint}.onnx"
+
+    @functools.cached_property
+    def _means_tokens(self) -> bool:
+        """Whether a vector is the mean over the tokens, which is what the ONNX file computes."""
+        if not (self._folder / "1_Pooling" / "config.json").exists():
+            return False
+        pooling = self._read_json("1_Pooling/config.json")
+        modes = {name for name, value in pooling.items() if "_mode_" in name and value is True}
+        return modes == {"pooling_mode_mean_tokens"}
+
+    def _encode_few(self, tokens: Sequence[Sequence[int]]) -> Vectors:
+        """Through onnxruntime, texts of about the same length together."""
+        vectors = np.empty((len(tokens), self.dimension), np.float32)
+        by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+        for start in range(0, len(by_length), BATCH):
+            places = by_length[start : start + BATCH]
+            vectors[places] = self._run([tokens[place] for place in places])
+        return vectors
 
     @functools.cached_property
     def _model(self) -> Any:
@@ -184,23 +225,38 @@ class LocalEmbedder:
 
     def encode_query(self, text: str) -> Vectors:
         """(dimension,) float32 of unit length; a longer query is cut to the window."""
-        with self._lock:
-            if self._query is None:
-                self._query = self._open_query()
-        ids = np.array([self._tokenizer.encode(text).ids[: self.window]], np.int64)
-        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        return np.asarray(self._query.run(None, feeds)[0][0], np.float32)
+        return np.asarray(self._run([self._tokenizer.encode(text).ids[: self.window]])[0])
 
-    def _open_query(self) -> Any:
+    def _run(self, tokens: Sequence[Sequence[int]]) -> Vectors:
+        """One vector of unit length for each text, through onnxruntime."""
+        with self._lock:
+            if self._session is None:
+                self._session = self._open_session()
+        ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)
+        present = np.zeros_like(ids)
+        for row, text in enumerate(tokens):
+            ids[row, : len(text)], present[row, : len(text)] = text, 1
+        feeds = {"input_ids": ids, "attention_mask": present}
+        return np.asarray(self._session.run(None, feeds)[0], np.float32)
+
+    def _open_session(self) -> Any:
         import onnxruntime
 
-        path = self._cache / f"{self.fingerprint}.onnx"
+        path = self._onnx_file
         if not path.exists():
             export_onnx(self._folder, path)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 2
+        # A thread that waits for another one's share spins on the processor that this one needs.
+        options.intra_op_num_threads = min(2, _processors())
         options.log_severity_level = 3
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _fast_bf16() -> bool:

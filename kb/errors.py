@@ -13,6 +13,7 @@ do next.
     |-- Conflict                409  conflict            the row exists, or changed meanwhile
     |-- ParseFailed             422  parse_failed        a document could not be read
     |-- Unavailable             503  unavailable         a part that is needed is not there
+    |   `-- Overloaded          503  overloaded          too many requests at once
     |-- StoreError              500  store_error         the catalog is damaged, or newer than this
     `-- InternalError           500  internal_error      a defect of Kernlore, to be reported
 
@@ -144,6 +145,12 @@ class Unavailable(KernloreError):
     """A part that is needed is not there."""
 
     code, status = "unavailable", 503
+
+
+class Overloaded(Unavailable):
+    """Too many requests at once; `details.retry_after_seconds` says when to come back."""
+
+    code = "overloaded"
 
 
 class StoreError(KernloreError):

@@ -5,6 +5,7 @@ omission."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,19 +21,25 @@ class ScopeFilter:
     """What a query admits.
 
     `hardware` lists the admitted scopes: the chip, then up its lineage, then `any`; None admits
-    every chip. `language` admits what is about this language or about none; None admits every
+    every chip. `languages` admits what is about one of them or about none; None admits every
     language.
     """
 
     hardware: tuple[str, ...] | None
     categories: tuple[str, ...] = CATEGORIES
-    language: str | None = None
+    languages: tuple[str, ...] | None = None
     access_scope: str = ALL_ACCESS
+
+    def speaks(self, languages: Collection[str]) -> bool:
+        """Whether what is about these languages, or about none, is admitted."""
+        return (
+            self.languages is None or not languages or not set(languages).isdisjoint(self.languages)
+        )
 
     @property
     def key(self) -> tuple[object, ...]:
         """A value that is equal for equal filters, for caches."""
-        return (self.hardware, self.categories, self.language, self.access_scope)
+        return (self.hardware, self.categories, self.languages, self.access_scope)
 
 
 def scope_token(kind: str, value: str) -> str:

@@ -28,7 +28,8 @@ class ServiceLock:
         self._fd = -1
 
     def __enter__(self) -> ServiceLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._path.parent.exists():
+            self._path.parent.mkdir(parents=True, mode=0o700)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         if not _lock(self._fd):
             os.close(self._fd)

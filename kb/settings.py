@@ -45,6 +45,11 @@ class Settings(BaseSettings):
 
     # The service
     host: str = Field("127.0.0.1", description="Address to listen on.")
+    allowed_hosts: str = Field(
+        "",
+        description="Names, separated by commas, under which a proxy on this machine passes on"
+        " requests. Any other caller on this machine must use a loopback name.",
+    )
     port: int = Field(8321, ge=1, le=65535, description="Port to listen on.")
     evaluate_over_http: bool = Field(
         False,
@@ -85,6 +90,12 @@ class Settings(BaseSettings):
         6000,
         ge=1,
         description="Most tokens of `context` in an answer, if the request does not say how many.",
+    )
+    retrievals_at_once: int = Field(
+        4, ge=1, description="Retrievals that are computed at the same time; others wait."
+    )
+    retrievals_waiting: int = Field(
+        128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."
     )
     skills_withheld_share: float = Field(
         0.1,

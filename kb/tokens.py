@@ -11,6 +11,7 @@ Knows nothing about documents or queries.
 from __future__ import annotations
 
 import re
+import threading
 from functools import lru_cache
 
 from snowballstemmer.english_stemmer import EnglishStemmer
@@ -30,7 +31,8 @@ _OUR = re.compile(r"([a-z]{2,})our(s|ed|ing|ite|able|hood|)\Z")
 
 # Not `snowballstemmer.stemmer`: that takes another implementation, with other stems, where one is
 # installed, and index and query would disagree between environments.
-_stemmer = EnglishStemmer()
+# A stemmer keeps the word that it works on, so each thread has its own.
+_of_thread = threading.local()
 
 # Function words carry no subject; dropping them from queries and index alike halves the postings.
 _FUNCTION_WORDS = """
@@ -48,7 +50,10 @@ def stem(word: str) -> str:
     word = _ISE.sub(r"\1iz\2", word)
     if len(word) > 5:
         word = _OUR.sub(r"\1or\2", word)
-    return str(_stemmer.stemWord(word))
+    stemmer = getattr(_of_thread, "stemmer", None)
+    if stemmer is None:
+        stemmer = _of_thread.stemmer = EnglishStemmer()
+    return str(stemmer.stemWord(word))
 
 
 @lru_cache(maxsize=200_000)

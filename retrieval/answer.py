@@ -29,7 +29,10 @@ class Verdict:
     `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
     explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
     evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
-    the open questions, and `signatures` are the known error texts of the log.
+    the open questions, and `signatures` are the known error texts of the log, the leading one
+    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` says what kind
+    of failure it is: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
+    warning_only, null where the signature of a chip leaves it open.
     """
 
     signals: tuple[SignalFinding, ...] = ()
@@ -49,6 +52,23 @@ class Verdict:
     def primary(self) -> str:
         """The id of the leading signal, or "unknown"."""
         return self.signals[0].id if self.signals else "unknown"
+
+
+@dataclass(frozen=True)
+class ProfileRead:
+    """What was read of the profiler output that a request gave.
+
+    `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
+    {name, calls, us, pct}, the longest first.
+    """
+
+    kind: str
+    kernel: str
+    metrics: Mapping[str, float | str]
+    unread: int = 0
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,9 +136,26 @@ class SkillAnswer:
 
 
 @dataclass(frozen=True)
+class ContextPart:
+    """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
+    by, its size in tokens and its citation, empty for lines of this program.
+    """
+
+    kind: str
+    id: str
+    tokens: int
+    citation: str
+
+
+@dataclass(frozen=True)
 class Answer:
     """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
     make a better answer. Outcomes are reported against `retrieval_id`.
+
+    `task` is what the context is for. Its first `context_stable` characters stay equal in every
+    request about the same chip, language, operator and budget; moves and skills stand in it from
+    character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
+    the draft no card has. `profile` says what was read of a given profile.
     """
 
     retrieval_id: str
@@ -131,6 +168,12 @@ class Answer:
     context_tokens: int = 0
     skills_withheld: tuple[str, ...] = ()
     hints: tuple[str, ...] = field(default=())
+    task: str = "ask"
+    context_stable: int = 0
+    context_actions: int = 0
+    parts: tuple[ContextPart, ...] = ()
+    unknown_names: tuple[Mapping[str, Any], ...] = ()
+    profile: ProfileRead | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The body of /retrieve."""

@@ -82,6 +82,20 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class ProfileRead:
+    """What was read of a given profile: the profiler, the kernel that takes most of the time, its
+    metrics, and the times of all kernels.
+    """
+
+    kind: str
+    kernel: str = ""
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    unread: int = 0
+    kernels: tuple[Json, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DocumentRef:
     """The document of an excerpt."""
 
@@ -137,8 +151,23 @@ class SkillAnswer:
 
 
 @dataclass(frozen=True)
+class ContextPart:
+    """A part of a context: its kind, the id to exclude it by, its tokens, its citation."""
+
+    kind: str
+    id: str = ""
+    tokens: int = 0
+    citation: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
-    """`context` is packed for a prompt, `excerpts` the plain ranked list; `raw` the whole JSON."""
+    """`context` is packed for a prompt, `excerpts` the plain ranked list; `raw` the whole JSON.
+
+    The first `context_stable` characters of `context` stay equal in every request about the same
+    chip, language, operator and budget; moves and skills stand from character `context_actions` on.
+    `parts` says what is in it.
+    """
 
     retrieval_id: str
     context: str
@@ -150,6 +179,12 @@ class Answer:
     context_tokens: int = 0
     skills_withheld: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    task: str = ""
+    context_stable: int = 0
+    context_actions: int = 0
+    parts: tuple[ContextPart, ...] = ()
+    unknown_names: tuple[Json, ...] = ()
+    profile: ProfileRead | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -276,6 +311,7 @@ class Kernlore:
         signal: str | None = None,
         log: str | None = None,
         metrics: Mapping[str, SupportsFloat | str] | None = None,
+        profile: str | Mapping[str, Any] | Sequence[Any] | None = None,
         query: str | None = None,
         hardware: str | None = None,
         op: str | None = None,
@@ -290,8 +326,16 @@ class Kernlore:
         node_id: str | None = None,
         signals: Sequence[str] | None = None,
         roles: Sequence[str] | None = None,
+        task: str | None = None,
+        draft: str | None = None,
+        exclude: Sequence[str] | None = None,
     ) -> Answer:
-        """Ask by signals, a raw log, a profiler's metrics, a question, or several of them.
+        """Ask by signals, a raw log, a profiler's metrics or output, a question, or several.
+
+        `task` is what the context is for: write, repair, speed_up or ask; left out, it follows from
+        what is given. `draft` is the source of the kernel in hand, `exclude` are ids of parts and
+        excerpts that were shown in vain. `profile` is what a profiler printed, as text or as JSON;
+        `metrics` win over it.
 
         `signals` follow `signal`, the leading one first. `roles` are the parameter roles that the
         caller can change (like vector): moves of these come in addition to the best of any role.
@@ -299,10 +343,13 @@ class Kernlore:
         budget of `context`. What is left out keeps the service's default. Raises
         KernloreClientError.
         """
+        lists = {"categories": categories, "skill_states": skill_states, "signals": signals}
+        lists |= {"roles": roles, "exclude": exclude}
         body = {
             "signal": signal,
             "log": None if log is None else _sendable(log),
             "metrics": None if metrics is None else {n: _metric(v) for n, v in metrics.items()},
+            "profile": _sendable(profile) if isinstance(profile, str) else profile,
             "query": None if query is None else _sendable(query),
             "hardware": hardware,
             "op": op,
@@ -311,12 +358,11 @@ class Kernlore:
             "problem": problem,
             "k": k,
             "max_tokens": max_tokens,
-            "categories": None if categories is None else _listed(categories),
-            "skill_states": None if skill_states is None else _listed(skill_states),
             "run_id": run_id,
             "node_id": node_id,
-            "signals": None if signals is None else _listed(signals),
-            "roles": None if roles is None else _listed(roles),
+            "task": task,
+            "draft": None if draft is None else _sendable(draft),
+            **{name: _listed(names) for name, names in lists.items() if names is not None},
         }
         return _record(Answer, self._call("POST", "/retrieve", json=_given(body)))
 
@@ -513,7 +559,9 @@ def _value(hint: Any, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise _unexpected("a single value where a list is due in the answer", value)
         return tuple(_value(typing.get_args(hint)[0], part) for part in value)
-    return _record(hint, value) if isinstance(hint, type) and is_dataclass(hint) else value
+    records = (h for h in (hint, *typing.get_args(hint)) if isinstance(h, type) and is_dataclass(h))
+    record = next(records, None)
+    return value if record is None else _record(record, value)
 
 
 @cache

@@ -8,8 +8,8 @@ for is data (`data/coverage.toml`). Says nothing about the quality of a passage.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,13 +18,27 @@ import sqlalchemy as sa
 
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge import samples, symbols
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
 from kb.scope import ALL_ACCESS
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
+from retrieval.layout import load_layout
+from retrieval.symbols import unknown_names
 
 State = Literal["covered", "thin", "missing"]
+ERRORS = "compiler errors"  # the topic that cards of error codes cover
+MAX_NAMES = 50
+FIRST_KERNEL: Mapping[str, str] = {
+    "core": "documents that define names of the language",
+    "sample": "whole kernels, of the manual or in hardware.toml",
+    "cards": "names with signature, operands or meaning",
+    "limits": "names with sizes, alignments or counts that bound them",
+    "launch": "entry or interface of the toolchain in hardware.toml",
+}
 ENOUGH = 2  # passages of the chip's own documents
 SUGGESTED = 3
 # What a suggestion is worth by the state of the signal it would serve.
@@ -78,8 +92,26 @@ class MissingTopic:
 
 
 @dataclass(frozen=True)
+class KernelPart:
+    """One part of what a first kernel in a language needs: core (documents about the language),
+    sample, cards, limits, launch. `count` is how much of it there is.
+    """
+
+    language: str
+    part: str
+    state: Literal["present", "missing"]
+    count: int
+    message: str
+
+
+@dataclass(frozen=True)
 class Coverage:
-    """What is known about one chip: its signals, topics and facts, and what is missing."""
+    """What is known about one chip: its signals, topics and facts, and what is missing.
+
+    `first_kernel` says, for each language of the chip's own, whether a first kernel could be
+    written from what is there; `names_without_card` are names that its kernels and error texts use
+    and that no document defines.
+    """
 
     hardware: str
     lineage: tuple[str, ...]
@@ -90,6 +122,8 @@ class Coverage:
     facts_known: tuple[KnownFact, ...]
     facts_missing: tuple[MissingFact, ...]
     missing_topics: tuple[MissingTopic, ...]
+    first_kernel: tuple[KernelPart, ...] = ()
+    names_without_card: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The body of GET /hardware/{id}/coverage."""
@@ -124,6 +158,13 @@ def coverage(
     by_signal = {s.id: _subject("signal", s.id, s.title, counts) for s in signals}
     by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
     known = registry.effective_facts(chip)
+    with catalog.read() as connection:
+        cards = symbols.listed(connection, lineage, access_scope=access_scope)
+        kernels = samples.listed(connection, lineage, access_scope)
+    errors = [card for card in cards if card.kind == "error" and chip in card.hardware]
+    if len(errors) >= ENOUGH and by_topic[ERRORS].state != "covered":
+        count = len({card.section_id for card in errors})
+        by_topic[ERRORS] = replace(by_topic[ERRORS], state="covered", own=max(count, 1))
     everything = counts.get(("", ""), _Count())
     return Coverage(
         hardware=chip,
@@ -142,7 +183,54 @@ def coverage(
             if key not in known
         ),
         missing_topics=_most_useful(signals, by_signal, by_topic, data),
+        first_kernel=tuple(_first_kernel(registry, lineage, cards, kernels)),
+        names_without_card=_without_card(registry, lineage, cards, kernels),
     )
+
+
+def _first_kernel(
+    registry: HardwareRegistry,
+    lineage: Sequence[str],
+    cards: Sequence[Symbol],
+    kernels: Sequence[Sample],
+) -> Iterator[KernelPart]:
+    """The parts for each language of the chip's own."""
+    known = load_layout()
+    specs = registry.all()
+    chains = {n: c for place in reversed(lineage) for n, c in specs[place].toolchains.items()}
+    for language, chain in chains.items():
+        if chain.builtin or language in known.known_languages:
+            continue
+        own = [c for c in cards if known.may_be(c.language, language) and c.kind != "error"]
+        whole = [k for k in kernels if known.may_be(k.language, language)]
+        counts = {
+            "core": len({card.document_id for card in own}),
+            "sample": len(whole) + bool(chain.sample),
+            "cards": len(own),
+            "limits": sum(bool(card.limits) for card in own),
+            "launch": int(bool(chain.interface or chain.entry)),
+        }
+        for part, count in counts.items():
+            state: Literal["present", "missing"] = "present" if count else "missing"
+            yield KernelPart(language, part, state, count, FIRST_KERNEL[part])
+
+
+def _without_card(
+    registry: HardwareRegistry,
+    lineage: Sequence[str],
+    cards: Sequence[Symbol],
+    kernels: Sequence[Sample],
+) -> tuple[str, ...]:
+    """Names that stand where instructions stand in the chip's kernels, or quoted in its error
+    texts, and that no card has.
+    """
+    specs = registry.all()
+    stated = [c.sample for place in lineage for c in specs[place].toolchains.values() if c.sample]
+    own = [kernel.code for kernel in kernels if not load_layout().is_known(kernel.language)]
+    names: dict[str, None] = {}
+    for code in [*stated, *own]:
+        names |= dict.fromkeys(entry.name for entry in unknown_names(code, cards))
+    return tuple(names)[:MAX_NAMES]
 
 
 def topics_of(signals: SignalRegistry) -> tuple[str, ...]:

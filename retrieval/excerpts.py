@@ -33,7 +33,6 @@ class Shape:
 
 
 SHAPE = Shape()
-WHOLE = Shape(singles=0, grown_chars=1200)  # for a prompt, where a reader wants the context
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 _REACH = 3  # passages to each side that an excerpt may grow over
 
@@ -59,7 +58,7 @@ def make_excerpts(
             if passage is None or passage.seq in used:
                 continue
             bag = frozenset(tokenize(passage.shown))
-            if any(_near(bag, other, shape) for other in words):
+            if any(near(bag, other, shape.duplicate) for other in words):
                 continue
             group = [passage]
             if len(chosen) >= shape.singles:
@@ -68,8 +67,8 @@ def make_excerpts(
             words.append(bag)
             chosen.append(group)
             if len(chosen) >= count:
-                return [_excerpt(g, by_seq) for g in chosen]
-    return [_excerpt(g, by_seq) for g in chosen]
+                return [excerpt_of(g, by_seq) for g in chosen]
+    return [excerpt_of(g, by_seq) for g in chosen]
 
 
 def _load(
@@ -86,9 +85,10 @@ def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
         yield ranked[start : start + size]
 
 
-def _near(bag: frozenset[str], other: frozenset[str], shape: Shape) -> bool:
+def near(bag: frozenset[str], other: frozenset[str], share: float) -> bool:
+    """Whether two texts, as sets of words, share more than this share of the smaller one's."""
     smaller = min(len(bag), len(other))
-    return smaller > 0 and len(bag & other) > shape.duplicate * smaller
+    return smaller > 0 and len(bag & other) > share * smaller
 
 
 def _grow(
@@ -123,7 +123,8 @@ def _score(passage: Passage, scores: Mapping[int, Ranked]) -> float:
     return entry.score if entry is not None else 0.0
 
 
-def _excerpt(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerpt:
+def excerpt_of(group: Sequence[Passage], scores: Mapping[int, Ranked]) -> Excerpt:
+    """The excerpt of consecutive passages of a section, under its best one's id and score."""
     ranked = max((scores[p.seq] for p in group if p.seq in scores), key=lambda r: r.score)
     lead = next(p for p in group if p.seq == ranked.seq)
     first = group[0]

@@ -81,6 +81,21 @@ class Journal:
                     log.exception("retrieval cannot be stored", retrieval=batch[0]["id"])
                 del self._unwritten[: len(batch)]
 
+    def shown_in_vain(self, run_id: str) -> frozenset[str]:
+        """Ids of excerpts that answers about failures of this run have shown, unless one of them
+        helped.
+        """
+        self.flush()
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(retrievals.c.request, retrievals.c.excerpt_ids, outcomes.c.correct)
+                .outerjoin(outcomes, outcomes.c.retrieval_id == retrievals.c.id)
+                .where(retrievals.c.run_id == run_id)
+            ).all()
+        helped = {i for row in rows if row.correct for i in row.excerpt_ids}
+        failed = {i for row in rows if row.request.get("log") for i in row.excerpt_ids}
+        return frozenset(failed - helped)
+
     def report(
         self,
         retrieval_id: str,

@@ -5,12 +5,14 @@ and the problem.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kb.catalog.hardware import Fact
 from kb.catalog.knowledge.moves import StoredMove
-from kb.predicates import Bindings, Value, compile_predicate
+from kb.predicates import Bindings, Outcome, Value, compile_predicate
 from retrieval.answer import Move
+from retrieval.language_words import foreign_words
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
 
@@ -23,34 +25,76 @@ def fitting_moves(
     problem: Mapping[str, Value | None],
     lineage: Sequence[str],
     roles: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    spoken: Sequence[str] = (),
 ) -> tuple[Move, ...]:
     """The moves for a verdict: those that hold, then those that only lack a value; within these the
     leading signal's first, and the chip's own before general ones.
 
-    At most MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
+    Of several that make the same change (role, direction and value) the first is listed. At most
+    MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
     moves of other roles cannot crowd them out. A move that names no signal rests on values alone,
     so it is listed only when it holds. `signals` are ids, the leading one first, `metrics`
-    canonical values, and `lineage` the hardware with its families, nearest first.
+    canonical values, and `lineage` the hardware with its families, nearest first. Where the
+    problem names no language, a move that holds in none of `languages` is left out, and so is a
+    general one whose words are of machines that speak none of the chip's languages `spoken`.
     """
-    bindings = Bindings(
-        signals=set(signals),
-        metrics=metrics,
-        facts={key: fact.value for key, fact in facts.items()},
-        problem=problem,
-    )
+    values = {key: fact.value for key, fact in facts.items()}
+    bindings = [
+        Bindings(signals=set(signals), metrics=metrics, facts=values, problem=known)
+        for known in _in_each_language(problem, languages)
+    ]
     decided: list[tuple[tuple[Any, ...], Move]] = []
     for order, move in enumerate(moves):
-        outcome = compile_predicate(move.predicate).evaluate(bindings)
+        outcome = _outcome(move.predicate, bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
+            continue
+        if _is_foreign(move, lineage, spoken):
             continue
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         key = (outcome.value is None, leading, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
-    ordered = [answer for _, answer in sorted(decided, key=lambda pair: pair[0])]
+    changes: dict[tuple[object, ...], Move] = {}
+    for _, answer in sorted(decided, key=lambda pair: pair[0]):
+        changes.setdefault(_change_key(answer), answer)
+    ordered = list(changes.values())
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
     return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
+
+
+def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: Sequence[str]) -> bool:
+    """Whether a move that is about no chip speaks of machines with other languages."""
+    if any(place in lineage for place in move.hardware):
+        return False
+    return foreign_words(f"{move.name} {move.why} {move.section}", languages) > 0
+
+
+def _in_each_language(
+    problem: Mapping[str, Value | None], languages: Sequence[str]
+) -> list[Mapping[str, Value | None]]:
+    if problem.get("language") is not None or not languages:
+        return [problem]
+    return [{**problem, "language": language} for language in languages]
+
+
+def _outcome(predicate: str, bindings: Sequence[Bindings]) -> Outcome:
+    """What the predicate is in every language alike; undecided where it depends on the language."""
+    compiled = compile_predicate(predicate)
+    if len(bindings) > 1 and "language" not in compiled.expression.names().problem:
+        bindings = bindings[:1]
+    outcomes = [compiled.evaluate(values) for values in bindings]
+    if len({outcome.value for outcome in outcomes}) == 1:
+        return outcomes[0]
+    missing = dict.fromkeys(name for outcome in outcomes for name in outcome.missing)
+    undecided = tuple(dict.fromkeys((*missing, "problem.language")))
+    return replace(outcomes[0], value=None, missing=undecided)
+
+
+def _change_key(move: Move) -> tuple[object, ...]:
+    """Equal for moves that a search would carry out alike."""
+    return (move.change.get("role"), move.change.get("direction"), str(move.change.get("to")))
 
 
 def _answer(

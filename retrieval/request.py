@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kb.errors import InvalidRequest, nearest
 from kb.moves_vocabulary import ROLES
@@ -24,11 +24,14 @@ MAX_METRICS = 5_000
 MAX_QUANTITIES = 50
 MAX_K = 200
 MAX_TOKENS = 100_000
+MAX_EXCLUDED = 1_000
+Task = Literal["write", "repair", "speed_up", "ask"]
+TASKS: tuple[Task, ...] = get_args(Task)
 SKILL_STATES = ("candidate", "active", "suspect", "retired", "quarantined")
 
 # text and names: str and tuple of str; count: int; metrics: name -> a profiler's number or text;
-# quantities: name -> number or text.
-Kind = Literal["text", "names", "count", "metrics", "quantities"]
+# quantities: name -> number or text; output: what a program printed, as text or as the JSON it is.
+Kind = Literal["text", "names", "count", "metrics", "quantities", "output"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,9 @@ def _names(help: str, *, default: Any = (), choices: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class RetrieveRequest:
-    """Any combination of signals, log, metrics and query; at least one of them. Everything else
-    narrows the answer or is for the log. `access_scope` is who asks; a door sets it, no caller.
+    """Any combination of signals, log, metrics, profile, query and draft; at least one of them, or
+    the task `write` with a hardware. Everything else narrows the answer or is for the log.
+    `access_scope` is who asks; a door sets it, no caller.
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
@@ -85,7 +89,12 @@ class RetrieveRequest:
         limit=MAX_QUANTITIES,
         choices=lambda: tuple(problem_terms().quantities),
     )
-    k: int = _field("count", "Number of excerpts.", default=20, limit=MAX_K)
+    k: int = _field(
+        "count",
+        "Number of excerpts, and most sections of a category in `context`.",
+        default=20,
+        limit=MAX_K,
+    )
     max_tokens: int = _field("count", "Most tokens of `context`.", default=6000, limit=MAX_TOKENS)
     categories: tuple[str, ...] | None = _names(
         "Only passages of these categories: constraint, guidance, hardware.",
@@ -98,7 +107,30 @@ class RetrieveRequest:
     run_id: str | None = _field("text", "Id of the run that asks; it is logged.")
     node_id: str | None = _field("text", "Id of the node of that run; it is logged.")
     access_scope: str = ALL_ACCESS
+    task: str | None = _field(
+        "text",
+        "What the context is for: write a first kernel, repair one that failed, speed_up one that"
+        " is right, or ask. Left out, it follows from what is given.",
+        choices=lambda: TASKS,
+    )
+    draft: str | None = _field(
+        "text",
+        "Source of the kernel in hand; its names are held against the chip's own.",
+        limit=None,
+    )
+    exclude: tuple[str, ...] = _field(
+        "names",
+        "Ids of excerpts that were shown in vain and are not wanted again.",
+        default=(),
+        limit=MAX_EXCLUDED,
+    )
     signals: tuple[str, ...] = _names("Further signals after `signal`, the leading one first.")
+    profile: str | None = _field(
+        "output",
+        "What a profiler printed, unchanged, as text or JSON; its metrics are added to `metrics`,"
+        " which win.",
+        limit=None,
+    )
     roles: tuple[str, ...] = _names(
         "Roles of parameters that the caller can change, like vector or tile_m. Their moves are"
         " added to the best moves of any role.",
@@ -109,6 +141,13 @@ class RetrieveRequest:
     def given_signals(self) -> tuple[str, ...]:
         """`signal` and `signals`, each once."""
         return tuple(dict.fromkeys(filter(None, (self.signal, *self.signals))))
+
+    @property
+    def in_words(self) -> bool:
+        """Whether the caller has given words to look for, beyond the names of signals, metrics and
+        the operator.
+        """
+        return bool(self.query or self.log or self.draft)
 
     @property
     def problem_values(self) -> dict[str, Value | None]:
@@ -137,17 +176,24 @@ def check_request(request: RetrieveRequest) -> None:
     """Raise InvalidRequest for a request without a subject, a count out of range, or a word that is
     not one of a field's choices.
     """
-    if not any((request.given_signals, request.log, request.metrics, request.query)):
+    given = (
+        *(request.given_signals, request.log, request.metrics, request.profile),
+        *(request.query, request.draft),
+    )
+    to_write = request.task == "write" and request.hardware
+    if not any(given) and not to_write:
         raise InvalidRequest(
             "nothing to retrieve for",
-            hint="Give a signal, a log, metrics or a query (q), in any combination.",
+            hint="Give a signal, a log, metrics, a profile, a query (q) or a draft, in any"
+            " combination; or task=write with a hardware.",
         )
     for spec in request_fields():
         value = getattr(request, spec.name)
         if spec.kind == "count" and not 1 <= value <= (spec.limit or value):
             raise InvalidRequest(f"{spec.name} is {value}", hint=f"Use 1 to {spec.limit}.")
-        if spec.choices is not None:
-            _check_words(spec.name, value or (), spec.choices())
+        if spec.choices is not None and value:
+            words = (value,) if isinstance(value, str) else value
+            _check_words(spec.name, words, spec.choices())
 
 
 _WORD_OF = {

@@ -7,8 +7,10 @@ ignored in silence.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
@@ -21,7 +23,7 @@ from pydantic import (
     create_model,
 )
 
-from kb.errors import invalid_fields
+from kb.errors import InvalidRequest, invalid_fields
 from kb.scope import ALL_ACCESS
 from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
 
@@ -54,9 +56,19 @@ def _split(value: object) -> object:
     return value
 
 
+def _text_of(value: object) -> object:
+    """A program's output as text; JSON that a caller has decoded already becomes JSON again."""
+    if not isinstance(value, dict | list):
+        return value
+    return json.dumps(value) if value else ""
+
+
 _MetricValue = Annotated[float | str, PlainValidator(_metric, json_schema_input_type=float | str)]
 _Name = Annotated[str, Field(max_length=MAX_NAME)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Output = Annotated[
+    str, BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any] | list[Any])
+]
 
 
 def _body_field(spec: FieldSpec) -> tuple[Any, Any]:
@@ -66,6 +78,7 @@ def _body_field(spec: FieldSpec) -> tuple[Any, Any]:
         "count": int,
         "metrics": dict[_Name, _MetricValue],
         "quantities": dict[_Name, _Finite | _Name],
+        "output": _Output,
     }
     limits: dict[str, Any] = {}
     if spec.kind != "count" and spec.limit is not None:
@@ -106,6 +119,17 @@ else:
             if spec.kind in IN_QUERY and spec.name != "log"
         },
     )
+
+
+def check_repeated(names: Sequence[str]) -> None:
+    """Raise InvalidRequest where a parameter that takes one value stands in a URL twice: the first
+    would be dropped in silence. A repeated `signal` belongs to `signals`.
+    """
+    several = {QUERY_NAMES.get(s.name, s.name) for s in request_fields() if s.kind == "names"}
+    for name, count in Counter(names).items():
+        if count > 1 and name not in several:
+            other = " Give further signals as signals=a,b." if name == "signal" else ""
+            raise InvalidRequest(f"{name} is given {count} times", hint=f"Give {name} once.{other}")
 
 
 def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, Any]:

@@ -8,45 +8,55 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
-from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
+from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import revision
 from kb.embedding import Embedder, Vectors
-from kb.hardware.spec import HardwareSpec, SignatureSpec
+from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
-from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.answer import Answer, Excerpt, Move
-from retrieval.context import pack
+from kb.scope import ScopeFilter
+from retrieval.answer import Answer, ContextPart, Excerpt, Move
+from retrieval.composer import (
+    Composed,
+    Material,
+    Remember,
+    compose,
+    task_of,
+)
+from retrieval.context import Context
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
+from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.own_rules import rules_of
 from retrieval.diagnose.signals import load_signals
-from retrieval.excerpts import WHOLE, make_excerpts
+from retrieval.excerpts import make_excerpts
 from retrieval.journal import Journal
+from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
+from retrieval.named_sections import by_names
 from retrieval.plan import Plan, make_plan
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, rank
 from retrieval.request import RetrieveRequest, check_request
+from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
+from retrieval.section_excerpts import section_excerpts
+from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
+from retrieval.target_context import own_symbols
 
-PER_CATEGORY = 8  # excerpts a category offers to the context
+PER_CATEGORY = 8  # passages of a category below which it is searched for itself
+REMEMBERED = 128  # answers to keys, of one state of the catalog or several
 MAX_STORED_LOG = 20_000  # characters of a log that the journal keeps
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """The hardware part of a request, resolved."""
-
-    hardware: HardwareSpec | None
-    lineage: tuple[str, ...]
-    filter: ScopeFilter
-    facts: Mapping[str, Fact]
 
 
 class Retriever:
@@ -75,6 +85,9 @@ class Retriever:
         self._dense_ready = dense_ready
         self._withheld_share = withheld_share
         self._signals = load_signals()
+        self._layout = load_layout()
+        self._kept: dict[object, Any] = {}  # see _remembered
+        self._remembered_lock = threading.Lock()  # protects _kept
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
         self._samples = ScopeSamples(embedder.fingerprint)
@@ -86,45 +99,44 @@ class Retriever:
         """
         started = time.perf_counter()
         check_request(request)
-        scope = self._scope(request)
+        request, profile = with_profile(request, self._registry)
+        scope, request = with_own_toolchain(
+            request, self._scope(request), self._registry, self._layout
+        )
         conclusion = self._conclude(request, scope)
-        plan = make_plan(
-            query=request.query,
-            log=request.log,
-            metrics=request.metrics or {},
-            registry=load_metrics(),
-            signals=[self._signals.get(name) for name in conclusion.verdict.signal_ids],
-            op=request.op,
-        )
+        plan = self._plan(request, conclusion)
+        shown_before = self._shown_in_vain(request)
         with self._catalog.read() as connection:
-            ranked = self._rank(connection, plan, scope.filter)
-            excerpts = make_excerpts(connection, ranked, scope.filter, request.k)
-            by_category = self._by_category(connection, plan, scope.filter, ranked)
             moves, choice = self._actions(connection, request, conclusion, scope)
+            in_order = self._order(connection, request, conclusion, scope, moves)
+            ranked = in_order(self._rank(connection, plan, scope.filter))
+            more_is_given = request.in_words or request.metrics
+            make = make_excerpts if more_is_given else section_excerpts
+            excerpts = make(connection, ranked, scope.filter, request.k)
+            material = Material(
+                request=request,
+                verdict=conclusion.verdict,
+                hardware=scope.named,
+                spec=scope.hardware,
+                toolchain=scope.toolchain,
+                lineage=scope.lineage,
+                scope=scope.filter,
+                by_category=self._by_category(connection, plan, scope.filter, ranked, in_order),
+                search=self._search,
+                embed=self._embed if self._dense_ready() else None,
+                moves=moves,
+                skills=choice.answers,
+                excluded=shown_before,
+                remember=self._remembered(connection),
+            )
+            task = task_of(request, conclusion.verdict, self._signals)
+            composed = compose(connection, material, task, self._layout)
             catalog_revision = revision(connection)
-        hardware = _hardware(scope)
-        context = pack(
-            verdict=conclusion.verdict,
-            hardware=hardware,
-            by_category=by_category,
-            moves=moves,
-            skills=choice.answers,
-            budget=request.max_tokens,
-        )
-        answer = Answer(
-            retrieval_id=new_id("ret"),
-            diagnosis=conclusion.verdict,
-            hardware=hardware,
-            excerpts=tuple(excerpts),
-            skills=choice.answers,
-            moves=moves,
-            context=context.text,
-            context_tokens=context.tokens,
-            skills_withheld=choice.withheld,
-            hints=self._hints(conclusion),
-        )
-        shown = dict.fromkeys([*(excerpt.id for excerpt in excerpts), *context.excerpts])
-        self._record(request, answer, list(shown), catalog_revision, started)
+        hints = self._hints(conclusion, composed.context, request)
+        answer = replace(_answer(material, composed, excerpts, choice, hints), profile=profile)
+        ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
+        shown = list(dict.fromkeys([*ids, *composed.context.passages]))
+        self._record(request, answer, shown, catalog_revision, started)
         return answer
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:
@@ -133,6 +145,7 @@ class Retriever:
         """
         started = time.perf_counter()
         check_request(request)
+        request, profile = with_profile(request, self._registry)
         scope = self._scope(request)
         conclusion = self._conclude(request, scope)
         with self._catalog.read() as connection:
@@ -141,12 +154,13 @@ class Retriever:
         answer = Answer(
             retrieval_id=new_id("ret"),
             diagnosis=conclusion.verdict,
-            hardware=_hardware(scope),
+            hardware=scope.named,
             excerpts=(),
             skills=choice.answers,
             moves=moves,
             context="",
             skills_withheld=choice.withheld,
+            profile=profile,
         )
         self._record(request, answer, [], catalog_revision, started)
         return answer
@@ -183,27 +197,25 @@ class Retriever:
 
     # -- scope
 
-    def _scope(self, request: RetrieveRequest) -> _Scope:
-        categories = request.categories or CATEGORIES
-        if request.hardware is not None:
-            spec = self._registry.get(request.hardware)
-            lineage = self._registry.lineage(spec.id)
-            admitted = (*lineage, ANY)
-            facts = self._registry.effective_facts(spec.id)
-            scope = ScopeFilter(admitted, categories, request.language, request.access_scope)
-            return _Scope(spec, lineage, scope, facts)
-        # Nothing foreign may answer a run-time condition; a plain question may be about any chip.
-        run_time = request.given_signals or request.log or request.metrics
-        admitted_any = (ANY,) if run_time else None
-        scope = ScopeFilter(admitted_any, categories, request.language, request.access_scope)
-        return _Scope(None, (), scope, {})
+    def _scope(self, request: RetrieveRequest) -> RequestScope:
+        access = request.access_scope
 
-    def _conclude(self, request: RetrieveRequest, scope: _Scope) -> Conclusion:
+        def documented(hardware_id: str) -> tuple[str, ...]:
+            with self._catalog.read() as connection:
+                return self._remembered(connection)(
+                    ("languages", hardware_id, access),
+                    lambda: languages_of(connection, hardware_id, access),
+                )
+
+        return scope_of(request, self._registry, documented)
+
+    def _conclude(self, request: RetrieveRequest, scope: RequestScope) -> Conclusion:
         return self._diagnoser.conclude(
             request,
             {key: fact.value for key, fact in scope.facts.items()},
             scope.lineage,
             self._signatures(scope.lineage),
+            rules_of(self._registry.all(), scope.lineage),
         )
 
     def _signatures(self, lineage: Sequence[str]) -> list[SignatureSpec]:
@@ -226,34 +238,129 @@ class Retriever:
             self._samples,
         )
 
+    def _plan(self, request: RetrieveRequest, conclusion: Conclusion) -> Plan:
+        words = request.query
+        happened = conclusion.verdict.signal_ids or request.log or request.metrics
+        if not words and not happened and request.op and request.task in (None, "write"):
+            words = _writing(request)
+        return make_plan(
+            query=words,
+            log=request.log,
+            metrics=request.metrics or {},
+            registry=load_metrics(),
+            signals=[self._signals.get(name) for name in conclusion.verdict.signal_ids],
+            op=request.op,
+        )
+
+    def _order(
+        self,
+        connection: Connection,
+        request: RetrieveRequest,
+        conclusion: Conclusion,
+        scope: RequestScope,
+        moves: Sequence[Move],
+    ) -> Callable[[list[Ranked]], list[Ranked]]:
+        """How a ranking is put in order: by sections where a signal is all that is known, with what
+        defines the names in a log or a question first where there are words.
+        """
+        if request.in_words:
+            text = "\n".join(filter(None, (request.query, request.log)))
+            if not text or scope.hardware is None:
+                return _unchanged
+            cards = self._cards(connection, request, scope)
+            return lambda ranked: by_names(connection, ranked, text, cards)
+        if not conclusion.verdict.signals:
+            return _unchanged
+        signal = self._signals.get(conclusion.verdict.primary)
+        fitting = [move.id for move in moves]
+        return lambda ranked: by_sections(
+            connection, ranked, signal, fitting, scope.lineage, scope.spoken
+        )
+
+    def _cards(
+        self, connection: Connection, request: RetrieveRequest, scope: RequestScope
+    ) -> list[Symbol]:
+        """The cards of the chip's documents, read once a catalog state."""
+        access = request.access_scope
+        return self._remembered(connection)(
+            ("cards", scope.lineage, request.language, access),
+            lambda: own_symbols(connection, scope.lineage, request.language, access),
+        )
+
+    def _search(self, connection: Connection, query: str, scope: ScopeFilter) -> list[Ranked]:
+        """The ranking of a scope for a question in words."""
+        plan = make_plan(
+            query=query, log=None, metrics={}, registry=load_metrics(), signals=(), op=None
+        )
+        return self._rank(connection, plan, scope)
+
     def _by_category(
-        self, connection: Connection, plan: Plan, scope: ScopeFilter, ranked: Sequence[Ranked]
-    ) -> dict[str, list[Excerpt]]:
+        self,
+        connection: Connection,
+        plan: Plan,
+        scope: ScopeFilter,
+        ranked: Sequence[Ranked],
+        in_order: Callable[[list[Ranked]], list[Ranked]],
+    ) -> Callable[[str], Sequence[Ranked]]:
         """What each category offers to the context; one that the ranking hardly holds is searched
         for itself.
         """
-        offered = {}
-        for category in scope.categories:
+
+        def of(category: str) -> Sequence[Ranked]:
             own = [r for r in ranked if r.category == category]
             if len(own) < PER_CATEGORY and len(scope.categories) > 1:
-                own = self._rank(connection, plan, replace(scope, categories=(category,)))
-            offered[category] = make_excerpts(connection, own, scope, PER_CATEGORY, WHOLE)
-        return offered
+                one_shelf = replace(scope, categories=(category,))
+                return in_order(self._rank(connection, plan, one_shelf))
+            return own
 
-    def _hints(self, conclusion: Conclusion) -> tuple[str, ...]:
+        return of
+
+    def _remembered(self, connection: Connection) -> Remember:
+        """A memory of what depends on the catalog and a key alone: the part of contexts that stays,
+        which takes several searches."""
+        state = (revision(connection), self._dense_ready())
+
+        def remember(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+            with self._remembered_lock:
+                if (state, key) in self._kept:
+                    return self._kept[(state, key)]
+            made = make()
+            with self._remembered_lock:
+                if len(self._kept) >= REMEMBERED:
+                    self._kept.clear()
+                self._kept[(state, key)] = made
+            return made
+
+        return remember
+
+    def _shown_in_vain(self, request: RetrieveRequest) -> frozenset[str]:
+        """What the caller does not want again, and what earlier requests of its run were shown."""
+        excluded = frozenset(request.exclude)
+        if request.run_id is not None and request.log:
+            excluded |= self._journal.shown_in_vain(request.run_id)
+        return excluded
+
+    def _hints(
+        self, conclusion: Conclusion, context: Context, request: RetrieveRequest
+    ) -> tuple[str, ...]:
         words_only = (
             ""
             if self._dense_ready()
             else "Not every passage has its vector yet: this answer was found by words alone."
         )
-        return tuple(hint for hint in (conclusion.verdict.hint, words_only) if hint)
+        small = (
+            ""
+            if any(block.citation for block in context.shown)
+            else f"No excerpt fits into {request.max_tokens} tokens: give a larger max_tokens."
+        )
+        return tuple(hint for hint in (conclusion.verdict.hint, words_only, small) if hint)
 
     def _actions(
         self,
         connection: Connection,
         request: RetrieveRequest,
         conclusion: Conclusion,
-        scope: _Scope,
+        scope: RequestScope,
     ) -> tuple[tuple[Move, ...], Choice]:
         """What to do about the verdict."""
         signals = conclusion.verdict.signal_ids
@@ -265,6 +372,8 @@ class Retriever:
             request.problem_values,
             scope.lineage,
             request.roles,
+            scope.runnable,
+            scope.spoken,
         )
         choice = choose_skills(
             connection,
@@ -311,11 +420,40 @@ class Retriever:
         )
 
 
-def _hardware(scope: _Scope) -> dict[str, object] | None:
-    if scope.hardware is None:
-        return None
-    return {
-        "id": scope.hardware.id,
-        "name": scope.hardware.name,
-        "lineage": list(scope.lineage),
-    }
+def _answer(
+    material: Material,
+    composed: Composed,
+    excerpts: Sequence[Excerpt],
+    choice: Choice,
+    hints: tuple[str, ...],
+) -> Answer:
+    context = composed.context
+    return Answer(
+        retrieval_id=new_id("ret"),
+        diagnosis=material.verdict,
+        hardware=material.hardware,
+        excerpts=tuple(excerpts),
+        skills=choice.answers,
+        moves=tuple(material.moves),
+        context=context.text,
+        context_tokens=context.tokens,
+        skills_withheld=choice.withheld,
+        hints=hints,
+        task=composed.task,
+        context_stable=context.stable,
+        context_actions=context.actions,
+        parts=tuple(
+            ContextPart(b.kind, b.id, b.tokens, b.citation) for b in context.shown if b.citation
+        ),
+        unknown_names=tuple(name.as_json() for name in composed.unknown),
+    )
+
+
+def _unchanged(ranked: list[Ranked]) -> list[Ranked]:
+    return ranked
+
+
+def _writing(request: RetrieveRequest) -> str:
+    """What to look for before there is a kernel."""
+    words = ("write a", request.language, "kernel", (request.op or "").replace("_", " "))
+    return " ".join(filter(None, words))

@@ -35,10 +35,11 @@ from kb.catalog import skills as store
 from kb.catalog.hardware import Fact
 from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
+from kb.prompt_tokens import count_tokens
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import SkillAnswer
-from retrieval.context import count_tokens
+from retrieval.diagnose.error_words import saying
 from retrieval.request import RetrieveRequest
 
 MAX_SKILLS = 3
@@ -93,25 +94,17 @@ def choose_skills(
 
     Without a signal there is nothing to remedy, and a search for a kernel of an operator begins:
     then only skills of that operator that have a recipe are considered. A request with neither gets
-    none. `metrics` are canonical values, `facts` are of the hardware by key.
+    none. A debugging skill is shown where one message of the request's log has the fixed words of
+    its error, whatever signals the log gave, and nowhere else. `metrics` are canonical values,
+    `facts` are of the hardware by key.
 
     For a request with a `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by
     hash of skill, run and node, so that the effect of showing them can be measured; nothing takes
     their place. A request without a `run_id` always gets the same answer.
     """
-    if not signals and not request.op:
-        return Choice()  # neither a condition to remedy nor an operator to begin with
-    rows = store.candidate_skills(
-        connection,
-        signals,
-        scope.hardware,
-        request.op,
-        request.language,
-        request.dtype,
-        request.skill_states or DEFAULT_STATES,
-        scope.access_scope,
-        begins=not signals,
-    )
+    rows, mending = _candidates(connection, request, signals, scope)
+    if not rows:
+        return Choice()
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
     bindings = Bindings(
         signals=set(signals), metrics=metrics, facts=values, problem=request.problem_values
@@ -120,7 +113,7 @@ def choose_skills(
     toolchains = _in_use(store.present_toolchains(connection), scope.hardware)
     scored = []
     for row in rows:
-        relevance = _relevance(row, signals, bindings)
+        relevance = 1.0 if row.name in mending else _relevance(row, signals, bindings)
         if relevance is not None:
             parts = {
                 "relevance": relevance,
@@ -139,6 +132,41 @@ def choose_skills(
         _answers(connection, shown, scope.access_scope),
         tuple(skill.skill.name for skill in chosen if skill not in shown),
     )
+
+
+def _candidates(
+    connection: Connection, request: RetrieveRequest, signals: Sequence[str], scope: ScopeFilter
+) -> tuple[list[SkillHead], frozenset[str]]:
+    """Skills that may apply, and the names of those that are about an error of the log."""
+    if not signals and not request.op and not request.log:
+        return [], frozenset()  # no condition to remedy, no operator to begin with, no message
+    states = request.skill_states or DEFAULT_STATES
+    errors = store.error_words(connection, states, scope.access_scope)
+    mending = saying(request.log or "", errors)
+
+    def fitting(given: Sequence[str], op: str | None, *, begins: bool) -> list[SkillHead]:
+        return store.candidate_skills(
+            connection,
+            given,
+            scope.hardware,
+            op,
+            scope.languages,
+            request.dtype,
+            states,
+            scope.access_scope,
+            begins=begins,
+        )
+
+    rows: list[SkillHead] = []
+    if signals or request.op:
+        rows = [
+            row
+            for row in fitting(signals, request.op, begins=not signals)
+            if row.name not in errors
+        ]
+    if mending:
+        rows += [row for row in fitting((), request.op, begins=False) if row.name in mending]
+    return rows, mending
 
 
 # -- the parts of the score

@@ -399,6 +399,7 @@ def draft_of(
             "allowed_tools": skill.allowed_tools,
             "other": {k: v for k, v in skill.metadata.items() if not k.startswith("kb.")},
             "files": _texts(skill),
+            **skill.about_error,
         },
         license=skill.license,
         compatibility=skill.compatibility,

@@ -7,6 +7,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
 
 
@@ -27,4 +29,23 @@ def fresh_data_dir(folder: Path) -> Path:
     catalog = folder / "catalog.sqlite"
     if not catalog.exists():
         shutil.copyfile(Path(_template().name) / "catalog.sqlite", catalog)
+    return folder
+
+
+@cache
+def _builtin() -> tempfile.TemporaryDirectory[str]:
+    """What the first command makes of an empty data directory, made once a process."""
+    folder = tempfile.TemporaryDirectory(prefix="kernlore-builtin-")
+    local = LocalTarget(read_settings(fresh_data_dir(Path(folder.name))))
+    assert local.services.registry.all()
+    local.close()
+    return folder
+
+
+def builtin_data_dir(folder: Path) -> Path:
+    """`folder`, created where needed, with the built-in hardware and skills, without documents.
+
+    To read these costs 0.7 s, a copy some milliseconds.
+    """
+    shutil.copytree(_builtin().name, folder, dirs_exist_ok=True)
     return folder

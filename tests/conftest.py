@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import shutil
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.parse_process import ParserPool
@@ -35,12 +37,15 @@ from kb.index.exact import ExactIndex
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
 from tests.catalogs import fresh_data_dir
-from tests.shared import copy_knowledge
+from tests.shared import copy_knowledge, place_models
 
 ROOT = Path(__file__).resolve().parent.parent
+# Stays between test sessions.
+SHARED = Path(tempfile.gettempdir()) / f"kernlore-tests-{os.getuid()}"
 SERVICE_START_SECONDS = 90
 # The fixture of a service and the folder of its conftest; the group of the tests that share it.
 SERVICES = {("service_url", "tests"): "service", ("client", "tests/api"): "application"}
+SLOW_MODULE = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow", re.MULTILINE)
 SERVED_DOCUMENTS = (
     "guidance/memory-bound.md",
     "guidance/uncoalesced-access-and-bank-conflicts.md",
@@ -76,6 +81,44 @@ def hardware_toml(hardware_id: str, name: str, parent: str | None, kind: str) ->
         f'id = "{hardware_id}"\nname = "{name}"\nvendor = "{name.split()[0].lower()}"\n{above}'
         f'aliases = []\nlanguages = ["triton"]\nkind = "{kind}"\nsummary = "{name} for tests."\n'
     )
+
+
+def pytest_configure() -> None:
+    """Every worker has processors of its own, with all that it starts, and a folder for temporary
+    files, where the locks of devices are. So what one measures does not wait for what another
+    does, and is not disturbed by it: a measurement that is goes on longer, is repeated twice, and
+    has no result in the end.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or not hasattr(os, "sched_setaffinity"):
+        return
+    workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    usable = sorted(os.sched_getaffinity(0))
+    own = usable[int(worker.removeprefix("gw")) :: workers]
+    if len(usable) < workers:
+        return
+    os.sched_setaffinity(0, own)
+    torch.set_num_threads(len(own))
+    folder = SHARED / worker
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None  # found out anew
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make quick` does not even import modules that are slow as a whole: what they test is slow to
+    import too.
+    """
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return bool(SLOW_MODULE.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by their length. An archive's bytes hold the time of its making, so two
+    workers would collect tests of different names, which xdist refuses.
+    """
+    return f"{len(val)}-bytes" if isinstance(val, bytes) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -212,8 +255,15 @@ def catalog(data_dir: Path) -> Iterator[Catalog]:
 
 @pytest.fixture(scope="session")
 def model_cache() -> Path:
-    """Where the exported query model stays between runs: exporting takes seconds."""
-    return Path(tempfile.gettempdir()) / f"kernlore-tests-{os.getuid()}" / "models"
+    """Where the exported query model stays between runs, and is: exporting takes seconds."""
+    folder = SHARED / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (SHARED / "models.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        opened = open_embedder(DEFAULT_MODEL, folder)
+        if not (folder / f"{opened.fingerprint}.onnx").exists():
+            opened.encode_query("this exports it")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -271,8 +321,7 @@ def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
     """
     folder = service_folder
     knowledge = copy_knowledge(folder / "knowledge", SERVED_DOCUMENTS)
-    if model_cache.exists():
-        shutil.copytree(model_cache, folder / "data" / "models")
+    place_models(folder / "data", model_cache)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

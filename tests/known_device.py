@@ -7,11 +7,11 @@ reach is impossible by them.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore, Figure, Point
 from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.isolation.processors import usable_processors
 
 MIB = 1 << 20
 # GB/s at MiB: about four times what two cores of a server reach.
@@ -19,14 +19,14 @@ RATES = ((1, 600.0), (32, 240.0), (256, 120.0))
 FLOPS = {"float32": 1.5e12, "float64": 0.7e12, "bfloat16": 9e12}
 
 
-def store_ceilings(data_dir: Path) -> Path:
-    """As if they had been measured there; the directory."""
-    identity = identify("cpu")
+def known_ceilings() -> Ceilings:
+    """Those of as many processors as a test may use."""
     points = tuple(Point(size * MIB, rate * 1e9, 0.02, 20) for size, rate in RATES)
-    ceilings = Ceilings(
+    identity = identify("cpu")
+    return Ceilings(
         device=identity.id,
         kind="cpu",
-        threads=os.cpu_count() or 1,
+        threads=usable_processors(),
         cache_bytes=identity.cache_bytes,
         copy=points,
         read=points,
@@ -36,5 +36,9 @@ def store_ceilings(data_dir: Path) -> Path:
         dispatch=Figure(5e-7, 0.02, 50),
         measured_at=1.7e9,
     )
-    DeviceStore(data_dir).save(identity, ceilings)
+
+
+def store_ceilings(data_dir: Path) -> Path:
+    """As if they had been measured there; the directory."""
+    DeviceStore(data_dir).save(identify("cpu"), known_ceilings())
     return data_dir

@@ -12,6 +12,8 @@ import pytest
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
+from api.cli.progress import plain_lines
+from tests.catalogs import fresh_data_dir
 from tests.known_device import store_ceilings
 
 BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
@@ -34,11 +36,44 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 
 def read_builtin_knowledge(data_dir: Path) -> None:
     """All that ships, found by words, as a first search leaves a data directory."""
-    local = LocalTarget(read_settings(store_ceilings(data_dir)))
+    local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(data_dir))))
     try:
         local.load_knowledge(lambda _: None)
     finally:
         local.close()
+
+
+FINISHED_CANDIDATES = 3
+
+
+def finished_run(factory: pytest.TempPathFactory, data_dir: Path) -> str:
+    """Fill `data_dir` with a real run that has ended: map_id in C++ with three candidates of
+    recipes, without knowledge. Returns the run's id."""
+    made = once(factory, "finished-run", _finish_a_run)
+    shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
+    return (made / "run").read_text(encoding="utf-8")
+
+
+def _finish_a_run(folder: Path) -> None:
+    # Imported here: most tests need none of it.
+    from optimizer.search.goal import Goal
+    from optimizer.search.runs.optimize import optimize
+
+    local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(folder / "data"))))
+    try:
+        goal = Goal(language="cpp", candidates=FINISHED_CANDIDATES, knowledge=False)
+        finished = optimize(local.services, Path("map_id"), goal, "auto", plain_lines(goal))
+    finally:
+        local.close()
+    assert len(finished.tree) == FINISHED_CANDIDATES + 1
+    (folder / "run").write_text(finished.run.id, encoding="utf-8")
+
+
+def place_models(data_dir: Path, model_cache: Path) -> Path:
+    """A directory that has the exported query model, and a catalog; the directory."""
+    fresh_data_dir(data_dir)
+    (data_dir / "models").symlink_to(model_cache)
+    return data_dir
 
 
 def copy_knowledge(folder: Path, documents: tuple[str, ...]) -> Path:

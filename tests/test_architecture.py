@@ -231,3 +231,11 @@ def test_names_of_test_modules_are_unique() -> None:
     """pytest imports them by their name alone: of two, one would not be collected."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_a_module_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """A pytest that pytest-xdist does not know yet drops the groups and says nothing; then every
+    worker makes every fixture, and `make test` takes twice as long."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("this is no worker of `make test`")
+    assert request.node.nodeid.endswith("@tests/test_architecture.py"), request.node.nodeid

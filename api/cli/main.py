@@ -45,7 +45,7 @@ COMMANDS = (
     Entry(
         "retrieve",
         "commands.retrieve:retrieve",
-        "Ask about a signal, a log, metrics or a question.",
+        "Ask about a signal, a log, metrics, a profile or a question.",
     ),
     Entry(
         "outcome",

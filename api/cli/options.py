@@ -39,6 +39,17 @@ Models = Annotated[
     ),
 ]
 
+ApiBase = Annotated[
+    str | None,
+    typer.Option(help="Address of an OpenAI-compatible server. Default: that of the provider."),
+]
+ContextTokens = Annotated[
+    int, typer.Option(help="Most tokens of knowledge in a model's prompt.", min=1_000)
+]
+ModelSeconds = Annotated[
+    float, typer.Option(help="Longest time of one call of a model, in seconds.", min=1)
+]
+
 
 def switched_on(word: str) -> bool:
     """Whether `--knowledge` is on. Raises InvalidRequest for a word other than on and off."""

@@ -36,6 +36,11 @@ def plain_lines(goal: Goal) -> Listener:
     return _Plain(goal)
 
 
+def remarks() -> Listener:
+    """A listener that prints only what somebody has to know."""
+    return _Remarks()
+
+
 class _Remarks:
     """No progress, only remarks that somebody has to know, such as an unknown price."""
 

@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from api.http import errors
+from api.http.admission import Admission
 from api.http.dependencies import access_scope, known_parameters
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe
@@ -79,6 +80,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services = open_services(settings)
     background = Background(services)
     app.state.services, app.state.background = services, background
+    app.state.admission = Admission(settings)
     app.state.metrics.observe(background.readiness)
     background.start()
     try:

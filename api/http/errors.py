@@ -72,7 +72,9 @@ def install(app: FastAPI) -> None:
 
 
 def _known(_: Request, error: Exception) -> JSONResponse:
-    return respond(cast(KernloreError, error))
+    known = cast(KernloreError, error)
+    seconds = known.details.get("retry_after_seconds")
+    return respond(known, {"Retry-After": str(seconds)} if seconds else None)
 
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:

@@ -42,6 +42,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
     models.OutcomeBody,
     bodies.PassagePatch,
     bodies.FactPatch,
+    bodies.FactsPatch,
+    bodies.SymbolPatch,
     bodies.HardwareBody,
     bodies.EvaluationBody,
     bodies.RunBody,
@@ -91,6 +93,13 @@ def retrieve_examples() -> dict[str, Any]:
             "signals": ["register_spill", "memory_bound"],
             "roles": ["tile_m", "tile_n", "warps"],
             "hardware": "h100",
+        },
+        "what a first kernel needs": {
+            "task": "write",
+            "hardware": "h100",
+            "op": "softmax",
+            "language": "cuda",
+            "max_tokens": 24000,
         },
     }
     return examples | {name: {"summary": name, "value": value} for name, value in ways.items()}

@@ -166,11 +166,12 @@ class Asker:
 
     def scope(self, request: RetrieveRequest) -> ScopeFilter:
         categories = request.categories or CATEGORIES
+        languages = (request.language,) if request.language else None
         if request.hardware is not None:
             lineage = self._services.registry.lineage(request.hardware)
-            return ScopeFilter((*lineage, ANY), categories, request.language)
+            return ScopeFilter((*lineage, ANY), categories, languages)
         run_time = request.signal or request.log or request.metrics
-        return ScopeFilter((ANY,) if run_time else None, categories, request.language)
+        return ScopeFilter((ANY,) if run_time else None, categories, languages)
 
     def _plan(self, request: RetrieveRequest, variant: Variant) -> Plan:
         registry = self._services.registry

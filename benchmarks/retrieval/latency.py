@@ -87,9 +87,8 @@ def measure(name: str, send: Send, bodies: Sequence[Request], clients: int) -> T
 
 def split(bodies: Sequence[Request], parts: int) -> Iterator[Sequence[Request]]:
     """Each measurement gets requests that no other had."""
-    rest = bodies[WARM_UP:]
-    size = len(rest) // parts
-    return (rest[n * size : (n + 1) * size] for n in range(parts))
+    size = len(bodies) // parts
+    return (bodies[n * size : (n + 1) * size] for n in range(parts))
 
 
 def headings_of(service: Service) -> list[Heading]:
@@ -130,19 +129,20 @@ def request_of(body: Request) -> RetrieveRequest:
 def run(given: argparse.Namespace) -> None:
     if given.url is None and given.data_dir is None:
         raise InvalidRequest("nothing to measure", hint="Give --url, --data-dir or both.")
-    if given.requests <= WARM_UP + sum(CLIENTS):
+    if given.requests <= given.warm_up + sum(CLIENTS):
         raise InvalidRequest("too few requests to measure", hint="Give --requests 500 or more.")
     parts = 2 * len(CLIENTS)  # over HTTP and in process
-    total = WARM_UP + parts * (given.requests // len(CLIENTS))
+    total = given.warm_up + parts * (given.requests // len(CLIENTS))
     rows = Scorer(given.scorer or scorer_beside(given.gold), given.gold).requests()
     with service_at(given.url, given.data_dir) as service:
         state = wait_until_ready(service)
         bodies = _bodies(service, rows, total)
-        portions = list(split(bodies, parts))
-        timings = _over_http(service, bodies[:WARM_UP], portions[: len(CLIENTS)])
+        warm_up = bodies[: given.warm_up]
+        portions = list(split(bodies[given.warm_up :], parts))
+        timings = _over_http(service, warm_up, portions[: len(CLIENTS)])
         memory = memory_of(service.pid) if service.pid is not None else None
     if given.data_dir is not None:
-        timings += _here(given.data_dir, bodies[:WARM_UP], portions[len(CLIENTS) :])
+        timings += _here(given.data_dir, warm_up, portions[len(CLIENTS) :])
     held = "not known: the service is not on this machine, or --data-dir was not given"
     if memory is not None:
         held = f"{memory.now:.0f} MiB after the requests, {memory.peak:.0f} MiB at the most"
@@ -151,7 +151,8 @@ def run(given: argparse.Namespace) -> None:
         TITLE,
         [
             f"{state['passages']:,} passages, index: {state['index']}. {len(bodies)} different"
-            f" requests, the first {WARM_UP} not counted. In process the index is exact search.",
+            f" requests, the first {given.warm_up} not counted. In process the index is exact"
+            " search.",
             table(HEADER, [timing.row() for timing in timings]),
             *(f"Failed: {failure}" for timing in timings for failure in timing.failures[:3]),
             f"Memory of the service: {held}.",
@@ -217,6 +218,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
     parser.add_argument("--requests", type=int, default=600, help="Over HTTP; as many in process.")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="Requests not counted.")
     parser.add_argument("--results", type=Path, help="Also write the result as Markdown.")
     return parser.parse_args(arguments)
 

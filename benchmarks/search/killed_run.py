@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -30,7 +31,9 @@ from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
+from optimizer.evaluation.collectors.ceilings import DeviceStore
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
+from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
 from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import Goal
@@ -96,14 +99,19 @@ class Outcome:
 
 
 class KilledRun:
-    """folder: holds its catalog and its temporary files, which nothing else uses."""
+    """folder: holds its catalog and its temporary files, which nothing else uses. devices: ceilings
+    that are known; without them they are measured now, as no process of the run lives for long
+    enough."""
 
-    def __init__(self, folder: Path, goal: Goal) -> None:
+    def __init__(self, folder: Path, goal: Goal, devices: Path | None = None) -> None:
         self.folder, self.goal = folder, goal
         self.run_id = new_id("run")
         self.scratch = folder / "tmp"
         self.scratch.mkdir(parents=True)
         self.settings = read_settings(folder / "data")
+        if devices is not None:
+            shutil.copytree(devices, self.settings.data_dir / "devices")
+        DeviceStore(self.settings.data_dir).ensure("cpu", EvaluationSettings().threads)
         local = LocalTarget(self.settings)
         local.services  # noqa: B018  (makes the catalog, with the built-in hardware and skills)
         local.close()
@@ -227,11 +235,18 @@ def orphans_gone() -> tuple[int, float]:
         time.sleep(0.01)
 
 
-def killed_run(folder: Path, goal: Goal, kills: int, earliest: float, latest: float) -> Outcome:
+def killed_run(
+    folder: Path,
+    goal: Goal,
+    kills: int,
+    earliest: float,
+    latest: float,
+    devices: Path | None = None,
+) -> Outcome:
     """Kill it so many times, each a random moment after its process began, then let it end."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began = time.monotonic()
-    run = KilledRun(folder, goal)
+    run = KilledRun(folder, goal, devices)
     chance = random.Random(f"{goal.seed}:kills")
     done: list[Kill] = []
     refused: list[str] = []
@@ -387,6 +402,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--earliest", type=float, default=1.0, help="seconds after a start")
     parser.add_argument("--latest", type=float, default=9.5)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--devices", type=Path, help="DATA_DIR/devices with this machine's ceilings"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_run.md"))
     options = parser.parse_args(arguments)
@@ -394,7 +412,8 @@ def main(arguments: list[str] | None = None) -> None:
         language=LANGUAGE, candidates=options.candidates, knowledge=False, seed=options.seed
     )
     with tempfile.TemporaryDirectory(prefix="killed-run-") as folder:
-        result = killed_run(Path(folder), goal, options.kills, options.earliest, options.latest)
+        moments = (options.kills, options.earliest, options.latest)
+        result = killed_run(Path(folder), goal, *moments, options.devices)
     if options.json:
         print(json.dumps({**asdict(result), "good": result.good}))
     else:

@@ -56,6 +56,58 @@ COMPILE_ERRORS = (
     "entry",
 )
 TRAPS = ("bounds", "misaligned", "argument")
+ENTRY = "kernlore_run"  # what the manual calls a kernel
+
+INTERFACE = """\
+The simulator runs the kernel once, on one core. `kernel {entry}(in A[R][C], ..., out B[R][C])`
+declares every array: `in` takes inputs and weights in the order of the interface, `out` the
+outputs. Sizes are literal integers of the case; an array of one dimension is declared [1][N].
+Nothing is initialised: a tile holds NaN until a transfer or an instruction writes it."""
+SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 128
+# y = x * 2 + x, one block of rows
+SAMPLE = """\
+kernel {entry}(in X[16][128], out Y[16][128]) {{
+  tile x[8][128];
+  tile y[8][128];
+  for i in 0..16 step 8 {{
+    {load} x, X[i][0];
+    {mul} y, x, 2.0;
+    {add} y, y, x;
+    {store} Y[i][0], y;
+  }}
+}}
+"""
+# What the simulator's own counters mean: id, condition, signal, title, why
+RULES: Sequence[tuple[str, str, str, str, str]] = (
+    (
+        "nova-waits-on-memory",
+        "(nova_stall_dram_cycles + nova_stall_drain_cycles) / cycles > 0.4",
+        "memory_latency",
+        "The core waits for tiles that are still on their way",
+        "A second set of tiles lets transfers run beside the arithmetic.",
+    ),
+    (
+        "nova-transfer-queue-is-full",
+        "nova_stall_dma_queue_cycles / cycles > 0.1",
+        "memory_bound",
+        "Transfers are issued faster than the queue takes them",
+        "Fewer, larger transfers fill the queue less.",
+    ),
+    (
+        "nova-banks-conflict",
+        "nova_stall_bank_cycles / cycles > 0.1",
+        "bank_conflict",
+        "Rows that are read together lie in one bank",
+        "A pad of one word for each row of the tile spreads them.",
+    ),
+    (
+        "nova-multiply-add-waits",
+        "nova_stall_dependency_cycles / cycles > 0.2",
+        "latency_bound",
+        "A multiply-add waits for the one before it",
+        "A larger accumulator has more independent sums.",
+    ),
+)
 
 # kind -> signal, the words that follow the code in a message, title, remedy
 MEANINGS: Mapping[str, tuple[str, str, str, str]] = {
@@ -245,7 +297,9 @@ def hardware_toml(chip: Mapping[str, Any], folder: Path) -> str:
     ]
     facts = [_fact(title, *row) for row in _facts(chip)]
     signatures = [_signature(kind, code) for kind, code in _codes(chip)]
-    return "\n\n".join(["\n".join(head), *facts, *signatures, _toolchain(folder)]) + "\n"
+    rules = [_rule(*row) for row in RULES]
+    parts = ["\n".join(head), *facts, *signatures, *rules, _toolchain(chip, folder)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _facts(chip: Mapping[str, Any]) -> list[tuple[str, int, str, str]]:
@@ -292,19 +346,40 @@ def _signature(kind: str, code: str) -> str:
     )
 
 
-def _toolchain(folder: Path) -> str:
+def _rule(identity: str, when: str, signal: str, title: str, why: str) -> str:
+    report = {"id": identity, "when": when, "signal": signal, "title": title, "why": why}
+    return "[[rules]]\n" + "\n".join(f"{name} = {_toml(text)}" for name, text in report.items())
+
+
+def sample(chip: Mapping[str, Any]) -> str:
+    """A small kernel that runs on this chip."""
+    names = {operation: chip["opcodes"][operation] for operation in ("load", "mul", "add", "store")}
+    return SAMPLE.format(entry=ENTRY, **names)
+
+
+def _toolchain(chip: Mapping[str, Any], folder: Path) -> str:
     compiler, simulator = (_word(HERE / name) for name in ("novac.py", "novasim.py"))
-    chip = _word(folder.resolve() / "chip.json")
-    compile_ = f"python {compiler} {{source}} -o {{output}} --chip {chip} --entry {{entry}}"
-    run = f"python {simulator} {{output}} --chip {chip} --manifest {{input}}"
+    numbers = _word(folder.resolve() / "chip.json")
+    compile_ = f"python {compiler} {{source}} -o {{output}} --chip {numbers} --entry {{entry}}"
+    run = f"python {simulator} {{output}} --chip {numbers} --manifest {{input}}"
     report = {
         "compile": compile_,
         "run": run,
         "profile": f"{run} --report {{report}}",
         "timing": "simulator",
         "suffix": ".nv",
+        "entry": ENTRY,
+        "interface": INTERFACE.format(entry=ENTRY),
+        "sample": sample(chip),
+        "sample_reference": "x * 2 + x",
     }
     lines = [f"{name} = {_toml(text)}" for name, text in report.items()]
+    shape = [SAMPLE_ROWS, SAMPLE_COLUMNS]
+    arguments = [
+        f'{{name = "{name}", role = "{role}", dtype = "float32", shape = {shape}}}'
+        for name, role in (("x", "input"), ("y", "output"))
+    ]
+    lines.append(f"sample_arguments = [{', '.join(arguments)}]")
     return "[toolchains.novac]\n" + "\n".join(lines)
 
 

@@ -145,7 +145,7 @@ def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None
     confidence -= 0.2 if match["about"] else 0.0
     tail = _tail_doubt(rest, known)
     number = float(match["number"].replace(",", ""))
-    value = _converted(number, unit, known)
+    value = converted(number, unit, known)
     if tail is None or value is None or not known.plausible(value):
         return None
     exact = int(value) if value == int(value) and abs(value) < 2**53 else value
@@ -176,13 +176,16 @@ def _count_unit(word: str, known: FactKey) -> Unit | None:
     return None
 
 
-def _converted(number: float, unit: Unit, known: FactKey) -> float | None:
+def converted(number: float, unit: Unit, known: FactKey) -> float | None:
+    """A number of this unit in the unit of the fact; None where the units do not fit."""
     if unit.canonical == known.unit or {unit.canonical, known.unit} == {"count", "threads"}:
         return number * unit.factor
     if unit.canonical == "B" and known.item_bytes is not None:
         return number * unit.factor / known.item_bytes
     if known.unit == "B" and unit.canonical == "bit" and number % 8 == 0:
         return number / 8
+    if known.unit == "bit" and unit.canonical == "B":
+        return number * unit.factor * 8
     if known.unit == "op/s" and unit.canonical == "flop/s":
         return number * unit.factor  # "INT8 1979 TFLOPS" is a common slip of the pen
     return None

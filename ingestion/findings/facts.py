@@ -1,10 +1,11 @@
-"""Facts proposed from the tables of a manual: known numbers, in their one unit, with the cell they
-stand in.
+"""Facts proposed from the tables and sentences of a manual: known numbers, in their one unit, with
+the cell or the sentence that they stand in.
 
 Proposals are for a person to accept or correct, so a doubtful cell is left out rather than guessed:
 ranges, lists, cells with two numbers, values marked with a footnote where sparsity hides behind it,
-units that do not fit. It knows the labels and units of `kb/hardware/fact_keys.toml` and no
-particular chip; which hardware a `subject` means is for the caller to resolve.
+units that do not fit. How sentences are read is in `fact_sentences.py`. It knows the labels and
+units of `kb/hardware/fact_keys.toml` and no particular chip; which hardware a `subject` means is
+decided in `subjects.py`.
 
 Prefixes without an `i` follow the convention of `kb/hardware/facts.py` (sizes binary, rates
 decimal); `text_value` keeps what the manual wrote.
@@ -13,11 +14,13 @@ decimal); `text_value` keeps what the manual wrote.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ingestion.elements import Element, Table
 from ingestion.findings.fact_cells import Label, Reading, read_cell, read_label, tidy
+from ingestion.findings.fact_sentences import Statement, statements
 from kb.hardware.facts import FactKey, fact_keys
 
 _SUBJECT = re.compile(
@@ -40,15 +43,17 @@ _NOT_A_VALUE = re.compile(
 )
 _UNIT_HEAD = re.compile(r"units?", re.IGNORECASE)
 MIN_CONFIDENCE = 0.4
+MAX_QUOTED = 200  # characters of a sentence in a locator
 
 
 @dataclass(frozen=True)
 class ProposedFact:
-    """One number (or short text) that a table seems to state.
+    """One number (or short text) that a table or a sentence seems to state.
 
     `subject` is the chip or variant that the table's row or column names, empty when the table is
-    about a single one. `cell` is (row, column) in the table's body, `element` the table's index
-    among the elements that were read. `confidence` is between 0 and 1.
+    about a single one and for sentences. `cell` is (row, column) in the table's body, `sentence`
+    what was read where it is no table, `element` the index of either among the elements that were
+    read. `confidence` is between 0 and 1.
     """
 
     key: str
@@ -59,35 +64,74 @@ class ProposedFact:
     caption: str | None
     row_label: str
     column_label: str
-    cell: tuple[int, int]
+    cell: tuple[int, int] | None
     element: int
     page_index: int | None
     page_label: str | None
     confidence: float
+    sentence: str = ""
 
     @property
     def locator(self) -> str:
-        """Where a reader finds it: page, table, row and column, as far as known."""
+        """Where a reader finds it, as far as known: page, table, row, column, or sentence."""
         page = self.page_label or (str(self.page_index + 1) if self.page_index is not None else "")
+        if self.sentence:
+            quoted = textwrap.shorten(self.sentence, MAX_QUOTED, placeholder=" ...")
+            return f"p. {page}, {quoted!r}" if page else repr(quoted)
         parts = [f"p. {page}" if page else "", self.caption or "table"]
         parts += [f"row {self.row_label!r}" if self.row_label else ""]
         parts += [f"column {self.column_label!r}" if self.column_label else ""]
         return ", ".join(part for part in parts if part)
 
 
+@dataclass(frozen=True)
+class LocatedFact:
+    """A proposed fact and the heading path of the section that it stands in."""
+
+    fact: ProposedFact
+    section: tuple[str, ...]
+
+
 def propose_facts(elements: Sequence[Element]) -> list[ProposedFact]:
-    """Facts from every table among the elements (of a document or of a section), in reading
-    order.
+    """Facts from every table and sentence among the elements (of a document or of a section), in
+    reading order.
     """
     proposed: list[ProposedFact] = []
+    lead = ""
     for index, element in enumerate(elements):
-        if element.kind != "table" or element.table is None:
-            continue
         box = element.boxes[0] if element.boxes else None
-        for fact in _of_table(element.table):
+        for fact in _of_element(element, lead):
             page = (box.page_index, box.page_label) if box else (None, None)
             proposed.append(replace(fact, element=index, page_index=page[0], page_label=page[1]))
+        lead = element.text if element.kind == "text" else ""
     return proposed
+
+
+def _of_element(element: Element, lead: str) -> list[ProposedFact]:
+    if element.kind == "table":
+        return _of_table(element.table) if element.table is not None else []
+    if element.kind not in ("text", "list"):
+        return []
+    return [_stated(statement) for statement in statements(element.text, lead)]
+
+
+def _stated(statement: Statement) -> ProposedFact:
+    return ProposedFact(
+        key=statement.key,
+        value=statement.value,
+        unit=statement.unit,
+        text_value=statement.quantity,
+        subject="",
+        caption=None,
+        row_label="",
+        column_label="",
+        cell=None,
+        element=0,
+        page_index=None,
+        page_label=None,
+        confidence=statement.confidence,
+        sentence=statement.sentence,
+    )
 
 
 def _of_table(table: Table) -> list[ProposedFact]:
@@ -197,7 +241,7 @@ def _without_contradictions(facts: Sequence[ProposedFact]) -> list[ProposedFact]
     for fact in facts:
         groups.setdefault((fact.key, fact.subject.lower()), []).append(fact)
     agreed = [group[0] for group in groups.values() if len({fact.value for fact in group}) == 1]
-    return sorted(agreed, key=lambda fact: fact.cell)
+    return sorted(agreed, key=lambda fact: fact.cell or (0, 0))
 
 
 @dataclass(frozen=True)

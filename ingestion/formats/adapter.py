@@ -23,9 +23,11 @@ import io
 import logging
 import os
 import re
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePath
@@ -185,14 +187,29 @@ def _loaded(reader: _Reader, extension: str) -> Callable[..., list[Any]]:
     os.environ.setdefault("UNSTRUCTURED_DISABLE_NOTICE", "1")
     os.environ.setdefault("SCARF_NO_ANALYTICS", "true")
     try:
-        module = importlib.import_module(f"unstructured.partition.{reader.module}")
-        _keep_offline()
+        with _without_torch():
+            module = importlib.import_module(f"unstructured.partition.{reader.module}")
+            _keep_offline()
         if reader.pandoc:
             _require_pandoc(extension)
     except ImportError as error:
         raise _missing(reader, extension, error) from error
     function: Callable[..., list[Any]] = getattr(module, reader.function)
     return function
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """spaCy imports torch where it is installed, for models that are not used here: it takes
+    seconds and hundreds of megabytes."""
+    absent = "torch" not in sys.modules
+    if absent:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules["torch"]
 
 
 def _require_pandoc(extension: str) -> None:

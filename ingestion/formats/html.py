@@ -50,7 +50,9 @@ _MAIN = (
     "div#content",
     "article",
 )
-_LAYOUT_TABLE = frozenset(["memname", "mlabels", "highlighttable", "rouge-table"])
+_LAYOUT_TABLE = frozenset(["mlabels", "highlighttable", "rouge-table"])
+# Doxygen sets a prototype as a table, a word or bracket in each cell: it is one line to a reader.
+_PROTOTYPE_TABLE = "memname"
 _MAX_SPAN = 100
 
 # Every element name that HTML has; in Markdown `<typename T>` is C++ that nobody escaped.
@@ -156,6 +158,9 @@ class _Walk:
 
     def table(self, tag: Tag) -> Iterator[Element]:
         cells = [c for c in tag.find_all(["td", "th"]) if c.find_parent("table") is tag]
+        if _PROTOTYPE_TABLE in _classes(tag):
+            yield from _text([" ".join(_tidy(inline(cell)) for cell in cells)])
+            return
         layout = not _LAYOUT_TABLE.isdisjoint(_classes(tag))
         nested = any(c.find(["table", "h1", "h2", "h3"]) for c in cells)
         if (

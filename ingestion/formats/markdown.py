@@ -20,6 +20,7 @@ from markdown_it.token import Token
 from ingestion.elements import Element, ParsedDocument
 from ingestion.formats.html import names, parse_fragment
 from ingestion.formats.tables import make_table, table_element
+from kb.yaml_loaders import safe_loader
 
 _MAX_LIST = 1_500
 _MAX_DEPTH = 8
@@ -88,7 +89,8 @@ def _front_matter(lines: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]
     if end is None:
         return {}, ()
     try:
-        loaded = yaml.safe_load("\n".join(lines[1:end]))
+        block = "\n".join(lines[1:end])
+        loaded = yaml.load(block, Loader=safe_loader(block))
     except yaml.YAMLError as error:
         return {}, (f"front matter is not valid YAML, read as text: {str(error).splitlines()[0]}",)
     if not isinstance(loaded, dict):

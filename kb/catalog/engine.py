@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, event
 from kb.errors import StoreError
 
 BUSY_TIMEOUT_MS = 15_000
+IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -62,9 +63,17 @@ class Catalog:
 
 def open_catalog(data_dir: Path) -> Catalog:
     """Open (and create or migrate) the catalog of a data directory."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+    if not data_dir.exists():
+        data_dir.mkdir(parents=True, mode=0o700)  # manuals of unreleased chips are in it
     path = data_dir / "catalog.sqlite"
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
+    # A thread that needs a connection gets one: a bound here is an error for a request, and threads
+    # are bounded where they are made.
+    engine = sa.create_engine(
+        f"sqlite:///{path}",
+        connect_args={"check_same_thread": False},
+        pool_size=IDLE_CONNECTIONS,
+        max_overflow=-1,
+    )
     _configure(engine)
     catalog = Catalog(engine, path)
     try:

@@ -1,7 +1,7 @@
 """The hardware registry in the catalog: specs, lineage, and facts with their sources.
 
 A spec (hardware.toml or POST /hardware) is stored as text, and its facts are rows beside the facts
-proposed from tables and those that a person entered. For each key the valid fact is a person's,
+proposed from documents and those that a person entered. For each key the valid fact is a person's,
 then the spec's own, then an accepted proposal; a chip without the key inherits it from above.
 Proposed facts are not valid until somebody accepts them."""
 
@@ -22,14 +22,17 @@ from kb.catalog.tables.hardware import facts, hardware
 from kb.errors import InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
 from kb.hardware.schema import parse_hardware
-from kb.hardware.spec import HardwareSpec
+from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.hardware.writer import dump_hardware
 from kb.ids import derived_id
+from kb.plain import plain
 from kb.scope import ANY
 
 PutOutcome = Literal["created", "updated", "unchanged"]
 FactStatus = Literal["accepted", "proposed", "rejected"]
-_ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2}
+# A table is checked cell by cell; a sentence may have a context that no rule sees.
+_ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
+_READ = ("table", "sentence")  # origins of what was read from documents
 _KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 
 
@@ -37,6 +40,9 @@ _KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 class Fact:
     """`number` is in `unit`; `text` is the value as its source writes it. `hardware_id` is the
     owner.
+
+    `subject` is what names the subject of a value that was read from a document, `subject_kind`
+    whether that is the owner itself, a family above it, or not clear; None where nobody looked.
     """
 
     id: str
@@ -62,6 +68,13 @@ class Fact:
     page_label: str | None
     cell: Mapping[str, Any] | None
     actor: str | None
+    subject_kind: str | None = None
+
+    @property
+    def holds_for_owner(self) -> bool:
+        """False where the value is about a variant ("PCIe") or its subject is not clear."""
+        known = self.subject_kind in ("chip", "family")
+        return known or not self.subject or self.origin == "person"
 
     @property
     def value(self) -> float | str:
@@ -79,6 +92,7 @@ class HardwareRegistry:
         self._catalog = catalog
         self._lock = threading.Lock()  # protects _cached
         self._cached: tuple[int, dict[str, HardwareSpec]] | None = None
+        self._parsed: dict[str, tuple[str, HardwareSpec]] = {}  # by id: the text, and what it says
 
     # -- specs and lineage
 
@@ -92,10 +106,17 @@ class HardwareRegistry:
             rows = connection.execute(
                 sa.select(hardware.c.id, hardware.c.spec).order_by(hardware.c.id)
             )
-            specs = {row.id: parse_hardware(row.spec, row.id) for row in rows}
+            specs = {row.id: self._spec(row.id, row.spec) for row in rows}
         with self._lock:
             self._cached = (state, specs)
         return specs
+
+    def _spec(self, hardware_id: str, text: str) -> HardwareSpec:
+        """What the text says; one that was read before is not read again."""
+        known = self._parsed.get(hardware_id)
+        if known is None or known[0] != text:
+            known = self._parsed[hardware_id] = (text, parse_hardware(text, hardware_id))
+        return known[1]
 
     def resolve(self, name: str) -> str:
         """The id that a name, alias or spelling means; UnknownHardware names the nearest."""
@@ -124,7 +145,7 @@ class HardwareRegistry:
             stored = connection.execute(
                 sa.select(hardware.c.spec).where(hardware.c.id == spec.id)
             ).scalar()
-            if stored is not None and (stored == text or parse_hardware(stored, spec.id) == spec):
+            if stored is not None and (stored == text or self._spec(spec.id, stored) == spec):
                 return "unchanged"
             values = _hardware_values(spec, text, origin)
             if stored is None:
@@ -189,8 +210,7 @@ class HardwareRegistry:
             )
             own: dict[str, Fact] = {}
             for fact in stated:
-                # A fact about a variant ("PCIe") does not speak for the model as such.
-                if not fact.subject or fact.origin == "person":
+                if fact.holds_for_owner:
                     own.setdefault(fact.key, fact)
             effective = {**own, **effective}
         return dict(sorted(effective.items()))
@@ -217,6 +237,28 @@ class HardwareRegistry:
                 )
                 added += 1
         return added
+
+    def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
+        """Decide about many facts at once, all of them or, where an id is unknown, none. Raises
+        NotFound.
+        """
+        wanted = list(dict.fromkeys(fact_ids))
+        with self._catalog.write() as connection:
+            changed = [
+                connection.execute(
+                    facts.update().where(facts.c.id == fact_id).values(status=status, actor=actor)
+                ).rowcount
+                for fact_id in wanted
+            ]
+            unknown = [i for i, count in zip(wanted, changed, strict=True) if count != 1]
+            if unknown:
+                raise _no_fact(unknown[0])
+            meta.bump_revision(connection)
+            rows = [
+                connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
+                for fact_id in wanted
+            ]
+            return [Fact(**row._mapping) for row in rows]
 
     def patch_fact(
         self,
@@ -246,12 +288,14 @@ class HardwareRegistry:
                 facts.update().where(facts.c.id == fact_id).values(**changes)
             )
             if changed.rowcount != 1:
-                raise NotFound(
-                    f"no fact {fact_id!r}", hint="GET /hardware/{id}/facts lists them with ids."
-                )
+                raise _no_fact(fact_id)
             meta.bump_revision(connection)
             row = connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
             return Fact(**row._mapping)
+
+
+def _no_fact(fact_id: str) -> NotFound:
+    return NotFound(f"no fact {fact_id!r}", hint="GET /hardware/{id}/facts lists them with ids.")
 
 
 def withdraw_proposals(connection: Connection, document_id: str) -> None:
@@ -259,7 +303,7 @@ def withdraw_proposals(connection: Connection, document_id: str) -> None:
     connection.execute(
         facts.delete().where(
             facts.c.document_id == document_id,
-            facts.c.origin == "table",
+            facts.c.origin.in_(_READ),
             facts.c.status == "proposed",
         )
     )
@@ -276,10 +320,7 @@ def _hardware_values(spec: HardwareSpec, text: str, origin: str) -> dict[str, An
         "aliases": list(spec.aliases),
         "languages": list(spec.languages),
         "signatures": [vars(signature) for signature in spec.signatures],
-        "toolchains": {
-            language: {**vars(chain), "env": dict(chain.env)}
-            for language, chain in spec.toolchains.items()
-        },
+        "toolchains": plain(spec.toolchains),
         "spec": text,
         "origin": origin,
         "updated_at": clock.now(),
@@ -290,19 +331,24 @@ def _replace_spec_facts(connection: Connection, spec: HardwareSpec) -> None:
     connection.execute(
         facts.delete().where(facts.c.hardware_id == spec.id, facts.c.origin == "spec")
     )
-    for number, fact in enumerate(spec.facts):
-        numeric = None if isinstance(fact.value, str) else float(fact.value)
-        values = {key: value or None for key, value in vars(fact).items() if key != "value"}
-        values |= {"unit": fact.unit, "title": fact.title, "publisher": fact.publisher}
-        connection.execute(
-            facts.insert().values(
-                **{**values, "locator": fact.locator},
-                id=derived_id("fact", spec.id, "spec", number, fact.key, fact.value),
-                hardware_id=spec.id,
-                number=numeric,
-                text=str(fact.value),
-                status="accepted",
-                origin="spec",
-                created_at=clock.now(),
-            )
-        )
+    rows = [_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts)]
+    if rows:
+        connection.execute(facts.insert(), rows)
+
+
+def _fact_row(hardware_id: str, number: int, fact: FactSpec) -> dict[str, Any]:
+    values = {key: value or None for key, value in vars(fact).items() if key != "value"}
+    return {
+        **values,
+        "unit": fact.unit,
+        "title": fact.title,
+        "publisher": fact.publisher,
+        "locator": fact.locator,
+        "id": derived_id("fact", hardware_id, "spec", number, fact.key, fact.value),
+        "hardware_id": hardware_id,
+        "number": None if isinstance(fact.value, str) else float(fact.value),
+        "text": str(fact.value),
+        "status": "accepted",
+        "origin": "spec",
+        "created_at": clock.now(),
+    }

@@ -107,6 +107,14 @@ class TableReader:
         self.add(key, f"{value!r} is not allowed", f"one of {', '.join(allowed)}{hint}")
         return default
 
+    def flag(self, key: str) -> bool:
+        """true or false; false where the key is missing or wrong."""
+        value = self.raw.get(key, False)
+        if not isinstance(value, bool):
+            self.add(key, f"{_kind(value)} where true or false belongs", f"write {key} = true")
+            return False
+        return value
+
     def texts(self, key: str) -> tuple[str, ...]:
         """The non-empty texts of a list; the others are noted as problems."""
         value = self.raw.get(key, [])

@@ -28,9 +28,13 @@ from kb.errors import InvalidPredicate
 from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.predicates import Bindings, compile_formula
 
+# What a value that was read is about: the hardware itself, a family above it, or not clear.
+SubjectKind = Literal["chip", "family", "unclear"]
 CANONICAL_UNITS = ("count", "threads", "B", "B/s", "bit", "Hz", "flop/s", "op/s", "W", "text")
 
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_PREFIXES = ("", "k", "M", "G", "T")
+_SIZES = ("B", "KB", "MB", "GB", "TB")
 _WORDS = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p"}
 # a small b is a bit
 _BYTE = re.compile(r"([kKmMgGtTpPeE]?)(i?)(?:B|[bB]ytes?)")
@@ -99,11 +103,59 @@ def _thousands(prefix: str) -> float:
     return float(1000 ** _STEPS[prefix.lower()])
 
 
+_LARGEST = 4  # tera: datasheets write 1979 TFLOPS, not 1.979 PFLOPS
+_DIGITS = 6
+
+
+def readable(value: float | str, unit: str) -> str:
+    """A value as a person writes it: "12 GB", "1.6 TB/s", "64 threads", "132".
+
+    Sizes follow the convention for prefixes above. A size that only powers of 1000 make round says
+    so. More than six digits of a rate or size are rounded; the exact value is for `number`.
+    """
+    if isinstance(value, str):
+        return value
+    if unit in ("B/s", "Hz", "flop/s", "op/s", "W"):
+        return _scaled(value, unit)
+    if unit == "B":
+        return _size(value)
+    plain = f"{value:.0f}" if float(value).is_integer() else repr(value)
+    return plain if unit in ("count", "text", "") else f"{plain} {unit}"
+
+
+def _size(value: float) -> str:
+    for base, remark in ((1024, ""), (1000, " (powers of 1000)")):
+        largest = _power(value, base)
+        for power in (largest, max(largest - 1, 0)):  # 1464 KB rather than 1.43 MB
+            scaled = value / float(base) ** power
+            if scaled == round(scaled, 2):
+                return f"{_digits(scaled)} {_SIZES[power]}{remark if power else ''}"
+    power = _power(value, 1024)
+    return f"about {_digits(round(value / 1024.0**power, 2))} {_SIZES[power]}"
+
+
+def _scaled(value: float, unit: str) -> str:
+    power = _power(value, 1000)
+    return f"{_digits(value / 1000.0**power)} {_PREFIXES[power]}{unit}"
+
+
+def _power(value: float, base: int) -> int:
+    return max((p for p in range(_LARGEST + 1) if abs(value) >= float(base) ** p), default=0)
+
+
+def _digits(value: float) -> str:
+    rounded = float(f"{value:.{_DIGITS}g}")
+    return f"{rounded:.0f}" if rounded.is_integer() else repr(rounded)
+
+
 @dataclass(frozen=True)
 class FactKey:
     """A known key. `labels` and `weak` are patterns of whole labels (weak ones leave doubt).
 
-    `tail` is a pattern of what may follow a value in a table cell.
+    `tail` is a pattern of what may follow a value in a table cell. `nouns` and `sentences` are
+    patterns of running text with placeholders, `per` is what such a value must be about (the chip,
+    one of its compute units, or anything), `bound` says that "up to" states the value, and
+    `unless` matches sentences that are about something else.
     """
 
     key: str
@@ -114,6 +166,11 @@ class FactKey:
     weak: re.Pattern[str] | None
     tail: re.Pattern[str] | None
     item_bytes: int | None
+    nouns: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
+    per: Literal["chip", "unit", ""] = ""
+    bound: bool = False
+    unless: re.Pattern[str] | None = None
 
     def plausible(self, value: float) -> bool:
         """False for a number that this fact cannot have in its canonical unit."""
@@ -139,6 +196,11 @@ def _fact_key(key: str, entry: Mapping[str, Any]) -> FactKey:
         weak=_any_of(entry["weak"]) if "weak" in entry else None,
         tail=_any_of(entry["tail"]) if "tail" in entry else None,
         item_bytes=entry.get("item_bytes"),
+        nouns=tuple(entry.get("nouns", ())),
+        sentences=tuple(entry.get("sentences", ())),
+        per=entry.get("per", ""),
+        bound=entry.get("bound", False),
+        unless=_any_of(entry["unless"]) if "unless" in entry else None,
     )
 
 

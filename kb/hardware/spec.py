@@ -11,11 +11,15 @@ from typing import Literal, TypeAlias
 FactKind = Literal["datasheet", "measured", "derived"]
 HardwareKind = Literal["accelerator", "family", "vendor"]
 Timing = Literal["wall", "simulator"]
+SampleRole = Literal["input", "weight", "output"]
+Confidence = Literal["A", "B", "C"]
 FactValue: TypeAlias = int | float | str
 
 FACT_KINDS: tuple[FactKind, ...] = ("datasheet", "measured", "derived")
 HARDWARE_KINDS: tuple[HardwareKind, ...] = ("accelerator", "family", "vendor")
 TIMINGS: tuple[Timing, ...] = ("wall", "simulator")
+SAMPLE_ROLES: tuple[SampleRole, ...] = ("input", "weight", "output")
+CONFIDENCES: tuple[Confidence, ...] = ("A", "B", "C")
 
 HARDWARE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -54,11 +58,61 @@ class SignatureSpec:
 
 
 @dataclass(frozen=True)
+class RuleSpec:
+    """A conclusion from this hardware's own counters: where the predicate `when` holds, the signal
+    is concluded.
+
+    `when` names counters as the profiler reports them, or `metrics.X`, `facts.X`, `problem.X` and
+    `signals.X` as the built-in rules do. `confidence` is A (documented), B (published) or C
+    (heuristic).
+    """
+
+    id: str
+    when: str
+    signal: str
+    title: str
+    why: str = ""
+    confidence: Confidence = "C"
+
+
+@dataclass(frozen=True)
+class MetricAlias:
+    """The canonical metric that a counter of this hardware is; `scale` is the factor from the
+    counter to the metric's unit."""
+
+    canonical: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class ScalarSpec:
+    """A number that a program is handed beside the tensors: an expression over shapes and
+    constants of the reference. An optional one is left out where the problem has no such name."""
+
+    value: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class SampleArgument:
+    """One tensor that the sample of a toolchain is run with. `shape` counts elements."""
+
+    name: str
+    role: SampleRole
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ToolchainSpec:
     """How one language is compiled, run and profiled: a built-in toolchain or command templates.
 
     `timing` is `simulator` when `run` reports a simulator's time, which is never mixed with wall
-    time. `suffix` is that of the source file, where the compiler needs one.
+    time. `suffix` is that of the source file, where the compiler needs one. `entry` is what a
+    kernel is called where a candidate names nothing else, `interface` says to its author how it is
+    launched. `sample` is a kernel that compiles and runs on `sample_arguments`; `sample_reference`
+    is a torch expression over their names that it computes. `arguments` are patterns of the names
+    that tensors have in the program, by role; `scalars` are the numbers that it gets beside them.
     """
 
     builtin: str = ""
@@ -68,6 +122,13 @@ class ToolchainSpec:
     timing: Timing = "wall"
     suffix: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    entry: str = ""
+    interface: str = ""
+    sample: str = ""
+    sample_arguments: tuple[SampleArgument, ...] = ()
+    sample_reference: str = ""
+    arguments: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    scalars: Mapping[str, ScalarSpec] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -84,4 +145,6 @@ class HardwareSpec:
     summary: str = ""
     facts: tuple[FactSpec, ...] = ()
     signatures: tuple[SignatureSpec, ...] = ()
+    rules: tuple[RuleSpec, ...] = ()
+    metrics: Mapping[str, MetricAlias] = field(default_factory=lambda: MappingProxyType({}))
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=lambda: MappingProxyType({}))

@@ -16,7 +16,7 @@ import tomli_w
 
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
-from kb.hardware.spec import HARDWARE_ID, FactSpec, HardwareSpec, SignatureSpec, ToolchainSpec
+from kb.hardware.spec import HARDWARE_ID, HardwareSpec, ScalarSpec, ToolchainSpec
 
 _TEMPLATE = """\
 # Description of one accelerator for Kernlore. It is valid as it is; every entry you fill in makes
@@ -65,6 +65,23 @@ kind = "accelerator"
 #title = "The kernel asks for more on-chip memory than a block may have"
 #remedy = "Use smaller tiles or fewer pipeline stages."
 
+# ---- What the counters of its profiler mean. `when` names them as the report does; metrics.X and
+# facts.X as well. `kernlore hardware check {id}` shows which counters lead to which signals.
+
+#[[rules]]
+#id = "xyz-waits-on-memory"
+#when = "xyz_stall_memory_cycles / xyz_cycles > 0.4"
+#signal = "memory_latency"
+#title = "The core waits for memory"
+#why = "A second buffer lets the transfer run beside the arithmetic."
+# A (documented), B (published) or C (heuristic, the default).
+#confidence = "C"
+
+# A counter that is a metric which the built-in rules know: its name, and the factor to its unit.
+#[metrics.xyz_dram_beats]
+#canonical = "dram_bytes"
+#scale = 64
+
 # ---- Toolchain per language: a built-in one by name, or commands that are run without a shell.
 # {{source}} the kernel, {{output}} what compile writes, {{input}} the JSON manifest of .npy files
 # to read and to write, {{report}} what the profiler writes, {{arch}} the fact compute_capability;
@@ -74,9 +91,42 @@ kind = "accelerator"
 #compile = "xyzcc -O3 --target={{arch}} {{source}} -o {{output}}"
 #run = "xyzsim {{output}} --manifest {{input}}"
 #profile = "xyzsim --profile={{report}} {{output}} --manifest {{input}}"
-# "simulator" when run reports a simulator's time; it is never mixed with wall time.
+# "simulator" when run reports a simulator's time; it is never mixed with wall time. "wall" when the
+# program measures its own time and writes it into the report that the manifest names, in time_us.
 #timing = "simulator"
 #suffix = ".xyz"
+# What the program wants a kernel to be called; without it, kernlore_run.
+#entry = "main"
+# For whoever writes a kernel: how it is launched, what its arguments are.
+#interface = '''
+#The kernel runs once on each core; in0 .. inN and out are row-major arrays in device memory.
+#'''
+# A whole kernel that compiles and runs, what it is run with, and a torch expression of its result.
+# Inputs first, then weights (role = "weight"), then outputs. `kernlore hardware check` runs it.
+#sample = '''
+#kernel main(in0, out) {{ ... }}
+#'''
+#sample_arguments = [
+#{{name = "x", role = "input", dtype = "float32", shape = [64, 64]}},
+#{{name = "y", role = "output", dtype = "float32", shape = [64, 64]}},
+#]
+#sample_reference = "x * 2 + 1"
+
+# The names that tensors have in the program, `argument` in the manifest. {{index}} counts from 0,
+# {{number}} from 1, {{name}} is the reference's own; single_... is for the only one of its role.
+#[toolchains.mylang.arguments]
+#input = "in{{index}}"
+#weight = "w{{index}}"
+#output = "out{{index}}"
+#single_output = "out"
+
+# Numbers that the program gets, `scalars` in the manifest: shapes of tensors by name (x.shape[0])
+# or by place (input[0], weight[0], output[0]; also .ndim, .elements), constants of the reference.
+# An optional one is left out where a problem has no such name.
+#[toolchains.mylang.scalars]
+#rows = "input[0].shape[0]"
+#inverse_columns = "1 / input[0].shape[-1]"
+#eps = {{value = "eps", optional = true}}
 
 #[toolchains.mylang.env]
 #XYZ_CACHE = "{{workdir}}/cache"
@@ -102,6 +152,8 @@ def dump_hardware(spec: HardwareSpec) -> str:
                 **_fields(spec),
                 "facts": [_without_empty(_fields(fact)) for fact in spec.facts],
                 "signatures": [_without_empty(_fields(item)) for item in spec.signatures],
+                "rules": [_without_empty(_fields(rule)) for rule in spec.rules],
+                "metrics": {name: _fields(alias) for name, alias in spec.metrics.items()},
                 "toolchains": {
                     language: _toolchain(toolchain)
                     for language, toolchain in spec.toolchains.items()
@@ -111,7 +163,8 @@ def dump_hardware(spec: HardwareSpec) -> str:
     )
 
 
-def _fields(item: HardwareSpec | FactSpec | SignatureSpec | ToolchainSpec) -> dict[str, Any]:
+def _fields(item: Any) -> dict[str, Any]:
+    """Of a dataclass, one level deep."""
     return {entry.name: getattr(item, entry.name) for entry in fields(item)}
 
 
@@ -124,10 +177,23 @@ def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _toolchain(toolchain: ToolchainSpec) -> dict[str, Any]:
-    table = _without_empty({**_fields(toolchain), "env": dict(toolchain.env)})
+    arguments = [{**_fields(row), "shape": list(row.shape)} for row in toolchain.sample_arguments]
+    table = _without_empty(
+        {
+            **_fields(toolchain),
+            "env": dict(toolchain.env),
+            "sample_arguments": arguments,
+            "arguments": dict(toolchain.arguments),
+            "scalars": {name: _scalar(scalar) for name, scalar in toolchain.scalars.items()},
+        }
+    )
     if toolchain.timing == "wall":
         del table["timing"]
     return table
+
+
+def _scalar(scalar: ScalarSpec) -> str | dict[str, Any]:
+    return _fields(scalar) if scalar.optional else scalar.value
 
 
 def hardware_template(hardware_id: str) -> str:

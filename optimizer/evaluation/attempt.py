@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,9 @@ class Attempt:
 
     def _simulate(self, toolchain: CommandToolchain, compiled: Compiled) -> None:
         """Correctness and time of a program that its own commands run."""
-        with self._stage("correctness"):
+        # A program that times itself on real hardware is disturbed by others; a simulator is not.
+        alone = self.context.lock if toolchain.template.timing == "wall" else nullcontext()
+        with self._stage("correctness"), alone:
             for case in self.cases:
                 outcome = run_simulated(
                     self.context.problem.case(case),
@@ -218,6 +220,8 @@ class Attempt:
 
     def _in_fresh_processes(self, loader: Loader) -> None:
         """Both sides are timed in processes that have done nothing else."""
+        if loader.compiles:
+            self.context.pool.import_compiler()
         with self._stage("correctness"), self.processes.runner() as runner:
             self._correctness(runner, loader)
         if self._to_be_timed(loader):

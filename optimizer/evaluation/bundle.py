@@ -78,21 +78,25 @@ class Bundle:
         return folder / self.main
 
 
-def read_bundle(path: Path, language: str | None = None, entry: str | None = None) -> Bundle:
+def read_bundle(
+    path: Path, language: str | None = None, entry: str | None = None, own_entry: str = ""
+) -> Bundle:
     """Read a candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
     parameters}.
 
     The language of a single file follows from its suffix; that of a Python file from whether it
-    uses Triton. Python files are entered at `ModelNew`, others at `kernlore_run`. Raises
-    InvalidRequest for what is no candidate.
+    uses Triton. Without `entry`, and without one in the manifest, it is `own_entry` (that of the
+    chip's own toolchain); without that, Python files are entered at `ModelNew`, others at
+    `kernlore_run`. Raises InvalidRequest for what is no candidate.
     """
     if path.is_dir():
-        return _folder(path, language, entry)
+        return _folder(path, language, entry, own_entry)
     if not path.is_file():
         raise InvalidRequest(f"{path} is not a file", hint="Give a kernel file or a bundle folder.")
     text = _text(path)
     language = language or _language(path, text)
-    return Bundle({path.name: text}, path.name, language, entry or default_entry(path.name))
+    entry = entry or own_entry or default_entry(path.name)
+    return Bundle({path.name: text}, path.name, language, entry)
 
 
 def default_entry(name: str) -> str:
@@ -101,7 +105,7 @@ def default_entry(name: str) -> str:
     return "ModelNew" if name.endswith(".py") else "kernlore_run"
 
 
-def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
+def _folder(path: Path, language: str | None, entry: str | None, own_entry: str) -> Bundle:
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise InvalidRequest(
@@ -121,7 +125,7 @@ def _folder(path: Path, language: str | None, entry: str | None) -> Bundle:
         files,
         main,
         language or described.get("language") or _language(path / main, files.get(main, "")),
-        entry or described.get("entry") or default_entry(main),
+        entry or described.get("entry") or own_entry or default_entry(main),
         dict(described.get("parameters") or {}),
         described.get("origin", "external"),
     )

@@ -80,7 +80,8 @@ class CandidateProcesses:
         if self._context.device != "cuda":
             return
         signatures = (self._context.problem.case(case).open.signature for case in cases)
-        wanted = ROOM * max(sum(t.bytes for t in signature.tensors) for signature in signatures)
+        sizes = (sum(t.bytes for t in signature.tensors) for signature in signatures)
+        wanted = ROOM * max(sizes, default=0)
         if torch.cuda.mem_get_info()[0] < wanted:
             torch.cuda.empty_cache()  # of this process
         free, _ = torch.cuda.mem_get_info()

@@ -68,15 +68,8 @@ class CatalogJournal:
         candidate."""
         self._rows.begin(
             key,
-            ProblemRow(
-                problem.name,
-                problem.sha256,
-                "file",
-                op_family(problem.op),
-                self._blobs.put(problem.source.encode()),
-                asdict(problem.policy),
-            ),
-            [_case(c, signatures[c.name]) for c in problem.cases if c.name in signatures],
+            self._problem(problem),
+            _cases(problem, signatures),
             CandidateRow(
                 bundle.sha256,
                 bundle.language,
@@ -87,6 +80,20 @@ class CatalogJournal:
             ),
             HARNESS,
             device,
+        )
+
+    def problem(self, problem: Problem, signatures: Mapping[str, Signature]) -> None:
+        """Store the problem and its cases where nothing of it was evaluated yet."""
+        self._rows.add_problem(self._problem(problem), _cases(problem, signatures))
+
+    def _problem(self, problem: Problem) -> ProblemRow:
+        return ProblemRow(
+            problem.name,
+            problem.sha256,
+            "file",
+            op_family(problem.op),
+            self._blobs.put(problem.source.encode()),
+            asdict(problem.policy),
         )
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
@@ -124,6 +131,10 @@ class CatalogJournal:
 
 def _packed(bundle: Bundle) -> bytes:
     return json.dumps({"main": bundle.main, "files": dict(bundle.files)}).encode()
+
+
+def _cases(problem: Problem, signatures: Mapping[str, Signature]) -> list[CaseRow]:
+    return [_case(c, signatures[c.name]) for c in problem.cases if c.name in signatures]
 
 
 def _case(case: Case, signature: Signature) -> CaseRow:

@@ -22,6 +22,7 @@ from optimizer.evaluation.records import CaseTiming, Evaluation, EvaluationVerdi
 from optimizer.evaluation.roofline import Work, metrics_of
 from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.diagnosis import Diagnoser
+from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
 
@@ -48,8 +49,8 @@ class DiagnosisInputs:
     """What a diagnosis needs beside the evaluation.
 
     `works` holds the least work of the timed cases by name. `signatures` are error texts of the
-    hardware's own tools. `collected` is what profilers reported of the candidate; `not_measured`
-    maps a tool to the reason why it reported nothing.
+    hardware's own tools, `rules` its own rules over its counters. `collected` is what profilers
+    reported of the candidate; `not_measured` maps a tool to the reason why it reported nothing.
     """
 
     lineage: Sequence[str] = ()
@@ -57,6 +58,7 @@ class DiagnosisInputs:
     works: Mapping[str, Work] | None = None
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
+    rules: OwnRules = NO_RULES
     collected: Sequence[Collected] = ()
     not_measured: Mapping[str, str] | None = None
 
@@ -247,7 +249,9 @@ def _correct(
         dtype=work.dtype if work else None,
         problem=quantities(work) if work else None,
     )
-    conclusion = _diagnoser().conclude(request, inputs.facts or {}, tuple(inputs.lineage), ())
+    conclusion = _diagnoser().conclude(
+        request, inputs.facts or {}, tuple(inputs.lineage), (), inputs.rules
+    )
     return replace(conclusion.verdict, hint=_hint(conclusion.verdict, inputs, timing))
 
 

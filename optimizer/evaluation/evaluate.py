@@ -23,9 +23,10 @@ from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_pro
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, target_for
+from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, own_entry, target_for
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
+from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 
@@ -66,7 +67,8 @@ def evaluate_files(
         )
     problem = load_problem(problem_path)
     language = language or _language_of_suffix(base, hardware, candidate)
-    bundle = read_bundle(candidate, language, entry)
+    named = entry_for(base, hardware, language) if language is not None else ""
+    bundle = read_bundle(candidate, language, entry, named)
     asked = ask_for(base, problem, bundle, hardware=hardware, cases=cases)
     limits = replace(settings or EvaluationSettings(), isolation=level)
     return evaluate_asked(base, asked, limits)
@@ -148,6 +150,7 @@ def evaluate_asked(
         CatalogJournal(Evaluations(base.catalog), base.blobs),
         ceilings=known_ceilings(base, target, settings.threads),
         signatures=known_signatures(base, target.lineage),
+        rules=known_rules(base, target.lineage),
     ) as evaluator:
         return evaluator.evaluate(asked.bundle, asked.toolchain, asked.cases)
 
@@ -200,6 +203,11 @@ def known_signatures(base: KnowledgeBase, lineage: Sequence[str]) -> list[Signat
     return [s for place in lineage if place in known for s in known[place].signatures]
 
 
+def known_rules(base: KnowledgeBase, lineage: Sequence[str]) -> OwnRules:
+    """Rules over the chip's own counters, and over those of the ids above it."""
+    return rules_of(base.registry.all(), lineage)
+
+
 def choose_target(base: KnowledgeBase, hardware: str, language: str) -> Chosen:
     """The target that `hardware` names; `auto` is the first device here that is registered."""
     registry = base.registry
@@ -220,6 +228,15 @@ def choose_target(base: KnowledgeBase, hardware: str, language: str) -> Chosen:
     # The chip that is here knows itself better than its family's manuals do.
     facts = {**chosen.target.facts, **facts_of(identify(chosen.target.device))}
     return replace(chosen, target=replace(chosen.target, facts=facts))
+
+
+def entry_for(base: KnowledgeBase, hardware: str, language: str) -> str:
+    """What a named chip's own toolchain wants a kernel to be called; empty where it does not say.
+    Raises UnknownHardware."""
+    if hardware == AUTO:
+        return ""
+    registry = base.registry
+    return own_entry(registry.all(), registry.lineage(registry.resolve(hardware)), language)
 
 
 def _language_of_suffix(base: KnowledgeBase, hardware: str, candidate: Path) -> str | None:

@@ -38,6 +38,8 @@ from optimizer.evaluation.settings import HARNESS, MIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.command import CommandToolchain
+from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
 CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
@@ -71,15 +73,16 @@ class Evaluator:
         pool: RunnerPool | None = None,
         ceilings: Ceilings | None = None,
         signatures: Sequence[SignatureSpec] = (),
+        rules: OwnRules = NO_RULES,
         prepared: PreparedProblem | None = None,
         lock: DeviceLock | None = None,
     ) -> None:
         """`journal` keeps evaluations; without it nothing is kept. `pool` has runners with the same
         device, threads and isolation and may be shared with other evaluators. `ceilings` are those
         of the device with as many threads. `signatures` are error texts of the hardware's own
-        tools. `prepared` is the problem for this device with these settings, shared where others
-        evaluate candidates of it too. `lock` is held while something is measured, by default that
-        of the first device of this kind.
+        tools, `rules` its own rules over its counters. `prepared` is the problem for this device
+        with these settings, shared where others evaluate candidates of it too. `lock` is held while
+        something is measured, by default that of the first device of this kind.
 
         Raises Unavailable where the isolation that the settings name cannot be had.
         """
@@ -91,6 +94,7 @@ class Evaluator:
         self._level = level_for(settings.isolation, device)
         self._owns_pool = pool is None
         self._signatures = tuple(signatures)
+        self._rules = rules
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
         pool = pool or RunnerPool(RunnerSettings(device, settings.threads, self._level))
         flush_bytes, stays = flush_bytes_of(target.facts), stays_on(device)
@@ -210,6 +214,7 @@ class Evaluator:
             works=works if evaluation.checks else {},
             ceilings=self.context.ceilings,
             signatures=self._signatures,
+            rules=self._rules,
             collected=collected,
         )
         verdict = diagnose_evaluation(evaluation, inputs)
@@ -241,8 +246,12 @@ class Evaluator:
         timing: TimingState = "none"
         if timings and right:
             timing = "measured" if whole else "repeat"
-            if any(t.state == "simulator" for t in timings):
+            states = {t.state for t in timings}
+            if "simulator" in states:
                 timing = "simulator"
+            elif isinstance(attempt.toolchain, CommandToolchain):
+                # A program that reports no time will report none the next time either.
+                timing = "measured" if states == {"measured"} else "none"
         own = self._level == "namespaces"
         return Evaluation(
             key=attempt.key,

@@ -87,13 +87,15 @@ def submission(
     """
     # Imported here: it takes seconds, and most services never evaluate anything.
     from optimizer.evaluation.bundle import Bundle, default_entry
-    from optimizer.evaluation.evaluate import ask_for, problem_named, problem_sent
+    from optimizer.evaluation.evaluate import ask_for, entry_for, problem_named, problem_sent
 
+    language, main = candidate["language"], candidate["main"]
+    named = candidate.get("entry") or entry_for(base, hardware, language)
     bundle = Bundle(
         candidate["files"],
-        candidate["main"],
-        candidate["language"],
-        candidate.get("entry") or default_entry(candidate["main"]),
+        main,
+        language,
+        named or default_entry(main),
         candidate["parameters"],
     )
     if isinstance(problem, str):

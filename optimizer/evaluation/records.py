@@ -91,6 +91,9 @@ class CaseTiming:
     """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
     those of one call, as a simulator counts them.
 
+    `spread` is the half-width of the 95 % interval of `candidate_us`, in log units, where the
+    candidate was run repeatedly without a reference beside it; else 0.
+
     In the state `repeat` the machine was too busy to measure, as `reason` says; then there is no
     speed-up.
     """
@@ -103,6 +106,7 @@ class CaseTiming:
     calls: int = 0
     cycles: int | None = None
     reason: str = ""
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)

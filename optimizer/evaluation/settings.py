@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from optimizer.evaluation.isolation.levels import Wanted
+from optimizer.evaluation.isolation.processors import usable_processors
 from optimizer.evaluation.timing.blocks import TimingPolicy
 
 HARNESS = "5"  # raised whenever the same candidate could get another verdict
@@ -26,7 +26,7 @@ class EvaluationSettings:
     """
 
     seeds: int = 2
-    threads: int = os.cpu_count() or 1
+    threads: int = field(default_factory=usable_processors)
     isolation: Wanted = "auto"
     call_seconds: float = 30.0
     load_seconds: float = 120.0

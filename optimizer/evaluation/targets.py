@@ -3,7 +3,7 @@ whether the chip is in this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,8 +96,24 @@ def _toolchain(
 def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
     if toolchain is None or toolchain.builtin:
         return {}
-    fields = vars(toolchain)
-    return {name: fields[name] for name in ("compile", "run", "profile", "timing", "suffix", "env")}
+    return {name: value for name, value in vars(toolchain).items() if name != "builtin"}
+
+
+def own_toolchains(
+    specs: Mapping[str, HardwareSpec], lineage: Sequence[str]
+) -> dict[str, ToolchainSpec]:
+    """The command templates of a hardware by language: its own, else of the nearest above it."""
+    nearest: dict[str, ToolchainSpec] = {}
+    for place in lineage:
+        for language, toolchain in specs[place].toolchains.items() if place in specs else ():
+            nearest.setdefault(language, toolchain)
+    return {name: toolchain for name, toolchain in nearest.items() if not toolchain.builtin}
+
+
+def own_entry(specs: Mapping[str, HardwareSpec], lineage: Sequence[str], language: str) -> str:
+    """What a hardware's own toolchain wants a kernel to be called; empty where it does not say."""
+    toolchain = own_toolchains(specs, lineage).get(language)
+    return toolchain.entry if toolchain is not None else ""
 
 
 def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:

@@ -49,7 +49,9 @@ class Outcome:
     `node` is the number of the winner; it is None where nothing beats the reference for certain,
     then `gain` is None and `reason` says why. `inherited` is the gain of the best stored winner
     that the run started from. `notes` lists what could not be measured. `over` names the baseline
-    of the gain. `clock` is `wall`, or `simulator` where the figures are ratios of simulated times.
+    of the gain. `measured` is False where there is no figure to say so by: nothing was tried, or
+    nothing could be timed. `clock` is `wall`, `program` where a chip's own program reports the
+    times, or `simulator` where the figures are ratios of simulated times.
     """
 
     node: int | None
@@ -60,6 +62,7 @@ class Outcome:
     notes: tuple[str, ...] = field(default=())
     over: str = "the reference"
     clock: str = "wall"
+    measured: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """The `result` of a stored run."""
@@ -73,7 +76,8 @@ def confirm(
     with. most: finalists."""
     notes: list[str] = []
     best: Outcome | None = None
-    for node in finalists(tree)[:most]:
+    chosen = finalists(tree)[:most]
+    for node in chosen:
         measured = _measured(node, bench, notes)
         if measured is not None and (best is None or _low(measured) > _low(best)):
             best = measured
@@ -82,11 +86,36 @@ def confirm(
         key=lambda interval: interval.low,
         default=None,
     )
+    if best is None and (reason := _not_measured(tree, chosen)):
+        return Outcome(None, None, reason, inherited, (), tuple(notes), measured=False)
     if best is None or _low(best) <= 1.0:
         reason = f"no gain: no candidate is certainly faster than {over}"
         figures = best.figures if best is not None else ()
         return Outcome(None, None, reason, inherited, figures, tuple(notes))
     return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
+
+
+def _not_measured(tree: Tree, chosen: Sequence[Node]) -> str:
+    """Why there is no figure, with what would help; empty where there is one."""
+    tried = [node for node in tree if node.parent is not None]
+    right = [node for node in tried if node.correct]
+    if not tried:
+        return (
+            "nothing was tried: no recipe, skill or proposer had a candidate for this problem;"
+            " a language model (--models) or a proposer of your own (POST /runs) can bring some"
+        )
+    if right and not any(node.speedup is not None for node in right):
+        return (
+            f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
+            " timed; repeat it with more time (--minutes) or while the machine is idle"
+        )
+    if chosen:
+        at = chosen[0].speedup
+        return (
+            f"not measured again: node {chosen[0].number} stood at {at} in the search, and the"
+            " last measurement gave no figure; resume the run while the machine is idle"
+        )
+    return ""
 
 
 def finalists(tree: Tree) -> list[Node]:
@@ -170,5 +199,5 @@ def outcome_from_json(result: Any) -> Outcome:
         Interval(**result["inherited"]) if result["inherited"] else None,
         figures,
         tuple(result["notes"]),
-        **{name: result[name] for name in ("over", "clock") if name in result},
+        **{name: result[name] for name in ("over", "clock", "measured") if name in result},
     )

@@ -24,7 +24,9 @@ class Query:
     `metrics` has raw names and includes what the verdict was derived from; `log` is filled only for
     a candidate that failed. `problem` holds quantities of the problem, named as in
     kb/problem_terms.toml. `roles` are those of the parameters that a proposer can change, empty
-    where it can change anything. `max_tokens` bounds the answer.
+    where it can change anything. `max_tokens` bounds the answer. `task` is what the answer is for
+    (retrieval/layout.py) and `draft` the source of the kernel that failed, empty where there is
+    none.
     """
 
     signals: tuple[str, ...]
@@ -39,6 +41,8 @@ class Query:
     max_tokens: int
     problem: Mapping[str, Number] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
+    task: str | None = None
+    draft: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,19 +89,27 @@ class ShownSkill:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """An answer of the knowledge base; `facts` are those of the hardware, by key."""
+    """An answer of the knowledge base; `facts` are those of the hardware, by key.
+
+    `target` and `situation` are the two parts of the packed context: what must be known about the
+    chip and its language, equal in every answer of a run, and what helps with what just happened.
+    `parts` are the ids of what they quote. They are empty from a source that packs no context.
+    """
 
     retrieval_id: str = ""
     excerpts: tuple[Excerpt, ...] = ()
     moves: tuple[Move, ...] = ()
     skills: tuple[ShownSkill, ...] = ()
     facts: Mapping[str, Number] = field(default_factory=dict)
+    target: str = ""
+    situation: str = ""
+    parts: tuple[str, ...] = ()
 
     def shown(self) -> Shown:
         """The ids of everything in the answer, as a node records them."""
         return Shown(
             self.retrieval_id,
-            tuple(excerpt.id for excerpt in self.excerpts),
+            tuple(dict.fromkeys([*(excerpt.id for excerpt in self.excerpts), *self.parts])),
             tuple(move.id for move in self.moves),
             tuple(skill.name for skill in self.skills),
         )
@@ -116,6 +128,9 @@ def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
         tuple(Move(**move) for move in row["remedies"]),
         tuple(ShownSkill(**skill) for skill in row["skills"]),
         dict(row["facts"]),
+        row.get("target", ""),
+        row.get("situation", ""),
+        tuple(row.get("parts", ())),
     )
 
 

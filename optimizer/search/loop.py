@@ -25,6 +25,7 @@ from optimizer.search.tree import Tree
 
 FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up
 CANCELLED = "it was cancelled"
+INTERRUPTED = "it was interrupted; `kernlore runs resume` goes on with it"
 GIVEN_UP = f"{FAILED_IN_A_ROW} evaluations in a row failed for reasons outside the kernels"
 
 __all__ = ["CANCELLED", "GIVEN_UP", "SILENT_IN_A_ROW", "Bench", "Listener", "Search"]
@@ -80,18 +81,40 @@ class Search:
         then. A run that was killed continues.
 
         The state `finished` is not stored here but by the code that confirms the winner: a run that
-        is killed before that goes on.
+        is killed before that goes on. One that is interrupted is stored as cancelled.
         """
-        if not len(self.tree):
-            self._add(self._reference())
-        ended = self._warm_start() or self._cut_batch()
-        while ended is None:
-            ended = self._stop(self.tree) or self._step()
+        try:
+            ended = self._until_it_ends()
+        except (KeyboardInterrupt, SystemExit):
+            seconds = round(self.seconds, 3)
+            row = replace(self.row, state="cancelled", ended=INTERRUPTED, seconds=seconds)
+            self.store.update(row)
+            raise
         state = "cancelled" if ended == CANCELLED else "failed" if ended == GIVEN_UP else "finished"
         self.row = replace(self.row, state=state, ended=ended, seconds=round(self.seconds, 3))
         stored = replace(self.row, state="running") if state == "finished" else self.row
         self.store.update(stored)
         return self.row
+
+    def drafts(self, count: int) -> tuple[list[Node], str]:
+        """The next `count` candidates, to be evaluated elsewhere: in flight, and not stored. Also
+        why there are fewer, empty where there are as many.
+        """
+        view = Tree(self.tree)
+        for _ in range(count):
+            node = self._proposer.next(view, lambda: None)
+            if isinstance(node, str):
+                return view.nodes[len(self.tree) :], node
+            view.add(node)
+        return view.nodes[len(self.tree) :], ""
+
+    def _until_it_ends(self) -> str:
+        if not len(self.tree):
+            self._add(self._reference())
+        ended = self._warm_start() or self._cut_batch()
+        while ended is None:
+            ended = self._stop(self.tree) or self._step()
+        return ended
 
     def _reference(self) -> Node:
         return Node(REFERENCE, None, "evaluated", None, self.bench.reference(), at=self.seconds)

@@ -21,14 +21,15 @@ from optimizer.search.synthesizers.base import (
     OfRoles,
     ProblemView,
     ProposalFailed,
+    ReadsContext,
     Synthesizer,
 )
-from optimizer.search.tree import Tree, seen
+from optimizer.search.tree import Tree, last_failure, seen
 
 LEAST_COST = 2.0  # seconds: shorter evaluations count as equal, as times of candidates scatter
 STAGES = ("compile", "correctness", "benchmark")
 SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
-CONTEXT_TOKENS = 6_000
+CONTEXT_TOKENS = 6_000  # of knowledge where no proposer reads it; and of earlier kernels and log
 Pair = tuple[str, int]
 
 
@@ -58,7 +59,9 @@ class Proposer:
         self._roles = roles_of(synthesizers, task.problem)
         self._log = log
         self._policy: Policy = POLICY_OF[task.goal.policy]()
-        self._known: dict[int, Knowledge] = {}
+        self._max_tokens = context_tokens(synthesizers)
+        # By parent, whether it is packed for a reader, and the last failure from the parent.
+        self._known: dict[tuple[int, bool, int], Knowledge] = {}
         self._exhausted: set[Pair] = set()
         self._failed: set[str] = set()
         self._silent = 0
@@ -125,8 +128,8 @@ class Proposer:
             parent = self._parent(tree, chance)
             if parent is None:
                 return "nothing is left to try"
-            context = self.context(tree, parent)
             for synthesizer in self._order(tree, parent):
+                context = self.context(tree, parent, isinstance(synthesizer, ReadsContext))
                 try:
                     proposal = synthesizer.propose(context)
                 except ProposalFailed as failed:
@@ -191,12 +194,16 @@ class Proposer:
 
     # -- what it is made from
 
-    def context(self, tree: Tree, parent: int) -> Context:
-        """The context of a proposal from this parent, now."""
-        node = tree[parent]
-        if parent not in self._known:
-            self._known[parent] = self._knowledge.consult(query(self._task, node, self._roles))
-        return compose_context(self._task, tree, parent, self._known[parent])
+    def context(self, tree: Tree, parent: int, reader: bool = False) -> Context:
+        """The context of a proposal from this parent, now. For a `reader`, the knowledge is packed
+        for the last kernel that was made from it and failed, if there is one."""
+        failed = last_failure(tree, parent) if reader else None
+        key = (parent, reader, failed.number if failed is not None else parent)
+        if key not in self._known:
+            room = self._max_tokens if reader else CONTEXT_TOKENS
+            asked = query(self._task, tree[parent], self._roles, failed, room)
+            self._known[key] = self._knowledge.consult(asked)
+        return compose_context(self._task, tree, parent, self._known[key])
 
 
 def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
@@ -217,6 +224,7 @@ def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -
         run_id=task.run_id,
         max_tokens=CONTEXT_TOKENS,
         with_knowledge=task.goal.knowledge,
+        with_memory=task.goal.memory != "none",
     )
 
 
@@ -227,8 +235,24 @@ def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
-def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
-    """The request to the knowledge base for a change of this node."""
+def context_tokens(synthesizers: Iterable[Synthesizer]) -> int:
+    """The largest context that one of these proposers reads."""
+    sizes = [s.context_tokens for s in synthesizers if isinstance(s, ReadsContext)]
+    return max(sizes, default=CONTEXT_TOKENS)
+
+
+def query(
+    task: Task,
+    node: Node,
+    roles: tuple[str, ...] = (),
+    failed: Node | None = None,
+    max_tokens: int = CONTEXT_TOKENS,
+) -> Query:
+    """The request to the knowledge base for a change of this node: to mend the last kernel that
+    was made from it and failed, to write a first one, or to make a right one faster.
+    """
+    if failed is not None:
+        node = failed
     evaluation = node.evaluation
     verdict = evaluation.verdict if evaluation is not None else EvaluationVerdict()
     of_candidate = evaluation is not None and node.parent is not None
@@ -242,10 +266,28 @@ def query(task: Task, node: Node, roles: tuple[str, ...] = ()) -> Query:
         dtype=task.problem.main.dtype,
         run_id=task.run_id,
         node=node.number,
-        max_tokens=CONTEXT_TOKENS,
+        max_tokens=max_tokens,
         problem=dict(verdict.problem),
         roles=roles,
+        task=_task_of(task, node),
+        draft=_draft(node),
     )
+
+
+def _task_of(task: Task, node: Node) -> str | None:
+    """What the answer is for, where the verdict alone does not say it: before there is a kernel,
+    the reference has no verdict yet, or, on a chip of its own, one about another processor.
+    """
+    first = node.proposal is None
+    return "write" if first and (task.hardware.device is None or not node.signals) else None
+
+
+def _draft(node: Node) -> str:
+    """The source of a kernel that failed."""
+    evaluation = node.evaluation
+    if node.proposal is None or evaluation is None or evaluation.correct:
+        return ""
+    return node.proposal.bundle.source
 
 
 def without_evaluation(node: Node) -> Node:

@@ -94,6 +94,15 @@ def seen(tree: Tree, parent: int, memory: MemoryName) -> list[Node]:
     return _OPERATORS[memory](tree, parent)[:MAX_SEEN]
 
 
+def last_failure(tree: Tree, parent: int) -> Node | None:
+    """The newest kernel made from this parent that was evaluated and is not right; None where a
+    right one came after it."""
+    for node in reversed(tree.children(parent)):
+        if node.evaluation is not None and node.state != "duplicate":
+            return None if node.correct else node
+    return None
+
+
 def _none(tree: Tree, parent: int) -> list[Node]:
     return []
 

@@ -12,13 +12,14 @@ signals it rules out; a rule whose own signal has been ruled out rules out nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, Outcome, Value
 from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics
+from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
 from retrieval.diagnose.signals import SignalRegistry
 from retrieval.diagnose.signatures import (
@@ -59,11 +60,13 @@ class Diagnoser:
         facts: Mapping[str, Value | None],
         lineage: Sequence[str],
         signatures: Sequence[SignatureSpec],
+        own: OwnRules = NO_RULES,
     ) -> Conclusion:
         """The verdict on a request: signals that it names first, then those of its log, then those
         of its metrics. `facts` are of the hardware, `lineage` is the hardware with its families,
-        and `signatures` are the error texts that they declare. Raises UnknownSignal for a signal
-        that the request names, and InvalidKnowledge for a broken signature.
+        `signatures` are the error texts and `own` the rules over counters that they declare. Raises
+        UnknownSignal for a signal that the request names, and InvalidKnowledge for a broken
+        signature.
         """
         findings: dict[str, SignalFinding] = {}
         for name in request.given_signals:
@@ -73,8 +76,11 @@ class Diagnoser:
         matches = index.match(request.log, MAX_SIGNATURES) if request.log else []
         for match in matches:
             findings.setdefault(match.signature.signal, _finding_of_log(match))
-        metrics = _with_extracted(load_metrics().normalise(request.metrics or {}), matches)
-        measured = diagnose(metrics, facts, request.problem_values, lineage)
+        raw = request.metrics or {}
+        metrics = _with_extracted(with_aliases(load_metrics().normalise(raw), raw, own), matches)
+        measured = diagnose(
+            metrics, facts, request.problem_values, lineage, own=own, counters=counters_of(raw)
+        )
         for finding in measured.signals:
             findings.setdefault(finding.id, finding)
         verdict = Verdict(
@@ -103,7 +109,7 @@ def _finding_of_log(match: SignatureMatch) -> SignalFinding:
     signature = match.signature
     evidence = {
         "signature": signature.id,
-        "title": signature.title,
+        "title": match.title,
         "line": match.line[:MAX_LOG_LINE],
         "line_number": match.line_number,
         "source": signature.origin,
@@ -115,8 +121,9 @@ def _signature_json(match: SignatureMatch) -> dict[str, Any]:
     return {
         "id": match.signature.id,
         "signal": match.signature.signal,
-        "title": match.signature.title,
-        "remedy": match.signature.remedy,
+        "class": match.signature.failure_class,
+        "title": match.title,
+        "remedy": match.remedy,
         "line": match.line[:MAX_LOG_LINE],
         "line_number": match.line_number,
         "extracted": dict(match.extracted),
@@ -192,17 +199,20 @@ def diagnose(
     hardware_lineage: Sequence[str] = (),
     *,
     table: RuleTable | None = None,
+    own: OwnRules = NO_RULES,
+    counters: Mapping[str, float] | None = None,
 ) -> Verdict:
     """The verdict on one kernel launch under the built-in rules, or those of `table`.
 
     `metrics` are normalised (canonical names and units), `facts` are of the hardware, `problem`
-    holds what predicates read as `problem.<name>`.
+    holds what predicates read as `problem.<name>`. `own` are rules of the hardware's descriptions,
+    which read `counters` by the profiler's names.
     """
     table = table or load_rules()
     facts, problem = facts or {}, problem or {}
     full = table.metrics.derive(metrics, facts, problem)
-    rules = table.for_hardware(frozenset(hardware_lineage), full.collectors)
-    tried = _try_rules(rules, full, facts, problem)
+    rules = table.for_hardware(frozenset(hardware_lineage), full.collectors) + as_rules(own)
+    tried = _try_rules(rules, full, Bindings((), full.values, facts, problem, counters or {}))
     fired = sorted((t for t in tried if t.outcome.value), key=lambda t: t.order)
     exclusive = [t for t in fired if t.rule.exclusive]
     if exclusive:
@@ -225,17 +235,14 @@ def diagnose(
     )
 
 
-def _try_rules(
-    rules: Sequence[Rule],
-    metrics: Normalised,
-    facts: Mapping[str, Value | None],
-    problem: Mapping[str, Value | None],
-) -> list[_Tried]:
-    """Every applicable rule whose parent fired, with its outcome, in file order."""
+def _try_rules(rules: Sequence[Rule], metrics: Normalised, known: Bindings) -> list[_Tried]:
+    """Every applicable rule whose parent fired, with its outcome, in file order. `known` is what
+    rules may read beside the signals of earlier ones; a canonical metric has its plain name too."""
     tried: list[_Tried] = []
     fired: set[str] = set()
     signals: set[str] = set()
-    bindings = Bindings(signals, metrics.values, facts, problem)
+    parameters = {**metrics.values, **known.parameters}
+    bindings = replace(known, signals=signals, parameters=parameters)
     for index, rule in enumerate(rules):
         if rule.parent and rule.parent not in fired:
             continue
@@ -325,8 +332,13 @@ def _abstentions(tried: Iterable[_Tried], settled: set[str]) -> tuple[Abstention
         and t.rule.signal not in settled
         and t.outcome.value is None
         and t.outcome.missing
-        and any(used.name.startswith("metrics.") for used in t.outcome.used)
+        and any(_is_measured(used.name) for used in t.outcome.used)
     )
+
+
+def _is_measured(name: str) -> bool:
+    """A metric, or a counter of the chip, which has no namespace."""
+    return name.startswith("metrics.") or "." not in name
 
 
 def _measure_next(
@@ -337,6 +349,6 @@ def _measure_next(
         name.removeprefix("metrics.")
         for abstention in abstained
         for name in abstention.missing
-        if name.startswith("metrics.")
+        if _is_measured(name)
     ]
     return tuple(dict.fromkeys(n for n in wanted if n not in metrics.values))[:MAX_NEXT]

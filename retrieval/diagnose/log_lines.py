@@ -12,13 +12,58 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_LINE = 2_000
+# Of a line that is longer, half of it from each end: what follows is no line of words.
+LONGEST_LINE = 100_000
 WINDOW = 300
 # Of the lines that contain a keyword, the first and the last so many are looked at.
 MAX_HITS = 200
 MAX_QUERY_LINE = 400
 
+# How far from an exception's message its frame is looked for.
+FRAME_LINES = 40
+
+_FRAME = re.compile(r"\s*File \"")
+_TEST_FRAME = re.compile(r"\S{1,400}\.py:\d{1,7}: \w")
+
+# The first of these words with a colon is the label of a diagnostic.
+_DIAGNOSTIC = re.compile(
+    r"\b(?:(?P<failure>error|fatal|critical|panic)|(?P<advisory>\w{0,40}warning|note|remark))"
+    r"(?: #[\w-]{1,20}| \([^)]{1,40}\)|\[[^\]]{1,40}\]| [A-Z]{1,4}\d{1,5})?\s{0,6}\]?:"
+    r"|^\[?\s{0,4}WARN(?:ING)?\b|^(?:\[rank\d{1,4}\]:)?W\d{4} ",
+    re.IGNORECASE,
+)
+_PREFIX = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\s{1,4})?(?:\[?rank\s?\d{1,4}\]?:\s?"
+    r"|\(\w{1,40} pid=\d{1,9}\)\s|E\d{4} \S{1,24} \d{1,9} [^\s\]]{1,200}\]\s(?:\[[\d/_]{1,12}\]\s)?"
+    r"|E {2,12}){0,3}"
+)
+# Source that a compiler or a traceback quotes: the message stands on a line of its own.
+_EXCERPT = re.compile(r"\s*(?:\d{1,7}\s*\|\s|(?:>\s+)?raise\s|warnings\.warn\()")
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _SHAPE = bytes.maketrans(b"23456789", b"11111111")
+
+
+def without_prefix(line: str) -> str:
+    """A line without what a launcher, a build service or a test report puts before it."""
+    return _PREFIX.sub("", line, count=1)
+
+
+def _ends(raw: bytes) -> bytes:
+    if len(raw) <= LONGEST_LINE:
+        return raw
+    return raw[: LONGEST_LINE // 2] + b" ... " + raw[-LONGEST_LINE // 2 :]
+
+
+def is_advisory(line: str) -> bool:
+    """Whether a line labels itself as a warning, a note or a remark."""
+    label = _DIAGNOSTIC.search(line[:MAX_LINE])
+    return label is not None and label["failure"] is None
+
+
+def is_excerpt(line: str) -> bool:
+    """Whether a line only quotes the source that a message is about."""
+    return _EXCERPT.match(line) is not None
 
 
 @dataclass(frozen=True)
@@ -38,8 +83,10 @@ class LogIndex:
     def __init__(self, log: str) -> None:
         if "\x1b" in log:
             log = _ANSI.sub("", log)
-        raw = log.encode("utf-8", "replace").split(b"\n")
-        shapes = log.encode("utf-8", "replace").lower().translate(_SHAPE).split(b"\n")
+        self._log = log
+        self._all: list[str] | None = None  # the lines, split when a frame is asked for
+        raw = [_ends(line) for line in log.encode("utf-8", "replace").split(b"\n")]
+        shapes = b"\n".join(raw).lower().translate(_SHAPE).split(b"\n")
         first: dict[bytes, int] = {}
         for number, shape in enumerate(shapes):
             first.setdefault(shape, number)
@@ -47,7 +94,7 @@ class LogIndex:
         self._raw = [raw[number] for number in self._numbers]
         self._lower = b"\n".join(self._raw).lower()
         # Logs repeat their words, so most keywords are refuted by this much shorter text.
-        self._words = b"\n".join(set(self._lower.split()))
+        self._words = b"\n".join(set(self._lower.translate(_SHAPE).split()))
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -57,7 +104,7 @@ class LogIndex:
         keywords_at: dict[int, set[str]] = {}
         where: dict[int, list[int]] = {}
         for keyword in sorted(set(keywords)):
-            if any(word not in self._words for word in keyword.encode().split()):
+            if any(word not in self._words for word in keyword.encode().translate(_SHAPE).split()):
                 continue
             for start, at in self._hits(keyword.encode()):
                 keywords_at.setdefault(start, set()).add(keyword)
@@ -79,6 +126,22 @@ class LogIndex:
         """The line that follows one of this index, unless it is the last."""
         i = bisect_right(self._numbers, line.number - 1)
         return Line(self._numbers[i] + 1, self._cut(i, [])) if i < len(self._raw) else None
+
+    def frame_of(self, number: int) -> str:
+        """The line that names the Python frame which raised the exception of line `number`; empty
+        where none is near. A traceback has it above its message, a test report of pytest below.
+        """
+        if self._all is None:
+            self._all = self._log.split("\n")
+        above = self._all[max(0, number - 1 - FRAME_LINES) : number - 1]
+        for text in reversed(above):
+            text = without_prefix(text)
+            if _FRAME.match(text):
+                return text[:MAX_LINE]
+            if text.startswith("Traceback"):
+                break
+        below = self._all[number : number + FRAME_LINES]
+        return next((text[:MAX_LINE] for text in below if _TEST_FRAME.match(text)), "")
 
     def _cut(self, index: int, places: list[int]) -> str:
         """Of a long line its head and what is around the keywords.

@@ -19,12 +19,15 @@ from kb.errors import InvalidKnowledge, UnknownSignal
 DATA = Path(__file__).parent.parent / "data"
 PHRASES = 3  # at least
 _KEYS = frozenset({"id", "group", "title", "description", "phrases", "related", "topics"})
+_TITLES = frozenset({"headings", "elsewhere"})
 
 
 @dataclass(frozen=True)
 class Signal:
     """A named condition. `phrases` are retrieval queries: how a manual speaks of the subject.
-    `related` are ids of other signals, `topics` the subjects of documentation that help.
+    `related` are ids of other signals, `topics` the subjects of documentation that help. `headings`
+    are how sections about it are titled, the most specific first; `elsewhere` are words of titles
+    of what is near it and not meant.
     """
 
     id: str
@@ -34,6 +37,8 @@ class Signal:
     phrases: tuple[str, ...]
     related: tuple[str, ...]
     topics: tuple[str, ...]
+    headings: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,12 @@ class SignalRegistry:
         return tuple(self._by_id)
 
     def get(self, signal: str) -> Signal:
-        """The signal of this id. Raises UnknownSignal, which names the nearest ids."""
+        """The signal of this id; `Memory-Bound` is memory_bound. Raises UnknownSignal, which names
+        the nearest ids.
+        """
+        folded = signal.strip().lower().replace("-", "_").replace(" ", "_")
         try:
-            return self._by_id[signal]
+            return self._by_id[signal if signal in self._by_id else folded]
         except KeyError:
             raise UnknownSignal(signal, self._by_id) from None
 
@@ -80,8 +88,8 @@ def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
 
 
 def _signal(row: Mapping[str, Any], origin: str) -> Signal:
-    if row.keys() != _KEYS:
-        odd = ", ".join(sorted(row.keys() ^ _KEYS))
+    if row.keys() - _TITLES != _KEYS:
+        odd = ", ".join(sorted((row.keys() - _TITLES) ^ _KEYS))
         raise _broken(origin, f"signal {row.get('id')!r} has missing or unknown keys: {odd}")
     if len(row["phrases"]) < PHRASES:
         raise _broken(origin, f"signal {row['id']!r} needs {PHRASES} phrases")
@@ -93,6 +101,8 @@ def _signal(row: Mapping[str, Any], origin: str) -> Signal:
         phrases=tuple(row["phrases"]),
         related=tuple(row["related"]),
         topics=tuple(row["topics"]),
+        headings=tuple(row.get("headings", ())),
+        elsewhere=tuple(row.get("elsewhere", ())),
     )
 
 

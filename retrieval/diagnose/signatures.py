@@ -3,25 +3,37 @@
 Reads `data/signatures.toml`; signatures of a chip come from its hardware.toml through
 `signature_from_mapping`. Knows nothing about where logs come from. Patterns are untrusted and are
 matched in linear time (see `linear_patterns`).
+
+What leads: failures before mere reports; of failures the signature of the highest priority; of
+equals the first line. A line labelled as a warning, a note or a remark can only be a report.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.predicates import Bindings, Predicate, compile_predicate
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
-from retrieval.diagnose.log_lines import LogIndex, normalise_error, query_lines
+from retrieval.diagnose.log_lines import (
+    LogIndex,
+    is_advisory,
+    is_excerpt,
+    normalise_error,
+    query_lines,
+    without_prefix,
+)
 from retrieval.diagnose.metrics import load_metrics, parse_quantity
 from retrieval.diagnose.signals import DATA, load_signals
 
 __all__ = [
+    "FAILURE_CLASSES",
     "ErrorSignature",
     "SignatureIndex",
     "SignatureMatch",
@@ -37,9 +49,23 @@ HARDWARE_PRIORITY = 95
 MAX_MATCHES = 20
 MAX_OF_ONE = 3
 MAX_WORDS = 600
+# Of a captured text; a mangled name has thousands of characters.
+MAX_CAPTURE = 80
 
+WARNING_ONLY = "warning_only"
+# What kind of failure a signature stands for, as the answer names it.
+FAILURE_CLASSES = {
+    "compiler_crash": "the compiler failed, not the source that it was given",
+    "limit": "a limit of the hardware, the compiler or the system is exceeded",
+    "run_time_fault": "the program was built and failed when it ran",
+    "broken_environment": "an installation, a driver, a version or a path is wrong",
+    "user_mistake": "the source or the call is wrong",
+    WARNING_ONLY: "a report or a warning; nothing failed",
+}
+
+_PLACE = re.compile(r"\{(\w+)\}")
 _TEXTS = ("pattern", "signal", "title", "remedy")
-_OPTIONAL = ("id", "toolchain", "priority", "extract", "when")
+_OPTIONAL = ("id", "toolchain", "priority", "extract", "when", "class", "frames")
 
 
 @dataclass(frozen=True)
@@ -49,6 +75,9 @@ class ErrorSignature:
     `extract` pairs named groups of the pattern with canonical metrics. `when` is a predicate over
     the extracted metrics, for reports that only count above a number. `origin` is "builtin" or who
     supplied the signature. Of two that match one line, the higher `priority` (0 to 100) wins.
+    `failure_class` is a key of FAILURE_CLASSES, None where the signature does not say. `frames` is
+    a pattern over the Python frame that raised, for exceptions whose meaning depends on who raised
+    them. `{name}` in `title` and `remedy` stands for what the pattern's group of that name matched.
     """
 
     id: str
@@ -61,22 +90,40 @@ class ErrorSignature:
     priority: int = HARDWARE_PRIORITY
     when: Predicate | None = None
     origin: str = BUILTIN
+    failure_class: str | None = None
+    frames: str | None = None
 
 
 @dataclass(frozen=True)
 class SignatureMatch:
     """A signature that matches a line of a log; lines count from 1. `extracted` holds canonical
-    metrics in canonical units.
+    metrics in canonical units, `captured` the texts of the pattern's named groups.
     """
 
     signature: ErrorSignature
     line_number: int
     line: str
     extracted: Mapping[str, float]
+    captured: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def _order(self) -> tuple[int, int, str]:
-        return -self.signature.priority, self.line_number, self.signature.id
+    def title(self) -> str:
+        """The signature's title with the names and numbers of this line."""
+        return self._filled(self.signature.title)
+
+    @property
+    def remedy(self) -> str:
+        """The signature's remedy with the names and numbers of this line."""
+        return self._filled(self.signature.remedy)
+
+    def _filled(self, text: str) -> str:
+        filled = _PLACE.sub(lambda place: self.captured.get(place[1], place[0]), text)
+        return " ".join(filled.split()).rstrip(" :")
+
+    @property
+    def _order(self) -> tuple[bool, int, int, str]:
+        advisory = self.signature.failure_class == WARNING_ONLY or is_advisory(self.line)
+        return advisory, -self.signature.priority, self.line_number, self.signature.id
 
 
 def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignature:
@@ -86,6 +133,8 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         raise _broken(origin, f"names unknown signal {data['signal']!r}")
     try:
         compiled = compile_linear(data["pattern"])
+        if "frames" in data:
+            compile_linear(data["frames"])
         when = compile_predicate(data["when"]) if "when" in data else None
     except (UnsafePattern, InvalidPredicate) as problem:
         raise _broken(origin, f"pattern {data['pattern'][:80]!r}: {problem}") from problem
@@ -105,7 +154,14 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         priority=data.get("priority", HARDWARE_PRIORITY),
         when=when,
         origin=origin,
+        failure_class=data.get("class") or _class_of(data["signal"]),
+        frames=data.get("frames"),
     )
+
+
+def _class_of(signal: str) -> str | None:
+    """The class where a signature names none: what only makes a kernel slow did not fail."""
+    return WARNING_ONLY if load_signals().get(signal).group.startswith("slow") else None
 
 
 def _check_keys(data: Mapping[str, Any], origin: str) -> None:
@@ -120,8 +176,10 @@ def _check_keys(data: Mapping[str, Any], origin: str) -> None:
         raise _broken(origin, "has a priority that is no integer from 0 to 100")
     if not isinstance(data.get("extract", {}), Mapping):
         raise _broken(origin, "has an extract that is no table")
-    if any(not isinstance(data.get(key, ""), str) for key in ("id", "toolchain", "when")):
-        raise _broken(origin, "has an id, toolchain or when that is no text")
+    if any(not isinstance(data.get(key, ""), str) for key in ("id", "toolchain", "when", "frames")):
+        raise _broken(origin, "has an id, toolchain, when or frames that is no text")
+    if data.get("class") is not None and data["class"] not in FAILURE_CLASSES:
+        raise _broken(origin, f"has a class that is none of {', '.join(FAILURE_CLASSES)}")
 
 
 def _broken(origin: str, message: str) -> InvalidKnowledge:
@@ -146,12 +204,16 @@ class SignatureIndex:
         three for each signature.
         """
         best: list[SignatureMatch] = []
-        for line, keywords in LogIndex(log).lines(self._by_keyword):
+        index = LogIndex(log)
+        for line, keywords in index.lines(self._by_keyword):
+            if is_excerpt(without_prefix(line.text)):
+                continue
             candidates = {s.id: s for k in keywords for s in self._by_keyword[k]}
             matches = [
                 match
                 for signature in candidates.values()
                 if (match := _match(signature, line.number, line.text)) is not None
+                and _counts(match, index)
             ]
             if matches:
                 best.append(min(matches, key=lambda match: match._order))
@@ -159,7 +221,7 @@ class SignatureIndex:
 
 
 def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:
-    groups = compile_linear(signature.pattern).search(line)
+    groups = compile_linear(signature.pattern).search(without_prefix(line))
     if groups is None:
         return None
     extracted: dict[str, float] = {}
@@ -169,7 +231,26 @@ def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch 
             extracted[name] = value
     if signature.when and not signature.when.evaluate(Bindings(metrics=extracted)).value:
         return None
-    return SignatureMatch(signature, number, line.strip(), extracted)
+    captured = {name: _shown(text) for name, text in groups.items()}
+    return SignatureMatch(signature, number, line.strip(), extracted, captured)
+
+
+def _counts(match: SignatureMatch, index: LogIndex) -> bool:
+    """Whether a match holds in its context: what a line labels as a warning did not fail, and who
+    raised an exception may decide what it means.
+    """
+    signature = match.signature
+    if signature.failure_class not in (None, WARNING_ONLY) and is_advisory(match.line):
+        return False
+    if signature.frames is None:
+        return True
+    return compile_linear(signature.frames).search(index.frame_of(match.line_number)) is not None
+
+
+def _shown(text: str | None) -> str:
+    """A captured text as a title shows it; a group that took no part shows nothing."""
+    text = (text or "").strip()
+    return text if len(text) <= MAX_CAPTURE else f"{text[:MAX_CAPTURE]}..."
 
 
 def _deduplicated(matches: Sequence[SignatureMatch], limit: int) -> list[SignatureMatch]:

@@ -12,6 +12,10 @@ deterministic, and a distillation is stored so that it can be judged again.
     match           whether the library says it already, or the opposite
     changes         the deltas: a new skill, more evidence, a contradiction
     lifting         kernels and tuned recipes that become recipes
+    kernel_text     a kernel that cannot be a recipe, as text with its key lines
+    mended_runs     looks over all stored runs for errors that were mended, and stores the lessons
+    mending         failed kernels with what followed, and which errors are lessons
+    debugging       the text of such a lesson: when, cause, cure, evidence
     texts           when two kernels or texts are the same, and what was copied
     records, distillation  what is handed on and stored
 """

@@ -33,7 +33,7 @@ class CuratorRun:
 
     `known` grows with what the pass itself decides, so that a later step meets it. `answers` are
     those of the drafter and `lifted` those of lifting, by node. `seen` holds the code of earlier
-    candidates, and the node of each.
+    candidates, and the node of each. `text_node` is the node that may be taught as text.
     """
 
     trajectory: Trajectory
@@ -49,6 +49,7 @@ class CuratorRun:
     answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lifted: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
+    text_node: int | None = None
 
     def decide(self, stage: str, node: int, passed: bool, reason: str, **details: Any) -> bool:
         """Record a decision; returns `passed`."""

@@ -87,6 +87,24 @@ def rule_named(transformation: str, language: str) -> Rule | None:
     return next(rules, None)
 
 
+def rules_in(kernel: Bundle, parent: Bundle | None) -> tuple[str, ...]:
+    """Names of the structures that a kernel has and its parent has not, in the order of the rules;
+    without a parent, those that it has."""
+    new = "\n".join(_lines(kernel))
+    old = "\n".join(_lines(parent)) if parent is not None else ""
+    return matching_rules(new, old, kernel.language)
+
+
+def matching_rules(new: str, old: str, language: str) -> tuple[str, ...]:
+    """Names of the rules that some code has and other code has not."""
+    names = dict.fromkeys(
+        rule.name
+        for rule in _vocabulary()[0]
+        if language in rule.languages and rule.added.search(new) and not rule.added.search(old)
+    )
+    return tuple(names)
+
+
 def contrast(
     step: Step, passed: Passed, roles: Roles, *, attributed: bool = False
 ) -> tuple[Change | None, Decision]:
@@ -204,13 +222,7 @@ def _free(step: Step, passed: Passed, parent: Bundle, child: Bundle) -> Change |
     if not lines.came:
         return "no line came: what was taken away has no name"
     old, new = "\n".join(_lines(parent)), "\n".join(lines.came)
-    names = dict.fromkeys(
-        rule.name
-        for rule in _vocabulary()[0]
-        if child.language in rule.languages
-        and rule.added.search(new)
-        and not rule.added.search(old)
-    )
+    names = matching_rules(new, old, child.language)
     pattern = (*(f"-{line}" for line in lines.gone), *(f"+{line}" for line in lines.came))
     named = "-and-".join(names) if len(names) <= MOST_CAUSES else UNNAMED
     return _built(step, passed, named, (), pattern)

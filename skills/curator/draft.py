@@ -48,7 +48,8 @@ CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hi
 @dataclass(frozen=True)
 class Draft:
     """A skill before it is stored. `before` and `after` are lines of code or of parameters,
-    `sources` the entries of the last section."""
+    `sources` the entries of the last section. `kind` is set where it is no transformation (see
+    `skills.format.schema`)."""
 
     name: str
     transformation: str
@@ -71,6 +72,7 @@ class Draft:
     recipe: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     written_by: str = "curator"
+    kind: str = ""
 
     def template(self) -> str:
         """The body with references in place of figures."""
@@ -109,6 +111,7 @@ class Draft:
                 "allowed_tools": None,
                 "other": {},
                 "files": dict(self.files),
+                **({"kind": self.kind} if self.kind else {}),
                 "curator": {
                     "template": self.template(),
                     "evidence": [[row.evaluation_id, row.case_id] for row in self.evidence],

@@ -82,6 +82,12 @@ def gate(
     return _timed(step, evaluation, noise_floor(step.proposal.bundle.language))
 
 
+def mistrust(trajectory: Trajectory, step: Step) -> str:
+    """Why a change may not be learned from whatever it did: not measured here, odd names, flags,
+    or the same code as before; empty where it may."""
+    return _untrusted(trajectory, step) or _dishonest(step) or _not_new(step, {})
+
+
 def _decision(step: Step, passed: bool, reason: str, **details: object) -> Decision:
     return Decision("gate", step.child.number, passed, reason, details)
 

@@ -115,15 +115,17 @@ class KernelLifter:
                 f"it can be tried on {len(cases)} unseen cases only, {HELD_OUT_CASES} are needed"
             )
         for target in cases:
-            self._right(recipe, recipe.defaults, target.problem, f"on {target.case.name}")
+            with self.bench(target.problem) as bench:
+                self._right(bench, recipe, recipe.defaults, f"on {target.case.name}")
         good: dict[str, list[Value]] = {c.name: [c.value] for c in constants}
-        for constant, value in _other_values(constants):
-            values = {**recipe.defaults, constant.name: value}
-            try:
-                self._right(recipe, values, self.problem, f"with {constant.name} = {value}")
-            except NotLifted:
-                continue  # outside of what the kernel can do: not in its domain
-            good[constant.name].append(value)
+        with self.bench(self.problem) as bench:
+            for constant, value in _other_values(constants):
+                values = {**recipe.defaults, constant.name: value}
+                try:
+                    self._right(bench, recipe, values, f"with {constant.name} = {value}")
+                except NotLifted:
+                    continue  # outside of what the kernel can do: not in its domain
+                good[constant.name].append(value)
         tried = sum(len(values) - 1 for values in good.values())
         if constants and tried < OTHER_VALUES:
             raise NotLifted(f"it is right with {tried} other values, {OTHER_VALUES} are needed")
@@ -135,16 +137,16 @@ class KernelLifter:
         return replace(lifted, recipe=body)
 
     def _right(
-        self, recipe: Recipe, values: Mapping[str, Value], problem: Problem, where: str
+        self, bench: LocalBench, recipe: Recipe, values: Mapping[str, Value], where: str
     ) -> None:
-        view = problem_view(problem, self.device)
+        """Raises NotLifted where the instance is wrong on what the bench measures."""
+        view = problem_view(bench.problem, self.device)
         fitting = fit(recipe, view, {})
         if fitting is None:
             raise NotLifted(f"its recipe does not fit {where}")
         bundle = instantiate(recipe, values, fitting.binding, view.source)
         proposal = Proposal(bundle, "lifting", cases=fitting.cases)
-        with self.bench(problem) as bench:
-            evaluation = bench.evaluate(proposal)
+        evaluation = bench.evaluate(proposal)
         if not evaluation.correct:
             raise NotLifted(
                 f"an instance of it is {evaluation.validity} {where}: {evaluation.message}"

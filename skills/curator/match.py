@@ -238,6 +238,8 @@ def _in_other_words(draft: Draft, near: Sequence[Known], texts: Texts) -> Match 
     for known in near:
         if not same_moves(draft, known.row) or (draft.recipe and known.row.recipe):
             continue  # two recipes are two kernels, however alike they read
+        if draft.kind or known.row.metadata.get("kind"):
+            continue  # a kernel as text is that kernel, an error is that error
         similarity = texts.similarity(ours, _spoken(known.row))
         if (
             similarity.cosine is None

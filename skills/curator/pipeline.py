@@ -22,10 +22,11 @@ from skills.curator.draft import Draft, compose
 from skills.curator.drafter import Drafter, Replayed
 from skills.curator.evidence import rows_of
 from skills.curator.gate import gate
+from skills.curator.kernel_text import as_text, is_written, text_node
 from skills.curator.match import Match, Texts, match
 from skills.curator.records import Change, Lift, Lifted, Operation
 from skills.curator.texts import APPLIED, Shown, body_key, kernel_key
-from skills.format.schema import MAX_NAME
+from skills.format.schema import MAX_NAME, TEXT
 from skills.trajectories.records import Step, Trajectory
 
 GONE = frozenset({"quarantined"})  # a person took it out: it is not learned again
@@ -54,6 +55,7 @@ def propose_deltas(
         Texts(context.embedder),
         NameIndex(context.names),
     )
+    run.text_node = text_node(trajectory, context.roles)
     for step in trajectory.steps:
         _step(run, step)
     return Distillation(
@@ -204,22 +206,39 @@ def _lifted(run: CuratorRun, change: Change, draft: Draft) -> Draft | None:
     """A whole kernel is knowledge only as a recipe; anything else is as it was."""
     node = change.step.child.number
     if change.transformation != WRITTEN and not _foreign_recipe(run, change):
+        if is_written(change) and run.drafter is None and node == run.text_node:
+            draft = as_text(run.trajectory, change, draft)
+            reason = "no rule names what the new lines do; drafted as a text skill"
+            run.decide("draft", node, True, reason, kind=TEXT)
         return _without_excerpts(run, change, draft)
     if run.lift is None:
         reason = "a whole kernel against the reference: nothing to compare, and no recipe of it"
-        run.decide("draft", node, False, reason)
-        return None
+        return _as_text(run, change, draft, reason)
     lifted = run.lift(run.trajectory, change)
     run.lifted[str(node)] = lifted if isinstance(lifted, str) else lifted.as_json()
     if isinstance(lifted, str):
-        run.decide("draft", node, False, f"it cannot be lifted to a recipe: {lifted}")
-        return None
+        return _as_text(run, change, draft, f"it cannot be lifted to a recipe: {lifted}")
     transformation = ADOPTED + lifted.name
     before = tuple(lifted.signals) or change.before
     adopted = replace(change, transformation=transformation, pattern=(), before=before)
     again = compose(run.trajectory, adopted, draft.evidence)
     run.decide("draft", node, True, f"lifted to the recipe {lifted.name}")
     return replace(again, recipe=lifted.recipe, files=lifted.files)
+
+
+def _as_text(run: CuratorRun, change: Change, draft: Draft, reason: str) -> Draft | None:
+    """The kernel as text, where a model or a person wrote it and it is the run's fastest."""
+    node = change.step.child.number
+    if not is_written(change):
+        run.decide("draft", node, False, reason)
+        return None
+    if node != run.text_node:
+        reason = f"{reason}; as text, this run teaches node {run.text_node}, which is faster"
+        run.decide("draft", node, False, reason)
+        return None
+    text = as_text(run.trajectory, change, draft)
+    run.decide("draft", node, True, f"{reason}; drafted as a text skill", kind=TEXT)
+    return text
 
 
 def _foreign_recipe(run: CuratorRun, change: Change) -> bool:

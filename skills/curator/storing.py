@@ -97,7 +97,7 @@ def store_deltas(
             replace(
                 distillation,
                 stored=tuple(
-                    _store(connection, delta, distillation.trajectory.id, access_scope, record)
+                    store_delta(connection, delta, distillation.trajectory.id, access_scope, record)
                     for delta in distillation.deltas
                 ),
             )
@@ -105,9 +105,15 @@ def store_deltas(
         )
 
 
-def _store(
-    connection: Connection, delta: Delta, trajectory: str, access_scope: str, record: str
+def store_delta(
+    connection: Connection,
+    delta: Delta,
+    trajectory: str,
+    access_scope: str = ALL_ACCESS,
+    record: str = "",
 ) -> StoredDelta:
+    """Store one delta of the trajectory with this id, with its event. Raises Conflict where the
+    skill is no longer what was judged."""
     known = store.find(connection, delta.skill, access_scope)
     _unchanged(delta, known)
     details = {"run": trajectory, "node": delta.node, "operation": delta.operation}

@@ -92,9 +92,7 @@ def reason_for(role: str, direction: str) -> str:
 def words_of(trajectory: Trajectory, change: Change) -> Words:
     """The sentences of a change that needs no model."""
     subject, proposal = trajectory.subject, change.step.proposal
-    op = canonical_op(subject.op).replace("_", " ")
-    article = "an" if op[0] in "aeiou" else "a"
-    place = f"{article} {op} kernel in {proposal.bundle.language} on {trajectory.hardware}"
+    place = place_of(trajectory, change)
     instance = (
         (f"It is an instance of the recipe `{proposal.recipe}`.",) if _of_recipe(change) else ()
     )
@@ -121,6 +119,14 @@ def words_of(trajectory: Trajectory, change: Change) -> Words:
         check=(*check, COMPARE),
         failure_signs=signs,
     )
+
+
+def place_of(trajectory: Trajectory, change: Change) -> str:
+    """What kernel a change is about, with its article: `a softmax kernel in cpp on x86-64`."""
+    op = canonical_op(trajectory.subject.op).replace("_", " ")
+    article = "an" if op[0] in "aeiou" else "a"
+    language = change.step.proposal.bundle.language
+    return f"{article} {op} kernel in {language} on {trajectory.hardware}"
 
 
 def _of_recipe(change: Change) -> bool:

@@ -50,14 +50,19 @@ KEYS = (
     "kb.tier",
     "kb.status",
     "kb.polarity",
+    "kb.kind",
     "kb.transformation",
     *LISTS,
     "kb.predicate",
+    "kb.error",
     "kb.evidence",
     "kb.verified-at",
     "kb.toolchain",
     "kb.content-sha256",
 )
+# What a skill is where it is no transformation: an error with its cause and cure, or a kernel as
+# text. `kb.error` holds the fixed words of the error.
+DEBUGGING, TEXT = "debugging", "text"
 EVIDENCE_JSON = "references/evidence.json"
 MOVES_JSON = "references/moves.json"
 RECIPE_JSON = "references/recipe.json"
@@ -67,7 +72,12 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _SOURCES = re.compile(r"^## Sources\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]+)\]\((\S+?)\)")
 _ITEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-_CHOICES = {"kb.tier": TIERS, "kb.status": STATES, "kb.polarity": ("use", "avoid")}
+_CHOICES = {
+    "kb.tier": TIERS,
+    "kb.status": STATES,
+    "kb.polarity": ("use", "avoid"),
+    "kb.kind": (DEBUGGING, TEXT),
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,12 @@ class SkillFile:
     def predicate(self) -> str | None:
         """The precondition, None for none."""
         return self.metadata.get("kb.predicate") or None
+
+    @property
+    def about_error(self) -> dict[str, str]:
+        """`kind` and `error` where the skill has them, as the catalog keeps them."""
+        values = {name: self.metadata.get(f"kb.{name}", "") for name in ("kind", "error")}
+        return {name: value for name, value in values.items() if value}
 
 
 def split_list(value: str) -> tuple[str, ...]:
@@ -217,9 +233,11 @@ def advice(skill: SkillDraft | SkillRow) -> SkillFile:
     lists = {key: ",".join(sorted(getattr(skill.scopes, name))) for key, name in LISTS.items()}
     kb = {
         "kb.polarity": skill.polarity,
+        "kb.kind": skill.metadata.get("kind", ""),
         "kb.transformation": skill.transformation,
         **lists,
         "kb.predicate": skill.predicate or "",
+        "kb.error": skill.metadata.get("error", ""),
     }
     files = {name: text.encode() for name, text in skill.metadata.get("files", {}).items()}
     if skill.moves:

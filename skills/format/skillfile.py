@@ -19,6 +19,7 @@ import yaml
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge
 from kb.hardware.checks import Problems
 from kb.ids import sha256
+from kb.yaml_loaders import text_loader
 from skills.format.schema import EVIDENCE_JSON, FENCE, FIELDS, KEYS, STRUCTURED, SkillFile, check
 
 SKILL_MD = "SKILL.md"
@@ -176,7 +177,7 @@ def _front_matter(text: str, problems: Problems) -> Mapping[str, Any]:
     try:
         for event, line in _unplain(text):
             problems.add(f"line {line}", f"uses {event}", 'write block style, values like "a,b"')
-        loaded = yaml.load(text, Loader=yaml.BaseLoader)  # every scalar stays text
+        loaded = yaml.load(text, Loader=text_loader(text))  # every scalar stays text
     except yaml.YAMLError as error:
         problems.add("(front matter)", f"is not YAML: {error}", "quote values that contain `: `")
         return {}
@@ -190,7 +191,7 @@ def _front_matter(text: str, problems: Problems) -> Mapping[str, Any]:
 
 def _unplain(text: str) -> Iterator[tuple[str, int]]:
     """YAML that the reference validator refuses, with its line."""
-    for event in yaml.parse(text, Loader=yaml.BaseLoader):
+    for event in yaml.parse(text, Loader=text_loader(text)):
         line = _line(event)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             yield "an anchor", line
@@ -198,7 +199,7 @@ def _unplain(text: str) -> Iterator[tuple[str, int]]:
             yield "a tag", line
         if getattr(event, "flow_style", None):
             yield "flow style", line
-    yield from _repeated(yaml.compose(text, Loader=yaml.BaseLoader))
+    yield from _repeated(yaml.compose(text, Loader=text_loader(text)))
 
 
 def _repeated(node: yaml.Node | None) -> Iterator[tuple[str, int]]:

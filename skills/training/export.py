@@ -24,6 +24,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
+from optimizer.evaluation.targets import own_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.propose import Task
@@ -308,5 +309,6 @@ def _task(base: KnowledgeBase, source: Source) -> Task:
         device,
         source.languages,
         dict(registry.values(source.hardware)),
+        own_toolchains(registry.all(), registry.lineage(source.hardware)),
     )
     return Task(source.id, source.goal, problem_view(source.problem, device), hardware)

@@ -17,7 +17,6 @@ from typing import Any
 from kb.errors import InvalidRequest, KernloreError, PayloadTooLarge
 from kb.ids import derived_id
 from optimizer.evaluation.bundle import MANIFEST, Bundle
-from optimizer.evaluation.evaluate import problem_named, problem_sent
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
@@ -236,6 +235,9 @@ def tree_of(
 
 def problem_of(problem: ExternalProblem) -> Problem:
     """The problem itself. None of its code runs. Raises NotFound or InvalidRequest."""
+    # Imported here: it takes seconds, and a service that is told of nothing needs none of it.
+    from optimizer.evaluation.evaluate import problem_named, problem_sent
+
     if problem.name is not None:
         return problem_named(problem.name)
     return problem_sent(problem.source, problem.toml)

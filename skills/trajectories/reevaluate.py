@@ -14,15 +14,22 @@ from typing import Any
 
 import structlog
 
+from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.jobs import ENDED, keep_lease
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import ask_for, choose_target
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.problem.importing import substituted
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.queue import EvaluationQueue, Submission
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
+from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.accept import trajectory_store
@@ -84,7 +91,7 @@ class Reevaluation:
         for step in external.steps:
             sha256 = step.bundle.sha256
             if sha256 not in results.evaluations and sha256 not in results.problems:
-                self._evaluate(external, step.bundle, step.cases, results)
+                self._evaluate(external, problem, step.bundle, step.cases, results)
                 self.report(
                     f"step {step.number} of {len(external.steps)}: {_result_line(results, sha256)}"
                 )
@@ -130,12 +137,21 @@ class Reevaluation:
         except (InvalidRequest, Unavailable):
             return None
         results = Results()
-        self._evaluate(external, bundle, (cases[0].name,), results)
+        self._evaluate(external, problem, bundle, (cases[0].name,), results)
         return results.evaluations.get(bundle.sha256)
 
     def _evaluate(
-        self, external: ExternalTrajectory, bundle: Bundle, cases: tuple[str, ...], results: Results
+        self,
+        external: ExternalTrajectory,
+        problem: Problem,
+        bundle: Bundle,
+        cases: tuple[str, ...],
+        results: Results,
     ) -> None:
+        earlier = self._earlier(problem, bundle, external.hardware, cases)
+        if earlier is not None:
+            results.evaluations[bundle.sha256] = earlier
+            return
         place: Path | str = external.problem.source
         if external.problem.name is not None:
             place = problem_of(external.problem).path.parent
@@ -147,6 +163,28 @@ class Reevaluation:
         error = job.error or {}
         results.problems[bundle.sha256] = str(error.get("message", "it was not evaluated"))
         results.first = results.first or error
+
+    def _earlier(
+        self, problem: Problem, bundle: Bundle, hardware: str, cases: tuple[str, ...]
+    ) -> Evaluation | None:
+        """What an evaluation would find in the journal, without the process that it takes; None
+        where it has to be carried out, or cannot be."""
+        try:
+            asked = ask_for(self.base, problem, bundle, hardware=hardware, cases=cases)
+        except KernloreError:
+            return None  # the queue says so, for this step alone
+        settings, device = EvaluationSettings(), asked.chosen.target.device or "cpu"
+        journal = CatalogJournal(Evaluations(self.base.catalog), self.base.blobs)
+        level = level_for(settings.isolation, device)
+        pool = RunnerPool(RunnerSettings(device, settings.threads, level), spare=0, fork=False)
+        try:
+            with Evaluator(problem, asked.chosen.target, settings, journal, pool=pool) as evaluator:
+                chosen = asked.cases if asked.cases is not None else problem.searched
+                fitting = tuple(case for case in chosen if case.fits(device))
+                earlier = journal.finished(evaluator.key(bundle, asked.toolchain, fitting))
+        finally:
+            pool.close()
+        return None if earlier is None or earlier.timing == "repeat" else earlier
 
     def _placed(self, sent: Submission) -> str:
         """The job's id, once there is a place in the queue."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 import structlog
 
 from api.cli.main import main
+from tests.shared import place_models
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "api.cli.main")
@@ -61,8 +61,14 @@ class Ran:
         return json.loads(lines[0])
 
 
-def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") -> Ran:
+def kernlore(
+    *arguments: str | Path,
+    data: Path | None = None,
+    stdin: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Ran:
     """One command line in this process: it saves the second that an interpreter and imports cost.
+    `environment` is added to what is there without settings of this product.
 
     Standard output and standard error are caught at their file descriptors, so that what a child
     process or a library prints there counts as well.
@@ -70,6 +76,8 @@ def kernlore(*arguments: str | Path, data: Path | None = None, stdin: str = "") 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         for name in [name for name in os.environ if name.startswith("KERNLORE_")]:
             patch.delenv(name)
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
         patch.chdir(ROOT)
         given = Path(folder, "in")
         given.write_text(stdin, encoding="utf-8")
@@ -154,8 +162,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory, files: Path, model_cache: Path) -> Path:
     """A data directory that the command line itself filled, without a service."""
     folder = tmp_path_factory.mktemp("cli") / "data"
-    if model_cache.exists():
-        shutil.copytree(model_cache, folder / "models")
+    place_models(folder, model_cache)
     sent = kernlore("ingest", files, "--hardware", "h100", "--json", data=folder)
     assert sent.code == 0, sent.err
     assert sent.json["summary"] | {"created": 4, "ready": 4} == sent.json["summary"]

@@ -15,7 +15,7 @@ from api.http.app import create_app
 from kb.settings import MIB, Settings
 from tests.api.cli_process import data, files  # noqa: F401  (fixtures)
 from tests.known_device import store_ceilings
-from tests.shared import copy_knowledge
+from tests.shared import copy_knowledge, place_models
 
 DOCUMENTS = (
     "guidance/memory-bound.md",
@@ -31,10 +31,10 @@ def small_knowledge(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Settings:
     base = tmp_path_factory.mktemp("http")
     return Settings(
-        data_dir=store_ceilings(base / "data"),
+        data_dir=store_ceilings(place_models(base / "data", model_cache)),
         knowledge_dir=small_knowledge(base / "knowledge"),
         max_file_bytes=FILE_LIMIT,
         max_files_per_upload=20,

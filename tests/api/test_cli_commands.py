@@ -26,7 +26,7 @@ from tests.api.cli_process import (
     kernlore_process,
 )
 
-pytestmark = pytest.mark.slow(seconds=25)
+pytestmark = pytest.mark.slow(seconds=15)
 
 HEAVY = (
     "chromadb",
@@ -224,6 +224,9 @@ def test_a_signal_a_log_and_metrics_find_the_manual(data: Path, tmp_path: Path) 
     given = ("--metrics", metrics, "--metrics", "other.made.up=4.5")
     by_metrics = kernlore("retrieve", *given, *about, data=data).json
     assert set(by_metrics["diagnosis"]["unrecognised"]) == {"made.up.metric", "other.made.up"}
+    counted = "4000,,cycles,9,100.00,,\n9000,,instructions,9,100.00,,\n"
+    by_profile = kernlore("retrieve", "--profile", "-", *about, data=data, stdin=counted).json
+    assert by_profile["profile"]["metrics"] == {"cycles": 4000.0, "instructions": 9000.0}
 
 
 def test_an_answer_reads_well_and_its_context_stands_alone(data: Path) -> None:
@@ -282,6 +285,26 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     kernlore("hardware", "facts", "acme-x1", *change, data=data)
     facts = kernlore("hardware", "facts", "acme-x1", "--json", data=data).json["facts"]
     assert facts[0]["value"] == 12.0
+
+
+def test_proposed_facts_are_decided_in_bulk(data: Path, tmp_path: Path) -> None:
+    chip, manual = tmp_path / "x2.toml", tmp_path / "x2.md"
+    chip.write_text('id = "acme-x2"\nname = "Acme X2"\nvendor = "acme"\n')
+    kernlore("hardware", "add", chip, data=data)
+    table = "| Property | Value | Mode A |\n|---|---|---|\n| Memory size | 12 GB | 6 GB |\n"
+    manual.write_text(f"# The Acme X2\n\n{table}\nThe L2 cache is 16 MB.\n")
+    kernlore("ingest", manual, "--hardware", "acme-x2", data=data)
+    facts = ("hardware", "facts", "acme-x2")
+    shown = kernlore(*facts, "--proposed", "--key", "memory_size", data=data).out
+    assert "memory_size = 12 GB" in shown and "not clearly about acme-x2: Mode A" in shown
+    assert "The Acme X2" in shown and "l2_size" not in shown
+    assert kernlore(*facts, "--accept-all", "--reject-all", data=data).code == 2
+    taken = kernlore(*facts, "--accept-all", "--json", data=data).json
+    assert {f["key"] for f in taken["facts"]} == {"memory_size", "l2_size"}
+    assert [f["value"] for f in taken["left"]] == [6 * 2.0**30]
+    gone = kernlore(*facts, "--reject-all", "--subject", "mode a", "--json", data=data).json
+    assert [f["status"] for f in gone["facts"]] == ["rejected"]
+    assert "l2_size = 16 MB" in kernlore(*facts, data=data).out
 
 
 def test_detection_names_devices(data: Path) -> None:

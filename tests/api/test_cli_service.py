@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests.api.cli_process import COMMAND, ROOT, document_of, free_port, kernlore, kernlore_process
+from tests.shared import place_models
 
-pytestmark = pytest.mark.slow(seconds=50)
+pytestmark = pytest.mark.slow(seconds=30)
 
 # -- beside a running service
 
@@ -168,9 +169,7 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
     count = 60
     for n in range(count):
         (folder / f"{n}.md").write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
-    data = tmp_path / "data"
-    if model_cache.exists():
-        shutil.copytree(model_cache, data / "models")
+    data = place_models(tmp_path / "data", model_cache)
     arguments = ["ingest", str(folder), "--category", "guidance", "--data-dir", str(data)]
     short_lease = os.environ | {"KERNLORE_LEASE_SECONDS": "2"}
     first = subprocess.Popen(

@@ -25,6 +25,7 @@ def over_http(client: TestClient, **asked: object) -> object:
         {"log": "ptxas info : 8 bytes spill stores, 8 bytes spill loads", "hardware": "h100"},
         {"metrics": {"dram__throughput.avg.pct_of_peak_sustained_elapsed": 91}, "k": 3},
         {"signals": ["register_spill", "memory_bound"], "roles": ["warps"], "hardware": "h100"},
+        {"profile": "4000,,cycles,9,100.00,,\n9000,,instructions,9,100.00,,", "k": 3},
         {"query": "barriers", "categories": "guidance,hardware", "hardware": "h100", "log": " "},
     ],
 )
@@ -48,6 +49,7 @@ def test_in_process_and_over_http_are_one_answer(
         {"query": "q", "harware": "h100"},
         {"query": 7, "metrics": {"a": True}},
         {"query": "q", "k": 0},
+        {"profile": "of no profiler"},
         {"query": "q", "roles": ["tile_q"]},
         {"query": "q", "problem": {"weight": 1}},
         {"query": "x" * 20_001},

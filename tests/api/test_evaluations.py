@@ -33,6 +33,8 @@ def get_inputs():
 rows = 32
 """
 TOML = 'name = "doubled"\n[[cases]]\nname = "small"\nconstants = {rows = 8}\ntimed = false\n'
+# Timed, and long enough for that: calls of microseconds need most pairs of blocks for a figure.
+TIMED = {"source": PROBLEM, "toml": TOML.replace("timed = false\n", "").replace("8", "8192")}
 KERNEL = """#include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
   const float *x = (const float *)t[0].data;
@@ -76,9 +78,7 @@ def evaluated(client: TestClient, told: Any, seconds: float = 400) -> dict[str, 
     ("old", "new", "validity"),
     [
         ("2 * x", "2 * x", "correct"),
-        ("2 * x", "3 * x", "incorrect"),
         ("return 0;", "*(volatile int *)0 = 1; return 0;", "crashed"),
-        ("return 0;", "return nothing;", "not_compiled"),
     ],
 )
 def test_a_candidate_gets_its_verdict(
@@ -100,6 +100,7 @@ def test_the_answer_is_that_of_the_command(
     broken = KERNEL.replace("2 * x", "twice * x")
     told = body(broken, problem="elementwise_chain", cases=["odd"])
     over_http = evaluated(client, told)["result"]
+    assert over_http["validity"] == "not_compiled"
     file = tmp_path / "kernel.cpp"
     file.write_text(broken)
     arguments = ("evaluate", "elementwise_chain", file, "--case", "odd", "--json")
@@ -115,6 +116,7 @@ def test_the_answer_is_that_of_the_command(
 
 def test_what_was_found_is_kept_under_its_key(client: TestClient) -> None:
     found = evaluated(client, body(KERNEL.replace("2 * x", "4 * x")))["result"]
+    assert (found["validity"], found["correct"]) == ("incorrect", False)
     again = client.get(f"/evaluations/{found['key']}").json()
     assert again["state"] == "ready"
     assert {**again["result"], "knowledge": {}} == {**found, "knowledge": {}}

@@ -39,6 +39,11 @@ def encrypted() -> bytes:
     return buffer.getvalue()
 
 
+def without_bytes(value: object) -> str | None:
+    """The id of a parameter: bytes may differ from worker to worker, and are long."""
+    return "bytes" if isinstance(value, bytes) else None
+
+
 @pytest.mark.parametrize(
     ("params", "status", "code", "hint"),
     [
@@ -216,6 +221,7 @@ def test_names_without_a_name(client: TestClient, name: str) -> None:
         ("fake.pdf", bytes(range(256)) * 40, 422),
         ("large.md", b"x" * (FILE_LIMIT + 1), 413),
     ],
+    ids=without_bytes,
 )
 def test_refused_at_the_door(client: TestClient, name: str, data: bytes, status: int) -> None:
     assert_error(upload(client, name, data, hardware="h100"), status)
@@ -229,6 +235,7 @@ def test_refused_at_the_door(client: TestClient, name: str, data: bytes, status:
         ("scanned.pdf", pdf("")),
         ("broken.ipynb", b'{"nbformat": 4, "cells": [{"cell_type": '),
     ],
+    ids=without_bytes,
 )
 def test_unreadable_files_end_with_a_reason(client: TestClient, name: str, data: bytes) -> None:
     answer = upload(client, name, data, hardware="h100")

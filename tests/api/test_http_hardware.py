@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi.testclient import TestClient
 
 from tests.api.conftest import assert_error, finished, upload
@@ -104,6 +106,83 @@ def test_proposed_facts_wait_for_a_person(client: TestClient) -> None:
     assert corrected["value"] == 2.4e12 and corrected["origin"] == "person"
     assert_error(client.patch(f"/facts/{fact['id']}", json={}), 400)
     assert_error(client.patch(f"/facts/{fact['id']}", json={"status": "maybe"}), 400)
+
+
+GUIDE = b"""# Acme guide
+
+## Memory of the Acme X6
+
+| Property | X6 | X7 | Mode B |
+|---|---|---|---|
+| Memory size | 12 GB | 24 GB | 6 GB |
+
+Each core has 48 KB of L1. The L2 cache of the X6 is 16 MB.
+
+## Limits of the Acme X7
+
+The L2 cache is 32 MB.
+"""
+
+
+def test_proposals_are_filtered_and_decided_in_bulk(client: TestClient) -> None:
+    for name in ("acme-x6", "acme-x7"):
+        client.post("/hardware", json={"id": name, "aliases": [name[-2:]]})
+    submitted = upload(client, "guide.md", GUIDE, hardware="acme-x6").json()
+    finished(client, submitted["job_id"])
+    path = "/hardware/acme-x6/facts"
+
+    def proposed(**where: str) -> list[tuple[str, float]]:
+        rows = client.get(path, params={"status": "proposed", **where}).json()["facts"]
+        return [(row["key"], row["value"]) for row in rows]
+
+    clear = [("l1_size", 48 * 2.0**10), ("l2_size", 2.0**24), ("memory_size", 12 * 2.0**30)]
+    assert sorted(proposed()) == clear
+    assert proposed(key="l2_size") == [("l2_size", 2.0**24)]
+    assert proposed(subject="x6", key="memory_size") == [("memory_size", 12 * 2.0**30)]
+    assert proposed(subject="x7") == proposed(document="another guide") == []
+    assert sorted(proposed(document=submitted["document_id"])) == clear
+    assert sorted(proposed(document="acme GUIDE", subject_kind="chip")) == clear
+    assert_error(client.get(path, params={"subject_kind": "sibling"}), 400)
+    size = client.get(path, params={"status": "proposed", "key": "memory_size"}).json()["facts"][0]
+    assert size["title"] == "Acme guide"
+    assert size["locator"].startswith("Acme guide > Memory of the Acme X6: ")
+
+    where = {"key": "l2_size"}
+    rejected = client.patch(path, json={"status": "rejected", "where": where}).json()
+    assert [fact["status"] for fact in rejected["facts"]] == ["rejected"]
+    accepted = client.patch(path, json={"status": "accepted", "where": {}, "actor": "Kim"}).json()
+    assert {fact["key"] for fact in accepted["facts"]} == {"l1_size", "memory_size"}
+    assert accepted["left"] == [] and accepted["facts"][0]["actor"] == "Kim"
+    effective = client.get(path).json()["facts"]
+    assert {fact["key"] for fact in effective} == {"l1_size", "memory_size"}
+
+
+def test_what_is_unclear_or_disputed_is_not_accepted_in_bulk_unasked(client: TestClient) -> None:
+    client.post("/hardware", json={"id": "acme-x8"})
+    rows = b"| Property | Mode A |\n|---|---|\n| L2 cache | 4 MB |\n\n"
+    sizes = b"| Property | Value |\n|---|---|\n| Memory size | %d GB |\n"
+    for number, text in enumerate((rows + sizes % 8, sizes % 16)):
+        submitted = upload(client, f"x8-{number}.md", b"# Acme X8\n\n" + text, hardware="acme-x8")
+        finished(client, submitted.json()["job_id"])
+    path = "/hardware/acme-x8/facts"
+    bulk = {"status": "accepted", "where": {}}
+    answer = client.patch(path, json=bulk).json()
+    assert answer["facts"] == []
+    reasons = {left["key"]: left["reason"] for left in answer["left"]}
+    assert "not clear" in reasons["l2_size"] and "different values" in reasons["memory_size"]
+    asked = client.patch(path, json={**bulk, "include_unclear": True}).json()
+    assert [fact["key"] for fact in asked["facts"]] == ["l2_size"]
+    ids = [left["id"] for left in answer["left"] if left["key"] == "memory_size"]
+    chosen = client.patch(path, json={"status": "accepted", "ids": ids[:1]}).json()
+    assert [fact["id"] for fact in chosen["facts"]] == ids[:1]
+    # "Mode A" is no name of the chip: the fact is kept and does not hold for it.
+    assert [f["key"] for f in client.get(path).json()["facts"]] == ["memory_size"]
+    both: dict[str, Any] = {"ids": ids, "where": {}}
+    refused: list[dict[str, Any]] = [{}, both, {"ids": []}, {"where": {"keys": "l2_size"}}]
+    for fields in refused:
+        assert_error(client.patch(path, json={"status": "accepted", **fields}), 400)
+    unknown = {"status": "accepted", "ids": [*ids, "fact_unknown"]}
+    assert_error(client.patch(path, json=unknown), 404)
 
 
 def test_conflicts_between_sources_are_shown(client: TestClient) -> None:

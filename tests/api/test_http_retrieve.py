@@ -68,7 +68,7 @@ def test_every_field_of_a_request_is_in_the_schema_and_on_the_command_line(
     assert all(body[name]["description"] == spec.help for name, spec in specs.items())
     for method in ("get", "post"):
         parameters = {p["name"] for p in schema["paths"]["/retrieve"][method]["parameters"]}
-        no_parameter = {"log", "metrics", "problem"}  # a body carries these
+        no_parameter = {"log", "metrics", "problem", "profile"}  # a body carries these
         assert parameters == ({*specs} - no_parameter - {"query"}) | {"q"}
     plural = {"category": "categories", "skill_state": "skill_states", "role": "roles"}
     options = {plural.get(name, name) for name in inspect.signature(retrieve).parameters}
@@ -93,6 +93,21 @@ def test_metrics_and_unknown_names(client: TestClient) -> None:
     answer = client.post("/retrieve", json=asked).json()
     assert "memory_bound" in [s["id"] for s in answer["diagnosis"]["signals"]]
     assert "acme.pipe_stalls" in answer["diagnosis"]["unrecognised"]
+
+
+def test_a_profile_as_text_and_as_json(client: TestClient) -> None:
+    rows = "\n".join(f'"0","k","{name}","%","{value}"' for name, value in METRICS.items())
+    text = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n' + rows
+    given = client.post("/retrieve", json={"metrics": METRICS, "hardware": "h100"}).json()
+    assert given["profile"] is None
+    read = client.post("/retrieve", json={"profile": text, "hardware": "h100"}).json()
+    assert read["profile"]["kind"] == "ncu" and read["profile"]["metrics"] == METRICS
+    assert read["context"] == given["context"] and read["diagnosis"] == given["diagnosis"]
+    tree = [{"frame": {"name": "add"}, "metrics": {"count": 4, "time (ns)": 8000.0}}]
+    timed = client.post("/retrieve", json={"profile": tree, "hardware": "h100"}).json()
+    assert timed["profile"]["metrics"] == {"duration_us": 2.0}
+    refused = assert_error(client.post("/retrieve", json={"profile": "a,b\n1,2\n"}), 400)
+    assert "ncu --csv" in refused["hint"]
 
 
 def test_a_question_without_hardware(client: TestClient) -> None:

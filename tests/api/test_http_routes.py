@@ -23,6 +23,8 @@ BODIES: dict[str, Any] = {
     "/retrievals/{retrieval_id}/outcome": {"used": []},
     "/passages/{passage_id}": {"text": "A correction."},
     "/facts/{fact_id}": {"status": "accepted"},
+    "/hardware/{hardware_id}/facts": {"status": "accepted", "where": {}},
+    "/symbols/{symbol_id}": {"meaning": "A correction."},
     "/skills/{name}": {"state": "retired", "actor": "nobody", "reason": "a test"},
 }
 WRONG = ("nobody", "doc_0123456789abcdef", "../../etc/passwd", "%00", "a" * 3000, "' OR 1=1 --")

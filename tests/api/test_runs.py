@@ -12,15 +12,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.api.conftest import assert_error
-from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TOML, candidate
+from tests.api.test_evaluations import HERE, KERNEL, TIMED, candidate
 
 SECONDS = 400.0
 GOAL = {"candidates": 2, "language": "cpp", "knowledge": False}
-SENT = {"source": PROBLEM, "toml": TOML.replace("timed = false\n", "")}
 
 
 def started(client: TestClient, **changes: Any) -> str:
-    given = {"problem": SENT, "goal": GOAL, "proposers": ["external"], **changes}
+    given = {"problem": TIMED, "goal": GOAL, "proposers": ["external"], **changes}
     answer = client.post("/runs", json=given, headers=HERE)
     assert answer.status_code == 202, answer.text
     return str(answer.json()["id"])

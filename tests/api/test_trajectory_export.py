@@ -13,16 +13,13 @@ from typing import Any
 import pytest
 
 from api.cli.backends.local import LocalTarget
-from api.cli.progress import plain_lines
 from api.services import Services
 from kb.errors import Conflict, InvalidRequest
 from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
-from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.portable import export_run
 from optimizer.search.synthesizers.llm.asker import Reply
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
@@ -39,28 +36,31 @@ from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from skills.trajectories.records import side_as_json
 from tests.api.cli_process import kernlore
-from tests.known_device import store_ceilings
+from tests.shared import FINISHED_CANDIDATES as CANDIDATES
+from tests.shared import finished_run
 
-pytestmark = pytest.mark.slow(seconds=60)
+pytestmark = pytest.mark.slow(seconds=35)
 
-CANDIDATES = 3
 ID = "psg_1"
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    local = LocalTarget(Settings(data_dir=store_ceilings(tmp_path_factory.mktemp("run") / "data")))
+def data_and_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    data = tmp_path_factory.mktemp("run") / "data"
+    return data, finished_run(tmp_path_factory, data)
+
+
+@pytest.fixture(scope="module")
+def services(data_and_run: tuple[Path, str]) -> Iterator[Services]:
+    local = LocalTarget(Settings(data_dir=data_and_run[0]))
     yield local.services
     local.close()
 
 
 @pytest.fixture(scope="module")
-def run(services: Services) -> str:
+def run(data_and_run: tuple[Path, str]) -> str:
     """Three real candidates for map_id in C++, without knowledge."""
-    goal = Goal(language="cpp", candidates=CANDIDATES, knowledge=False)
-    finished = optimize(services, Path("map_id"), goal, "auto", plain_lines(goal))
-    assert len(finished.tree) == CANDIDATES + 1
-    return finished.run.id
+    return data_and_run[1]
 
 
 def tree_of(services: Services, run: str) -> Tree:
@@ -176,7 +176,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
         1,
         0,
         "a-model",
-        "v2",
+        "v3",
         [
             {"role": "system", "content": "the system's part"},
             {"role": "user", "content": f"before\n{quoted}\nafter"},

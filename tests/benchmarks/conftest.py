@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import place_models
+
 SCORER = Path(__file__).with_name("small_scorer.py")
 DOCUMENTS = {
     "zeta_one/guide/memory.md": (
@@ -62,24 +64,24 @@ def write_gold(path: Path) -> Path:
     return path
 
 
-def _small(folder: Path) -> Small:
+def _small(folder: Path, model_cache: Path) -> Small:
     return Small(
         write_corpus(folder / "corpus"),
         write_gold(folder / "gold.jsonl"),
         SCORER,
         folder / "answers.jsonl",
-        folder / "data",
+        place_models(folder / "data", model_cache),
     )
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Small:
-    return _small(tmp_path)
+def small(tmp_path: Path, model_cache: Path) -> Small:
+    return _small(tmp_path, model_cache)
 
 
 @pytest.fixture(scope="module")
-def shared_small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    return _small(tmp_path_factory.mktemp("benchmark"))
+def shared_small(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Small:
+    return _small(tmp_path_factory.mktemp("benchmark"), model_cache)
 
 
 @pytest.fixture(scope="module")

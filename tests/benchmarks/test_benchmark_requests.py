@@ -29,7 +29,7 @@ def test_fewer_are_made_when_there_are_no_more() -> None:
 def test_measurements_share_no_request() -> None:
     bodies = compose(ROWS, ["memory_bound"], HEADINGS, 240)
     portions = list(split(bodies, 4))
-    assert [len(portion) for portion in portions] == [50] * 4
+    assert [len(portion) for portion in portions] == [60] * 4
     seen = [json.dumps(body) for portion in portions for body in portion]
     assert len(set(seen)) == len(seen)
 

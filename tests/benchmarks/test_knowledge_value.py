@@ -50,6 +50,7 @@ from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import Context, HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from tests.catalogs import fresh_data_dir
 from tests.known_device import store_ceilings
 
 pytestmark = pytest.mark.slow(seconds=25)
@@ -414,7 +415,7 @@ def test_measuring_goes_on_where_it_was_stopped(tmp_path: Path, space: Space) ->
     path = tmp_path / "rows.jsonl"
     said: list[str] = []
     small = space_of(space.problem, [scale(parameters=SMALL)], 2, 1)
-    local = LocalTarget(read_settings(store_ceilings(tmp_path / "data")))
+    local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(tmp_path / "data"))))
     try:
         assert not measure(local.services, [small], Table(), path, 0, said.append)
         assert not path.exists()

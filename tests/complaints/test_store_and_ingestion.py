@@ -28,7 +28,7 @@ from kb.index.chroma import ChromaIndex
 from kb.index.exact import ExactIndex
 from tests.ingestion import golden
 
-pytestmark = pytest.mark.slow(seconds=40)
+pytestmark = pytest.mark.slow(seconds=15)
 
 if TYPE_CHECKING:
     from tests.conftest import Store

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ from ingestion.passages import (
 )
 from ingestion.read import lost_sections
 from kb.embedding import LocalEmbedder, embedding_text
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 WORDS = st.sampled_from(
     [

@@ -141,5 +141,11 @@ def test_a_directory_is_read_in_order_without_its_caches(tmp_path: Path) -> None
         path.write_text("# T")
     assert [file.name for file in files_under([tmp_path])] == ["a/c.md", "b.md"]
     assert [file.name for file in files_under([tmp_path / "b.md"])] == ["b.md"]
+    outside = tmp_path.parent / "secret.md"
+    outside.write_text("# Secret")
+    (tmp_path / "p.md").symlink_to(outside)
+    (tmp_path / "twin.md").symlink_to(tmp_path / "b.md")
+    names = [file.name for file in files_under([tmp_path])]
+    assert names == ["a/c.md", "b.md", "twin.md"]  # no link that leads out of the folder
     with pytest.raises(InvalidRequest, match="no file or folder"):
         list(files_under([tmp_path / "missing"]))

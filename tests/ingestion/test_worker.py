@@ -22,7 +22,7 @@ from kb.catalog.knowledge.passages import Patch
 from kb.embedding import LocalEmbedder, Vectors
 from tests.ingestion import golden
 
-pytestmark = pytest.mark.slow(seconds=15)
+pytestmark = pytest.mark.slow(seconds=10)
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -336,6 +336,7 @@ def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) ->
     submitted = store.ingest("m.md", table, hardware=("h100",))
     [fact] = store.registry.facts("h100", status="proposed")
     assert (fact.key, fact.number) == ("memory_bandwidth", 3.35e12)
+    assert (fact.title, fact.locator.split(":")[0], fact.subject_kind) == ("M", "M", "chip")
     store.ingest("m.md", table + "\nMore text.\n", hardware=("h100",))
     assert [f.id for f in store.registry.facts("h100")] == [fact.id]
     store.ingest("m.md", table.replace("3.35", "4.8"), hardware=("h100",))

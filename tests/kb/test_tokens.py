@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kb.tokens import STOP_WORDS, shadow, tokenize
+from kb.tokens import STOP_WORDS, shadow, stem, tokenize
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,13 @@ def test_shadow_text_passes_the_engine_unchanged(text: str) -> None:
     assert all(re.fullmatch(r"[a-z0-9_]+", token) for token in tokens)
     assert not STOP_WORDS & set(tokens)
     assert shadow(text).split() == tokens
+
+
+def test_threads_do_not_disturb_each_others_stems() -> None:
+    """A service answers in several threads; a wrong stem would stay for as long as it runs."""
+    ends = ("ations", "ingly", "ed", "fulness", "izers", "ability", "ements", "ously")
+    words = [f"{a}{b}lor{end}" for a in "bcdfghklmnprst" for b in "aeiou" for end in ends]
+    alone = [stem.__wrapped__(word) for word in words]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda _: [stem.__wrapped__(word) for word in words], range(8)))
+    assert all(stems == alone for stems in together)

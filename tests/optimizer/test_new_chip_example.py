@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from retrieval.diagnose.linear_patterns import compile_linear
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signatures import SignatureIndex, signature_from_mapping
 
-pytestmark = pytest.mark.slow(seconds=15)
+pytestmark = pytest.mark.slow(seconds=20)
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "new_chip"
 SEEDS = (3, 5, 6)
@@ -65,6 +66,10 @@ class Drawn:
         made = self.compiled(kernel, workdir)
         assert made.ok, made.log
         return self.toolchain.run(made, tensors, signature(tensors), workdir, seconds)
+
+
+Case = Callable[[], tuple[list[torch.Tensor], torch.Tensor]]
+Sample = Callable[[Drawn, str], CommandRun]
 
 
 def signature(tensors: list[torch.Tensor], dtype: str = "float32") -> Signature:
@@ -109,6 +114,29 @@ def softmax() -> tuple[list[torch.Tensor], torch.Tensor]:
 def matmul() -> tuple[list[torch.Tensor], torch.Tensor]:
     a, b = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(3))
     return [a, b], a @ b
+
+
+CASES: dict[str, Case] = {
+    "elementwise_good": elementwise,
+    "elementwise_plain": elementwise,
+    "softmax_good": softmax,
+    "softmax_conflicting": softmax,
+    "matmul_good": matmul,
+}
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """The run of a chip's kernel on the arrays of its case, made once."""
+    runs: dict[tuple[str, str], CommandRun] = {}
+
+    def run(chip: Drawn, kernel: str) -> CommandRun:
+        key = (chip.spec.id, kernel)
+        if key not in runs:
+            runs[key] = chip.ran(kernel, CASES[kernel]()[0], tmp_path_factory.mktemp("run"))
+        return runs[key]
+
+    return run
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -181,19 +209,10 @@ def test_the_tools_are_ordinary_programs() -> None:
 # ---------------------------------------------------------------- kernels
 
 
-@pytest.mark.parametrize(
-    ("kernel", "case"),
-    [
-        ("elementwise_good", elementwise),
-        ("elementwise_plain", elementwise),
-        ("softmax_good", softmax),
-        ("softmax_conflicting", softmax),
-        ("matmul_good", matmul),
-    ],
-)
-def test_good_kernels_are_right(chip: Drawn, kernel: str, case: Any, tmp_path: Path) -> None:
-    tensors, expected = case()
-    result = chip.ran(kernel, tensors, tmp_path)
+@pytest.mark.parametrize("kernel", CASES)
+def test_good_kernels_are_right(chip: Drawn, kernel: str, sample: Sample) -> None:
+    _, expected = CASES[kernel]()
+    result = sample(chip, kernel)
     assert result.ok, result.message
     np.testing.assert_allclose(result.outputs[0].numpy(), expected.numpy(), atol=1e-4, rtol=1e-5)
     assert result.timing == "simulator" and result.cycles is not None and result.cycles > 1000
@@ -333,9 +352,8 @@ def test_half_precision_arrays_are_converted_at_the_border(chip: Drawn, tmp_path
     assert torch.equal(result.outputs[0], torch.softmax(half.float(), -1).bfloat16())
 
 
-def test_metrics_have_names_that_kernlore_knows(chip: Drawn, tmp_path: Path) -> None:
-    tensors, _ = matmul()
-    metrics = chip.ran("matmul_good", tensors, tmp_path).metrics
+def test_metrics_have_names_that_kernlore_knows(chip: Drawn, sample: Sample) -> None:
+    metrics = sample(chip, "matmul_good").metrics
     strange = {name for name in metrics if name not in load_metrics()}
     assert all(name.startswith("nova_") for name in strange)
     for name, value in metrics.items():
@@ -343,16 +361,14 @@ def test_metrics_have_names_that_kernlore_knows(chip: Drawn, tmp_path: Path) -> 
             assert isinstance(value, float) and 0 <= value <= 100, name
 
 
-def test_traffic_is_counted(chip: Drawn, tmp_path: Path) -> None:
-    metrics = chip.ran("elementwise_good", elementwise()[0], tmp_path).metrics
+def test_traffic_is_counted(chip: Drawn, sample: Sample) -> None:
+    metrics = sample(chip, "elementwise_good").metrics
     assert metrics["dram_read_bytes"] == metrics["dram_write_bytes"] == 128 * 128 * 4
     assert metrics["bytes_ratio"] == 1.0 and metrics["load_efficiency_pct"] == 100.0
 
 
-def test_padding_removes_bank_conflicts(chip: Drawn, tmp_path: Path) -> None:
-    tensors, _ = softmax()
-    padded = chip.ran("softmax_good", tensors, tmp_path / "a")
-    packed = chip.ran("softmax_conflicting", tensors, tmp_path / "b")
+def test_padding_removes_bank_conflicts(chip: Drawn, sample: Sample) -> None:
+    padded, packed = sample(chip, "softmax_good"), sample(chip, "softmax_conflicting")
     assert padded.metrics["bank_conflict_ratio"] == 0.0
     assert float(packed.metrics["bank_conflict_ratio"]) > 0.3
     assert packed.cycles is not None and padded.cycles is not None
@@ -379,8 +395,7 @@ def test_a_narrow_transfer_moves_whole_bursts(chip: Drawn, tmp_path: Path) -> No
     assert metrics["load_efficiency_pct"] == 100 * 4 / chip.numbers["burst_bytes"]
 
 
-def test_a_run_is_repeatable(chip: Drawn, tmp_path: Path) -> None:
-    tensors, _ = matmul()
-    first, second = (chip.ran("matmul_good", tensors, tmp_path / name) for name in "ab")
+def test_a_run_is_repeatable(chip: Drawn, sample: Sample, tmp_path: Path) -> None:
+    first, second = sample(chip, "matmul_good"), chip.ran("matmul_good", matmul()[0], tmp_path)
     assert first.cycles == second.cycles and first.metrics == second.metrics
     assert torch.equal(first.outputs[0], second.outputs[0])

@@ -26,14 +26,18 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import manual_samples
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
+from retrieval.request import RetrieveRequest
 from tests.api.cli_process import kernlore
+from tests.catalogs import builtin_data_dir
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import RecordingListener
+from tests.shared import copy_knowledge, place_models
 
-pytestmark = pytest.mark.slow(seconds=65)
+pytestmark = pytest.mark.slow(seconds=45)
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
-CANDIDATES = 12
+CANDIDATES = 6
+DOCUMENTS = ("guidance/memory-bound.md",)  # of the built-in ones, which a search reads first
 RECTANGULAR = """
 import torch
 
@@ -52,20 +56,11 @@ def get_init_inputs():
 class Chip:
     """A drawn chip that a data directory knows, with its manual or without."""
 
-    def __init__(self, folder: Path, models: Path, seed: int, manual: str | None) -> None:
-        if models.exists():
-            shutil.copytree(models, folder / "data" / "models")
+    def __init__(self, folder: Path, seed: int) -> None:
         self.id, self.numbers = f"nova-{seed}", CHIPS.draw(seed)
         self.description = folder / "chip" / "hardware.toml"
-        CHIPS.write(seed, folder / "chip")
         self.local = LocalTarget(read_settings(folder / "data"))
-        self.local.add_hardware(tomllib.loads(self.description.read_text()), "hardware.toml")
         self.services = self.local.services
-        if manual is not None:
-            upload = Upload("manual.md", manual.encode(), hardware=(self.id,))
-            self.services.uploads.submit(upload)
-            with self.services.parser_pool() as parsers:
-                self.services.worker(parsers).read_all(threading.Event())
 
     def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> Finished:
         goal = Goal(language="novac", candidates=candidates, **given.pop("goal", {}))
@@ -76,33 +71,71 @@ class Chip:
         return manual_samples(self.services, places_for(self.services, self.id, "novac"))
 
 
-Make = Callable[..., Chip]
+class Chips:
+    """Drawn chips. A chip's data directory is made once; each chip has a copy of its own."""
+
+    def __init__(self, folders: Callable[[str], Path], models: Path) -> None:
+        self._folders, self._models = folders, models
+        self._filled: dict[tuple[int, str | None], Path] = {}
+        self._searched: dict[int, tuple[Chip, Finished]] = {}
+        self._chips: list[Chip] = []
+
+    def make(self, seed: int, manual: str | None) -> Chip:
+        """A chip before any search."""
+        if (seed, manual) not in self._filled:
+            self._filled[seed, manual] = self._fill(seed, manual)
+        folder = self._folders(f"nova-{seed}") / "chip"
+        shutil.copytree(self._filled[seed, manual], folder, symlinks=True)
+        self._chips.append(Chip(folder, seed))
+        return self._chips[-1]
+
+    def with_manual(self, seed: int) -> Chip:
+        """A chip with its own manual, before any search."""
+        return self.make(seed, CHIPS.manual(CHIPS.draw(seed)))
+
+    def searched(self, seed: int) -> tuple[Chip, Finished]:
+        """A chip with its own manual, and the search on it."""
+        if seed not in self._searched:
+            chip = self.with_manual(seed)
+            self._searched[seed] = chip, chip.searched(CANDIDATES)
+        return self._searched[seed]
+
+    def _fill(self, seed: int, manual: str | None) -> Path:
+        folder = self._folders(f"filled-{seed}")
+        place_models(folder / "data", self._models)
+        CHIPS.write(seed, folder / "chip")
+        local = LocalTarget(read_settings(builtin_data_dir(folder / "data")))
+        described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
+        local.add_hardware(tomllib.loads(described), "hardware.toml")
+        if manual is not None:
+            upload = Upload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
+            local.services.uploads.submit(upload)
+            with local.services.parser_pool() as parsers:
+                local.services.worker(parsers).read_all(threading.Event())
+        local.close()
+        return folder
+
+    def close(self) -> None:
+        for chip in self._chips:
+            chip.local.close()
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Make]:
-    made: list[Chip] = []
-
-    def chip(seed: int, manual: str | None) -> Chip:
-        folder = tmp_path_factory.mktemp(f"nova-{seed}")
-        made.append(Chip(folder, model_cache, seed, manual))
-        return made[-1]
-
-    yield chip
-    for one in made:
-        one.local.close()
+def chips(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Chips]:
+    chips = Chips(tmp_path_factory.mktemp, model_cache)
+    yield chips
+    chips.close()
 
 
 @pytest.fixture(scope="module", params=SEEDS)
-def searched(request: pytest.FixtureRequest, make: Make) -> tuple[Chip, Finished]:
-    chip = make(request.param, CHIPS.manual(CHIPS.draw(request.param)))
-    return chip, chip.searched(CANDIDATES)
+def searched(request: pytest.FixtureRequest, chips: Chips) -> tuple[Chip, Finished]:
+    return chips.searched(request.param)
 
 
 @pytest.fixture(scope="module")
-def known(make: Make) -> Chip:
-    """nova-7 with its manual."""
-    return make(7, CHIPS.manual(CHIPS.draw(7)))
+def known(chips: Chips) -> Chip:
+    """nova-7 with its manual, where a search has ended."""
+    return chips.searched(7)[0]
 
 
 def asked(finished: Finished) -> list[dict[str, Any]]:
@@ -153,19 +186,17 @@ def test_stored_rows_have_the_figures(searched: tuple[Chip, Finished]) -> None:
     assert run_store(chip.services).run(finished.run.id).result["over"] == finished.outcome.over
 
 
-def test_without_the_manual_nothing_is_proposed(make: Make) -> None:
-    finished = make(7, None).searched(CANDIDATES)
+def test_without_the_manual_nothing_is_proposed(chips: Chips) -> None:
+    finished = chips.make(7, None).searched(CANDIDATES)
     assert (len(finished.tree), finished.run.ended) == (1, "nothing is left to try")
     assert finished.outcome.gain is None and not finished.tree.root.correct
 
 
-def test_half_the_scratchpad_in_the_manual_changes_what_is_proposed(
-    make: Make, known: Chip
-) -> None:
+def test_half_the_scratchpad_in_the_manual_changes_what_is_proposed(chips: Chips) -> None:
+    known, whole = chips.searched(7)
     half = {**known.numbers, "scratchpad_bytes": known.numbers["scratchpad_bytes"] // 2}
-    finished = make(7, CHIPS.manual(half)).searched(CANDIDATES)
+    finished = chips.make(7, CHIPS.manual(half)).searched(CANDIDATES)
     assert [values for values in asked(finished) if not legal(values, half)] == []
-    whole = known.searched(CANDIDATES)
     assert any(not legal(values, half) for values in asked(whole))
 
 
@@ -205,18 +236,53 @@ def test_problems_that_the_manual_has_no_sample_of_get_none(known: Chip, name: s
     assert bind(sample, view) is None
 
 
-def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(make: Make) -> None:
-    chip = make(3, CHIPS.manual(CHIPS.draw(3)))
+def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(chips: Chips) -> None:
+    chip = chips.with_manual(3)
     assert len(chip.searched(2, goal={"knowledge": False}).tree) == 1
     with chip.services.catalog.write() as connection:
         proposed_recipes.decide(connection, chip.samples[0].id, "rejected")
     assert chip.samples == [] and len(chip.searched(2).tree) == 1
 
 
+def test_a_program_that_times_itself_on_real_hardware_is_searched_too(chips: Chips) -> None:
+    chip = chips.with_manual(SEEDS[0])
+    text = chip.description.read_text().replace('timing = "simulator"', 'timing = "wall"')
+    chip.local.add_hardware(tomllib.loads(text), "hardware.toml")
+    finished = chip.searched(3)
+    outcome, best = finished.outcome, finished.tree.best
+    assert best is not None and {n.verdict for n in finished.tree} == {"correct"}
+    assert {n.evaluation.timing for n in finished.tree if n.evaluation is not None} == {"measured"}
+    assert outcome.clock == "program" and outcome.over == "the manual's sample as it stands"
+    assert outcome.gain is not None and outcome.gain.value > 1.0
+    timing = best.evaluation.timings[0] if best.evaluation is not None else None
+    assert timing is not None and timing.calls >= 5 and timing.speedup is not None
+    assert timing.speedup.n == timing.calls and timing.baseline_us is not None
+
+
+def test_the_chip_s_own_counters_lead_to_signals_in_a_search(chips: Chips) -> None:
+    chip = chips.with_manual(3)
+    strict = chip.description.read_text().replace("/ cycles > 0.4", "/ cycles > 0.001")
+    chip.local.add_hardware(tomllib.loads(strict), "hardware.toml")
+    root = chip.searched(1).tree.root.evaluation
+    assert root is not None
+    rules = {row["rule"] for signal in root.verdict.signals for row in signal.evidence}
+    assert "nova-waits-on-memory" in rules
+
+
+def test_the_chip_s_own_counters_lead_to_signals_in_an_answer(known: Chip) -> None:
+    waits = {"nova_stall_dram_cycles": 700, "nova_stall_drain_cycles": 10, "cycles": 1000}
+    asked = RetrieveRequest(metrics=waits, hardware=known.id)
+    verdict = known.services.retriever.retrieve(asked).diagnosis
+    [finding] = [signal for signal in verdict.signals if signal.id == "memory_latency"]
+    assert {row["rule"] for row in finding.evidence} == {"nova-waits-on-memory"}
+    elsewhere = known.services.retriever.retrieve(replace(asked, hardware="h100")).diagnosis
+    assert "memory_latency" not in elsewhere.signal_ids
+
+
 def test_from_the_shell(known: Chip, model_cache: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
-    if model_cache.exists():
-        shutil.copytree(model_cache, data / "models")
+    place_models(data, model_cache)
+    few = {"KERNLORE_KNOWLEDGE_DIR": str(copy_knowledge(tmp_path / "knowledge", DOCUMENTS))}
     manual = known.description.with_name("manual.md")
     assert kernlore("hardware", "add", known.description, data=data).code == 0
     about = ("--hardware", "nova-7", "--category", "hardware", "--language", "novac")
@@ -224,7 +290,7 @@ def test_from_the_shell(known: Chip, model_cache: Path, tmp_path: Path) -> None:
     listed = kernlore("knowledge", "recipes", "--hardware", "nova-7", data=data)
     assert "proposed  novac on nova-7" in listed.out and "<= 40960" in listed.out
     search = ("--hardware", "nova-7", "--language", "novac", "--candidates", "4", "-o", out)
-    ran = kernlore("optimize", MATMUL, *search, data=data)
+    ran = kernlore("optimize", MATMUL, *search, data=data, environment=few)
     first, module, kernel = ran.out.splitlines()
     assert "x over the manual's sample as it stands, by simulated time (`simulator`" in first
     assert module == str(out / "matmul_kernel") and kernel.startswith(f"{module}/kernel.novac runs")

@@ -68,6 +68,7 @@ SERVED = contract.Answer(
     context="Pad the row [1]",
     context_tokens=5,
     hints=("A hint.",),
+    profile=contract.ProfileRead("ncu", "add", {"gpu__time_duration.sum": "182432 ns"}, 3),
 )
 
 
@@ -150,7 +151,7 @@ def test_every_record_of_the_contract_has_its_mirror_with_the_same_fields() -> N
     records = [
         r for r in vars(contract).values() if isinstance(r, type) and dataclasses.is_dataclass(r)
     ]
-    assert len(records) == 7
+    assert len(records) == 9
     for record in records:
         mirror = getattr(client_module, record.__name__)
         names = {part.name for part in dataclasses.fields(mirror)} - {"raw"}
@@ -163,6 +164,7 @@ def test_an_answer_comes_back_whole(script: Script, kernlore: Kernlore) -> None:
     assert mirrored(answer) == as_served(SERVED)
     assert answer.excerpts[0].document.title == "Tuning notes"
     assert answer.diagnosis.signals[0].id == "bank_conflict"
+    assert answer.profile is not None and answer.profile.kernel == "add"
 
 
 def test_only_what_was_asked_is_sent_so_defaults_stay_the_services(
@@ -183,6 +185,7 @@ SAMPLES: Mapping[str, Any] = {
     "count": 3,
     "metrics": {"dram__throughput": 91.5},
     "quantities": {"flops": 1e9},
+    "output": {"total_time": 0.5},
 }
 
 

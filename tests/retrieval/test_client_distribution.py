@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,13 +45,14 @@ def pip(*arguments: str | Path, cwd: Path) -> None:
     python("-m", "pip", "--disable-pip-version-check", *arguments, cwd=cwd)
 
 
-def build_and_install(project: Path, into: Path) -> Path:
-    offline = ("--no-deps", "--no-index")
-    pip("wheel", *offline, "--no-build-isolation", "-w", into / "wheels", project, cwd=into)
+OFFLINE = ("--no-deps", "--no-index")
+
+
+def built(project: Path, into: Path) -> Path:
+    """The wheel."""
+    pip("wheel", *OFFLINE, "--no-build-isolation", "-w", into / "wheels", project, cwd=into)
     (wheel,) = (into / "wheels").glob("kernlore_client-*-py3-none-any.whl")
-    site = into / "site"
-    pip("install", *offline, "--target", site, wheel, cwd=into)
-    return site
+    return wheel
 
 
 def import_alone(site: Path, cwd: Path) -> None:
@@ -75,7 +77,9 @@ def import_alone(site: Path, cwd: Path) -> None:
 
 
 def test_the_wheel_holds_the_one_module_and_imports_alone(checkout: Path, tmp_path: Path) -> None:
-    site = build_and_install(checkout / PROJECT, tmp_path)
+    site = tmp_path / "site"
+    wheel = built(checkout / PROJECT, tmp_path)
+    pip("install", *OFFLINE, "--target", site, wheel, cwd=tmp_path)
     assert sorted(p.name for p in site.glob("*.py")) == ["kernlore_client.py"]
     assert (site / "kernlore_client.py").read_bytes() == Path(client.__file__).read_bytes()
     (described,) = metadata.distributions(path=[str(site)])
@@ -93,5 +97,5 @@ def test_the_source_distribution_builds_without_the_repository(
     with tarfile.open(archive) as opened:
         names = {Path(name).name for name in opened.getnames()}
     assert {"kernlore_client.py", "setup.py", "pyproject.toml", "README.md"} <= names
-    site = build_and_install(archive, tmp_path)
-    assert (site / "kernlore_client.py").read_bytes() == Path(client.__file__).read_bytes()
+    with zipfile.ZipFile(built(archive, tmp_path)) as wheel:
+        assert wheel.read("kernlore_client.py") == Path(client.__file__).read_bytes()

@@ -14,6 +14,8 @@ from retrieval.diagnose.signals import load_signals
 H200 = ("h200", "hopper", "nvidia", "any")
 MI300X = ("mi300x", "cdna3", "amd", "any")
 CPU = ("x86-64", "any")
+A100 = ("a100", "ampere", "nvidia", "any")
+TRAINIUM2 = ("trainium2", "neuroncore-v3", "aws", "any")
 
 # ncu 2025.3.1 on an H200, --clock-control none --csv: two Triton kernels over 64M fp32,
 # 805 MB compulsory each.
@@ -138,7 +140,8 @@ def test_nothing_given_nothing_said() -> None:
         ({".vgpr_spill_count": 4}, MI300X, {}, "register_spill"),
         ({"gpu__time_duration.sum": 4000}, H200, {}, "launch_overhead"),
         ({"DurationNs": 4000}, MI300X, {}, "launch_overhead"),
-        ({"hbm_util": 0.3, "VALUBusy": 20}, MI300X, {}, "latency_bound"),
+        ({"hbm_util": 0.3, "VALUBusy": 20, "MfmaUtil": 4}, MI300X, {}, "latency_bound"),
+        ({"hbm_util": 0.3, "VALUBusy": 20}, MI300X, {"op": "softmax"}, "latency_bound"),
         ({"hbm_util": 0.8, "VALUBusy": 20}, MI300X, {}, "memory_bound"),
         ({"LDSBankConflict": 9}, MI300X, {}, "bank_conflict"),
         ({"workgroup_count": 300}, MI300X, {}, "grid_too_small"),
@@ -170,8 +173,7 @@ def test_a_child_counts_only_when_its_parent_fired() -> None:
         "tma_4k_aliasing": 50,
     }
     assert ids(verdict_of({"tma_backend_bound": 10} | children, CPU)) == []
-    signals = ids(verdict_of({"tma_backend_bound": 60} | children, CPU))
-    assert {"memory_latency", "cache_thrash", "onchip_bandwidth"} <= set(signals)
+    assert ids(verdict_of({"tma_backend_bound": 60} | children, CPU)) == ["cache_thrash"]
     without_l1 = children | {"tma_l1_bound": 1, "tma_l2_bound": 1}
     assert "cache_thrash" not in ids(verdict_of({"tma_backend_bound": 60} | without_l1, CPU))
 
@@ -183,6 +185,136 @@ def test_bandwidth_overrides_a_leading_stall() -> None:
     busy = verdict_of(stalled | {"dram_throughput_pct": 90})
     assert "memory_latency" not in ids(busy)
     assert ids(busy) == ["memory_bound"]
+
+
+def test_a_node_without_known_children_speaks_for_itself() -> None:
+    node: dict[str, float | str] = {"tma_backend_bound": 60, "tma_memory_bound": 50}
+    alone = verdict_of(node, CPU)
+    assert ids(alone) == ["memory_latency"]
+    assert {"tma_dram_bound_pct", "tma_l1_bound_pct"} <= set(alone.measure_next)
+    dram = verdict_of(node | {"tma_dram_bound": 40}, CPU)
+    assert ids(dram) == ["memory_bound"]
+    assert dram.signals[0].confidence == "C"
+    assert {"tma_mem_bandwidth_pct", "tma_mem_latency_pct"} <= set(dram.measure_next)
+    chase: dict[str, float | str] = {"tma_mem_bandwidth": 3, "tma_mem_latency": 38}
+    assert ids(verdict_of(node | {"tma_dram_bound": 40} | chase, CPU)) == ["memory_latency"]
+
+
+def test_bound_by_l1_is_left_to_what_it_covers() -> None:
+    node: dict[str, float | str] = {"tma_backend_bound": 60, "tma_memory_bound": 50}
+    l1 = verdict_of(node | {"tma_l1_bound": 40}, CPU)
+    assert ids(l1) == []
+    assert "tma_l1_latency_dependency_pct" in l1.measure_next
+    chain = node | {"tma_l1_bound": 40, "tma_l1_latency_dependency": 30}
+    assert ids(verdict_of(chain, CPU)) == ["latency_bound"]
+    others = {"tma_4k_aliasing": 1, "tma_dtlb_load": 2, "tma_l1_latency_dependency": 3}
+    assert ids(verdict_of(node | {"tma_l1_bound": 40} | others, CPU)) == ["onchip_bandwidth"]
+
+
+def test_a_busy_matrix_pipe_is_not_latency_although_the_vector_pipe_idles() -> None:
+    idle_vectors: dict[str, float | str] = {"VALUBusy": 25, "hbm_util": 0.2}
+    busy = verdict_of(idle_vectors | {"MfmaUtil": 85}, MI300X, op="matmul")
+    assert ids(busy) == ["compute_bound"]
+    assert "latency_bound" in {entry["signal"] for entry in busy.ruled_out}
+    unknown = verdict_of(idle_vectors, MI300X, op="matmul")
+    assert ids(unknown) == [] and "tensor_pipe_pct" in unknown.measure_next
+    idle = verdict_of(idle_vectors | {"MfmaUtil": 3}, MI300X, op="matmul")
+    assert set(ids(idle)) == {"tensor_core_underuse", "latency_bound"}
+
+
+@pytest.mark.parametrize(("workgroups", "signals"), [(303, ["grid_too_small"]), (304, [])])
+def test_one_workgroup_a_unit_fills_an_mi300x(workgroups: int, signals: list[str]) -> None:
+    verdict = verdict_of({"workgroup_count": workgroups}, MI300X)
+    assert ids(verdict) == signals
+    assert {finding.confidence for finding in verdict.signals} <= {"C"}
+
+
+def test_misses_of_a_stream_are_no_lost_reuse_on_amd() -> None:
+    stream: dict[str, float | str] = {"hbm_util": 0.8, "VALUBusy": 10, "L2CacheHit": 12}
+    assert ids(verdict_of(stream, MI300X)) == ["memory_bound", "at_roofline"]
+    once = verdict_of(stream | {"bytes_over_compulsory": 1.1}, MI300X)
+    assert ids(once) == ["memory_bound", "at_roofline"]
+    again = verdict_of(stream | {"bytes_over_compulsory": 2.4}, MI300X)
+    assert ids(again) == ["poor_reuse", "memory_bound"]
+    below = verdict_of(stream | {"hbm_util": 0.79}, MI300X)
+    assert ids(below) == ["memory_bound"]
+
+
+def test_misses_on_a_cpu_count_by_the_bytes_that_they_carry() -> None:
+    few: dict[str, float | str] = {"cycles": 1e10, "LLC-loads": 2e5, "LLC-load-misses": 9e4}
+    assert ids(verdict_of(few, CPU)) == []
+    many = few | {"LLC-loads": 2e8, "LLC-load-misses": 1.5e8}
+    assert ids(verdict_of(many, CPU)) == ["memory_bound"]
+    apart = few | {"LLC-loads": 2e7, "LLC-load-misses": 1.5e7, "instructions": 2e8}
+    assert ids(verdict_of(apart, CPU)) == ["memory_latency", "latency_bound"]
+
+
+def test_wide_loads_of_a_stream_do_not_thrash_l1() -> None:
+    wide: dict[str, float | str] = {
+        "cycles": 1e9,
+        "instructions": 2e8,
+        "L1-dcache-loads": 6e7,
+        "L1-dcache-load-misses": 6e7,
+    }
+    memory: dict[str, float | str] = {"LLC-loads": 6e7, "LLC-load-misses": 5e7}
+    assert ids(verdict_of(wide | memory, CPU)) == ["memory_bound"]
+    assert "cache_thrash" not in ids(verdict_of(wide, CPU))
+    assert "cache_thrash" in ids(verdict_of(wide, CPU, op="matmul"))
+    assert "cache_thrash" not in ids(verdict_of(wide | {"copy_bandwidth_pct": 80}, CPU))
+
+
+def test_counters_of_a_cpu_say_nothing_of_an_accelerator() -> None:
+    for lineage in (H200, MI300X, TRAINIUM2):
+        assert ids(verdict_of({"IPC": 0.3, "L1-dcache-load-misses": 5}, lineage)) == []
+
+
+WGMMA_FACTS: dict[str, int] = {
+    "registers_per_unit": 65536,
+    "warp_size": 32,
+    "shared_memory_per_unit": 233472,
+    "shared_memory_per_block": 232448,
+}
+
+
+@pytest.mark.parametrize(
+    ("counters", "limited"),
+    [
+        ({"mma_instructions": 64}, False),
+        ({"mma_instructions": 0}, True),
+        ({"smsp__warp_issue_stalled_gmma_per_warp_active.pct": 12}, False),
+        ({"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": 46}, False),
+        ({"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": 0}, True),
+        ({"Compute (SM) Throughput": 92}, False),
+    ],
+)
+def test_few_warps_are_the_shape_of_a_wgmma_product(
+    counters: dict[str, float], limited: bool
+) -> None:
+    resources: dict[str, float] = {"n_regs": 168, "metadata.shared": 200_704}
+    verdict = diagnose(normalise(resources | counters), WGMMA_FACTS, {}, H200)
+    assert ("occupancy_limited" in ids(verdict)) is limited
+
+
+def test_the_issue_rate_of_matrix_instructions_counts_before_hopper_only() -> None:
+    issued: dict[str, float | str] = {
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": 5
+    }
+    assert ids(verdict_of(issued, H200, op="matmul")) == []
+    assert ids(verdict_of(issued, ("b200", "blackwell", "nvidia", "any"), op="matmul")) == []
+    assert ids(verdict_of(issued, (), op="matmul")) == []
+    assert ids(verdict_of(issued, A100, op="matmul")) == ["tensor_core_underuse"]
+    cycles = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+    assert ids(verdict_of(issued | {cycles: 55}, A100, op="matmul")) == []
+
+
+@pytest.mark.parametrize(("pipe", "signal"), [(80, "compute_bound"), (30, "tensor_core_underuse")])
+def test_a_wait_for_wgmma_is_the_limit_or_a_missing_overlap(pipe: float, signal: str) -> None:
+    waiting: dict[str, float | str] = {
+        "smsp__issue_active.avg.pct_of_peak_sustained_active": 12,
+        "smsp__warp_issue_stalled_gmma_per_warp_active.pct": 55,
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": pipe,
+    }
+    assert ids(verdict_of(waiting, H200)) == [signal]
 
 
 def test_vendor_rules_stay_with_their_vendor() -> None:
@@ -259,6 +391,36 @@ def test_a_chip_without_rules_of_its_own_is_diagnosed(
     raw: dict[str, float | str], signal: str
 ) -> None:
     assert verdict_of(raw, ("nova-1", "nova")).primary == signal
+
+
+@pytest.mark.parametrize(
+    ("limit", "signal"),
+    [
+        ({"compute_throughput_pct": 92, "dram_throughput_pct": 10}, "compute_bound"),
+        ({"compute_throughput_pct": 10, "dram_throughput_pct": 92}, "memory_bound"),
+    ],
+)
+def test_what_costs_nothing_at_the_limit_does_not_lead(
+    limit: dict[str, float | str], signal: str
+) -> None:
+    """Fetching twice behind busy arithmetic, conflicts behind busy memory."""
+    raw = limit | {"bytes_ratio": 1.4 if signal == "memory_bound" else 2.5}
+    verdict = verdict_of(raw | {"bank_conflict_ratio": 0}, ("nova-1", "nova"))
+    assert ids(verdict) == [signal]
+    conflicts = verdict_of(limit | {"bank_conflict_ratio": 0.6}, H200)
+    assert (conflicts.primary == "bank_conflict") is (signal == "compute_bound")
+
+
+def test_idle_lanes_are_why_busy_vector_units_are_the_limit() -> None:
+    busy: dict[str, float | str] = {"VALUBusy": 92.1, "VALUUtilization": 48.6}
+    assert ids(verdict_of(busy, MI300X)) == ["divergence", "compute_bound", "at_roofline"]
+    assert "divergence" not in ids(verdict_of(busy | {"VALUUtilization": 92}, MI300X))
+    assert "divergence" not in ids(verdict_of(busy | {"VALUBusy": 8}, MI300X))
+
+
+def test_the_top_down_metrics_of_amd_processors_are_read() -> None:
+    zen: dict[str, float | str] = {"backend_bound": 60, "backend_bound_memory": 45}
+    assert ids(verdict_of(zen | {"backend_bound_cpu": 15}, CPU)) == ["memory_latency"]
 
 
 def test_a_chip_with_rules_of_its_own_keeps_to_them() -> None:

@@ -3,6 +3,10 @@ rest on values alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from kb.catalog.knowledge.moves import StoredMove
 from kb.ids import MoveId
 from retrieval.diagnose.diagnosis import Diagnoser
@@ -15,8 +19,9 @@ def move(
     name: str, role: str, when: str, signals: tuple[str, ...] = ("memory_bound",)
 ) -> StoredMove:
     return StoredMove(
-        MoveId(f"mv_{name}"), name, when, signals, {"role": role, "direction": "increase"}, None,
-        "why", (), (), None, None, None, "accepted", "builtin",
+        MoveId(f"mv_{name}"), name, when, signals,
+        {"role": role, "direction": "set", "to": name},
+        None, "why", (), (), None, None, None, "accepted", "builtin",
     )  # fmt: skip
 
 
@@ -35,6 +40,29 @@ def test_other_roles_do_not_crowd_out_those_that_were_asked_for() -> None:
     anything = names(moves, {})
     assert anything == [item.name for item in CROWD[:MAX_MOVES]]
     assert names(moves, {}, ("vector",)) == [*anything, "wide"]
+
+
+def test_of_moves_that_make_the_same_change_the_best_is_listed() -> None:
+    sure = move("sure", "stages", "signals.memory_bound")
+    twin = replace(sure, name="twin", predicate="signals.memory_bound and metrics.l2_hit_pct < 50")
+    other = replace(sure, name="other", change={**sure.change, "direction": "decrease"})
+    assert names([twin, sure, other], {}) == ["sure", "other"]
+
+
+@pytest.mark.parametrize(
+    ("languages", "listed"),
+    [((), True), (("triton",), True), (("triton", "cuda"), True), (("nki",), False)],
+)
+def test_a_move_of_a_language_needs_a_chip_that_has_it(
+    languages: tuple[str, ...], listed: bool
+) -> None:
+    of_triton = move("one", "warps", "signals.memory_bound and problem.language == 'triton'")
+    [*fitting] = fitting_moves([of_triton], ["memory_bound"], {}, {}, {}, (), (), languages)
+    assert [m.name for m in fitting] == ["one"] * listed
+    if listed:
+        sure = languages == ("triton",)
+        assert fitting[0].applies is (True if sure else None)
+        assert fitting[0].missing == (() if sure else ("problem.language",))
 
 
 def test_a_move_without_a_signal_has_to_hold() -> None:

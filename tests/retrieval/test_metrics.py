@@ -1,6 +1,8 @@
 """Whatever a profiler prints becomes a canonical value or a query word, never an error."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -70,6 +72,10 @@ def test_canonical_names_and_their_documentation() -> None:
         ("tma_memory_bound", "23.5%", "tma_memory_bound_pct", 23.5),
         ("smsp__warp_issue_stalled_barrier_per_warp_active.pct", 40, "barrier_stall_share", 0.4),
         ("dram_throughput_pct", "91", "dram_throughput_pct", 91),
+        ("smsp__warp_issue_stalled_gmma_per_warp_active.pct", 40, "gmma_stall_share", 0.4),
+        ("VALUBusy", 25, "vector_pipe_pct", 25),
+        ("LDS Bank Conflicts/Access", 0.75, "lds_conflicts_per_access", 0.75),
+        ("hbm_read_bytes", "3.5 GiB", "dram_read_bytes", 3.5 * 1024**3),
     ],
 )
 def test_raw_names_and_units(raw: str, value: float | str, canonical: str, expected: float) -> None:
@@ -122,6 +128,33 @@ def test_formulas_use_metrics_facts_and_problem_and_a_reported_value_wins() -> N
     reported = normalise({"TCC_HIT_sum": 1, "TCC_MISS_sum": 3, "L2CacheHit": 50})
     assert reported.values["l2_hit_pct"] == 50
     assert "l2_hit_pct" not in normalise({"TCC_HIT_sum": 0, "TCC_MISS_sum": 0}).values
+
+
+@pytest.mark.parametrize("reported", [0.8195, "0.8195", 81.95, "81.95 %", "81.95%"])
+def test_a_percent_field_of_neuron_is_a_fraction_or_a_percentage(reported: float | str) -> None:
+    normalised = normalise({"mbu_estimated_percent": reported, "dma_active_time_percent": reported})
+    assert normalised.values["dram_throughput_pct"] == pytest.approx(81.95)
+    assert normalised.values["dma_active_pct"] == pytest.approx(81.95)
+    assert normalised.implausible == ()
+
+
+def test_a_whole_fraction_of_neuron_is_all_of_it() -> None:
+    assert normalise({"mfu_estimated_percent": 1}).values["model_flops_utilization_pct"] == 100
+
+
+def test_the_compute_share_of_amd_is_of_the_busier_pipe() -> None:
+    pipes = normalise({"VALUBusy": 25, "MfmaUtil": 85})
+    assert pipes.values["compute_throughput_pct"] == 85
+    assert "compute_throughput_pct" not in normalise({"VALUBusy": 25}).values
+
+
+def test_the_profile_fields_that_the_neuron_pages_name_are_read() -> None:
+    manuals = Path(__file__).parents[2] / "hw_manuals" / "hardware"
+    pages = [page for place in ("aws", "trainium2") for page in (manuals / place).glob("*.md")]
+    words = {word for page in pages for word in re.findall(r"`(\w+)`", page.read_text())}
+    fields = {w for w in words if w.endswith(("_percent", "_bytes", "_intensity"))}
+    assert {"mbu_estimated_percent", "dma_active_time_percent", "spill_save_bytes"} <= fields
+    assert normalise(dict.fromkeys(fields, 0.5)).unrecognised == ()
 
 
 def test_impossible_values_are_kept_and_named() -> None:

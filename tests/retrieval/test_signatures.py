@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
+from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import (
     SignatureIndex,
     load_signatures,
@@ -51,7 +53,7 @@ MESSAGES = [
     ),
     (
         "ptxas p.ptx, line 4; error   : Instruction 'wgmma.fence' not supported on .target 'sm_70'",
-        "unsupported_dtype",
+        "compile_error",
     ),
     (
         "ptxas p.ptx, line 4; error   : Feature '.bf16x2' requires .target sm_80 or higher",
@@ -107,6 +109,107 @@ MESSAGES = [
     ("ValueError: output contains NaN", "numerical_instability"),
 ]
 
+# A line of each family of tools: the signal that it stands for, the kind of failure, the line.
+FAMILIES = [
+    tuple(row.split("\t"))
+    for row in (Path(__file__).parent / "signature_lines.tsv").read_text("utf-8").splitlines()
+    if not row.startswith("#")
+]
+
+TRITON_FRAME = '  File "/venv/site-packages/triton/language/semantic.py", line 3, in dot'
+INDUCTOR_FRAME = '  File "/venv/site-packages/torch/_inductor/scheduler.py", line 3, in fuse'
+USER_FRAME = '  File "/home/ann/bench.py", line 3, in main'
+
+# Logs in which one line must not be mistaken for another, with the signal that leads.
+TELLING_APART = [
+    (
+        "a warning before the error",
+        'k.cu(2): warning #177-D: out of memory\nk.cu(9): error: expected a ";"',
+        "compile_error",
+    ),
+    (
+        "a note after the error",
+        "a.c:1:2: error: too few arguments\na.c:9:1: note: Segmentation fault in the example",
+        "compile_error",
+    ),
+    (
+        "warnings alone",
+        "a.c:3:1: warning: undefined reference to a label\n"
+        "W1123 07:31:02 4121 x.py:15] out of memory, trying again",
+        None,
+    ),
+    (
+        "a warning of Python",
+        "/w/a.py:5: UserWarning: CUDA initialization: Found no NVIDIA driver",
+        None,
+    ),
+    (
+        "spills beside an error",
+        "8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
+        'k.cu(9): error: expected a ";"',
+        "compile_error",
+    ),
+    (
+        "the linker's last line",
+        "collect2: error: ld returned 1 exit status\n"
+        "f.cpp:(.text+0x5): undefined reference to `z()'",
+        "link_error",
+    ),
+    (
+        "the build's last line",
+        "ninja: build stopped: subcommand failed.\n/usr/bin/ld: cannot find -lcublas",
+        "link_error",
+    ),
+    (
+        "quoted source",
+        "a.c:4:9: error: expected ';'\n    4 | throw std::bad_alloc()\n      |         ^",
+        "compile_error",
+    ),
+    (
+        "raise in a traceback",
+        f"{USER_FRAME}\n    raise RuntimeError('CUDA out of memory')\nValueError: no",
+        "launch_error",
+    ),
+    (
+        "assertion in Triton",
+        f"Traceback (most recent call last):\n{TRITON_FRAME}\nAssertionError: bad",
+        "compile_error",
+    ),
+    ("assertion in Inductor", f"{INDUCTOR_FRAME}\n    assert x\nAssertionError", "compile_error"),
+    (
+        "assertion of the user",
+        f"{INDUCTOR_FRAME}\n{USER_FRAME}\n    assert n > 0\nAssertionError",
+        "launch_error",
+    ),
+    (
+        "comparison by the user",
+        f"{USER_FRAME}\n    assert torch.allclose(a, b)\nAssertionError",
+        "correctness_mismatch",
+    ),
+    (
+        "a frame of pytest",
+        "E   AssertionError\n\n/venv/triton/compiler/code_generator.py:12: AssertionError",
+        "compile_error",
+    ),
+    ("a program's own error", "ERROR: could not read the weights", None),
+    ("a compiler's own error", "error: instruction is unknown", "compile_error"),
+    (
+        "a rank's line",
+        f"[rank3]: Traceback\n[rank3]:{TRITON_FRAME}\n[rank3]: ValueError: no",
+        "compile_error",
+    ),
+    (
+        "configuration that succeeded",
+        "-- Could NOT find MPI (missing: MPI_CXX_FOUND)\n-- Configuring done",
+        None,
+    ),
+    (
+        "a run that succeeded",
+        "14 tests passed, max abs error 3.1e-07, no mismatches, 0 errors",
+        None,
+    ),
+]
+
 
 def test_there_are_enough_signatures_and_each_has_a_remedy() -> None:
     assert len(load_signatures()) >= 45
@@ -120,6 +223,42 @@ def test_real_messages(message: str, signal: str) -> None:
     assert matches, message[-200:]
     assert matches[0].signature.signal == signal
     assert matches[0].line_number == 3
+
+
+@pytest.mark.parametrize(("signal", "failure_class", "message"), FAMILIES)
+def test_a_real_line_of_each_family(signal: str, failure_class: str, message: str) -> None:
+    leading = INDEX.match(f"Traceback (most recent call last):\n{USER_FRAME}\n{message}\n")[0]
+    assert (leading.signature.signal, leading.signature.failure_class) == (signal, failure_class)
+
+
+@pytest.mark.parametrize(
+    ("log", "signal"), [row[1:] for row in TELLING_APART], ids=[row[0] for row in TELLING_APART]
+)
+def test_what_leads(log: str, signal: str | None) -> None:
+    matches = INDEX.match(log)
+    assert (matches[0].signature.signal if matches else None) == signal
+
+
+def test_what_succeeded_has_no_signature() -> None:
+    log = (Path(__file__).parent / "success_lines.txt").read_text("utf-8")
+    assert [(match.signature.id, match.line) for match in INDEX.match(log)] == []
+
+
+def test_a_remedy_names_the_cause_in_the_line() -> None:
+    (undefined,) = INDEX.match("a.o: undefined reference to `cublasCreate_v2'")
+    assert undefined.title == "The linker misses cublasCreate_v2"
+    assert "cublasCreate_v2" in undefined.remedy
+    (shared,) = INDEX.match("out of resource: shared memory, Required: 163840, Hardware limit: 101")
+    assert "163840" in shared.title and "101" in shared.title
+    (long,) = INDEX.match(f"a.o: undefined reference to `{MANGLED}'")
+    assert len(long.title) < 200
+
+
+def test_what_is_named_is_a_group_of_the_pattern() -> None:
+    for signature in load_signatures():
+        named = set(re.findall(r"\{(\w+)\}", signature.title + signature.remedy))
+        assert named <= compile_linear(signature.pattern).groups, signature.id
+        assert signature.failure_class is not None, signature.id
 
 
 def test_numbers_are_extracted_in_canonical_units() -> None:
@@ -214,6 +353,13 @@ HARDWARE = {
 }
 
 
+def test_a_report_of_a_chip_does_not_lead_before_an_error() -> None:
+    spill = {"pattern": "spilled words", "signal": "register_spill", "title": "t", "remedy": "r"}
+    index = SignatureIndex([*load_signatures(), signature_from_mapping(spill, "acme1")])
+    matches = index.match("3 spilled words\nk.nv:3:1: error: E1042")
+    assert [match.signature.signal for match in matches] == ["compile_error", "register_spill"]
+
+
 def test_a_signature_of_a_chip_joins_the_built_in_ones() -> None:
     own = signature_from_mapping(
         HARDWARE | {"extract": {"need": "shared_memory_per_block_bytes"}}, "acme1"
@@ -252,6 +398,9 @@ def test_a_signature_of_a_chip_joins_the_built_in_ones() -> None:
         {"priority": 1000},
         {"when": "import os"},
         {"colour": "red"},
+        {"class": "mishap"},
+        {"frames": "(?=x)failed"},
+        {"frames": 7},
     ],
 )
 def test_dangerous_or_broken_signatures_are_refused(change: dict[str, object]) -> None:
@@ -288,6 +437,7 @@ def test_what_would_backtrack_for_ever_is_matched_in_linear_time(pattern: str) -
         ("(?(1)a|b)failed", "conditional"),
         (r"failed\Z", "write $"),
         ("(?i)failed", "ignores case already"),
+        ("(?s-i:failed)", "ignores case already"),
         ("[failed", "missing ]"),
         ("failed" + ".{0,300}x" * 3, "smaller counts"),
     ],
@@ -307,6 +457,7 @@ def test_a_refusal_names_the_construct_and_what_to_write(pattern: str, advice: s
         (r"(?:optional text)?re\Qquire.\Ed", ("require.d",)),
         ("(?:long text here|short){2} an", ("long text here", "short")),
         ("name{0,3} more{2}s{0}", (" more",)),
+        ("(?-i:^Fatal error: )", ("fatal error: ",)),
     ],
 )
 def test_the_text_that_every_match_contains(pattern: str, literals: tuple[str, ...]) -> None:
@@ -318,6 +469,12 @@ def test_every_built_in_pattern_has_literals() -> None:
         pattern = compile_linear(signature.pattern)
         assert pattern.search("x" * 50) is None
         assert min(map(len, pattern.literals)) >= 4
+
+
+def test_the_patterns_compile_where_there_is_no_re2() -> None:
+    for signature in load_signatures():
+        re.compile(signature.pattern, re.IGNORECASE)
+        re.compile(signature.frames or "", re.IGNORECASE)
 
 
 def test_the_shape_of_an_error_has_no_paths_numbers_or_names() -> None:
@@ -361,3 +518,12 @@ def test_query_lines_prefer_codes_and_errors_over_notes_and_respect_the_limit() 
     assert len(lines) == 5
     assert lines[0] == "[NCC_EVRF051] not supported"
     assert query_lines("nothing special\nhere at all") == ["nothing special", "here at all"]
+
+
+def test_every_pattern_compiles_on_a_machine_without_re2() -> None:
+    """A portable session runs where there is torch alone; its patterns are compiled by `re`."""
+    rows = tomllib.loads((DATA / "signatures.toml").read_text(encoding="utf-8"))["signatures"]
+    patterns = [row[name] for row in rows for name in ("pattern", "frames") if name in row]
+    assert len(patterns) > 400
+    for pattern in patterns:
+        re.compile(pattern)

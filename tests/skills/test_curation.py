@@ -12,7 +12,6 @@ import pytest
 
 from api.cli.commands.optimize import _target
 from api.services import Services, open_services
-from ingestion.builtin import load_hardware
 from kb.catalog import skills as store
 from kb.catalog.skills import Lift, SkillEvent, SkillRow
 from kb.errors import InvalidRequest, NotFound
@@ -28,6 +27,7 @@ from optimizer.search.runs.knowledge import (
     library_sources,
 )
 from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize, places_for
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
@@ -38,11 +38,10 @@ from skills.lifecycle import change_state
 from skills.trajectories.records import Side, Step, Trajectory
 from skills.trials.verification import Verifier, waiting
 from skills.uses import difference, lift_report
-from tests.catalogs import fresh_data_dir
-from tests.known_device import store_ceilings
+from tests.shared import FINISHED_CANDIDATES, finished_run, place_models
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
-from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
+from tests.skills.trials.curated import TEMPLATE, WRONG, problem_in, skill_in
 
 BODY: dict[str, Any] = {
     "format": 1,
@@ -61,18 +60,19 @@ TEXT = "@{host} // @{lanes} @{unroll} @{chunk} @{ahead}\n"
 FILES = {"references/kernel.cpp": TEXT, "notes.md": ""}
 RECIPES = {planted.RECIPE: RecipeSource(BODY, FILES, ("poor_reuse",))}
 
-pytestmark = pytest.mark.slow(seconds=25)
+pytestmark = pytest.mark.slow(seconds=20)
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Services]:
+def data_and_run(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> tuple[Path, str]:
     data = tmp_path_factory.mktemp("curation") / "data"
-    data.mkdir()
-    if model_cache.exists():
-        (data / "models").symlink_to(model_cache)
-    opened = open_services(Settings(data_dir=fresh_data_dir(store_ceilings(data))))
-    load_hardware(opened.settings.knowledge_dir, opened.registry)
-    opened.skills.sync_builtin(opened.settings.skills_dir)
+    run = finished_run(tmp_path_factory, data)
+    return place_models(data, model_cache), run
+
+
+@pytest.fixture(scope="module")
+def services(data_and_run: tuple[Path, str]) -> Iterator[Services]:
+    opened = open_services(Settings(data_dir=data_and_run[0]))
     yield opened
     opened.close()
 
@@ -84,9 +84,8 @@ class Quiet:
 
 
 @pytest.fixture(scope="module")
-def run(services: Services) -> RunRow:
-    goal = Goal(language="cpp", candidates=2, knowledge=False, synthesizers=("recipe",))
-    return optimize(services, Path("map_id"), goal, "auto", Quiet()).run
+def run(services: Services, data_and_run: tuple[Path, str]) -> RunRow:
+    return run_store(services).run(data_and_run[1])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_a_real_run_is_evidence_for_the_recipe_that_made_it(
     report = distilled.as_json()
     assert report["source"] == run.id and report["record"]
     gates = [d for d in report["decisions"] if d["stage"] == "gate" and not d["composed"]]
-    assert [d["node"] for d in gates] == [1, 2]
+    assert [d["node"] for d in gates] == list(range(1, FINISHED_CANDIDATES + 1))
     for stored in report["stored"]:
         detail = services.skills.show(stored["skill"])
         assert any(row.details.get("run") == distilled.distillations[0].trajectory.id
@@ -315,13 +314,17 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
     assert waiting(services, queued=False) and "row-total-test" in waiting(services, queued=False)
     assert waiting(services, queued=True) == []
     verifier = Verifier(services, tmp_path / "problems")
-    report = verifier.try_out(skill.name, 1)
+    wrong = skill_in(services.catalog, tmp_path, WRONG, name="row-total-wrong")
+    report = verifier.try_out(wrong.name, 1)
     (trial,) = report["trials"]
-    assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 0)
-    assert trial["with_skill"]["correct"] == 1 and not report["helps"]
-    assert services.skills.show(skill.name).evidence == ()  # nothing was changed
+    assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 1)
+    assert trial["with_skill"]["correct"] == 0 and not report["helps"]
+    assert services.skills.show(wrong.name).evidence == ()  # nothing was changed
     kept = verifier.verify(skill.name, 1, "ann")
     assert kept["state"] == "candidate" and kept["reason"]  # one trial, and a plain kernel
+    (trial,) = kept["trials"]
+    assert (trial["problem"], trial["case"], trial["wrong"]) == ("row_total", "main", 0)
+    assert trial["with_skill"]["correct"] == 1
     assert [e.kind for e in services.skills.show(skill.name).evidence] == ["ablation"]
     words = skill_in(services.catalog, tmp_path, "", name="words-test", files={})
     refused = verifier.verify(words.name, 1, "ann")

@@ -25,6 +25,8 @@ from skills.uses import Part, Record, Use, assess_uses, log_e_value, parts_of, r
 from tests.catalogs import fresh_data_dir
 from tests.skills.planted_uses import Gain, Uses, learned, row
 
+pytestmark = pytest.mark.slow(seconds=11)
+
 SEEDS = range(10)
 
 

@@ -125,8 +125,12 @@ class Target(Protocol):
         """Register a hardware; `origin` names the description in errors."""
         ...
 
-    def facts(self, hardware_id: str, *, proposed: bool) -> Json:
-        """The effective facts of a hardware, or its proposed ones."""
+    def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
+        """The facts of a hardware by status; `where` has the fields of the filter that are set."""
+        ...
+
+    def patch_facts(self, hardware_id: str, patch: Json) -> Json:
+        """Accept or reject many facts; those that changed and those that were left."""
         ...
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
@@ -135,6 +139,19 @@ class Target(Protocol):
 
     def coverage(self, hardware_id: str) -> Json:
         """What is known about a hardware, and what is missing."""
+        ...
+
+    def symbols(self, hardware_id: str, query: str, status: str) -> list[Json]:
+        """Cards of the names of a hardware's languages with this status; with a query, those that
+        it means."""
+        ...
+
+    def samples(self, hardware_id: str, operator: str) -> list[Json]:
+        """Whole kernels for a hardware; with an operator, those that compute it."""
+        ...
+
+    def patch_symbol(self, symbol_id: str, fix: Json) -> Json:
+        """Correct a card or decide about a proposed one; the card afterwards."""
         ...
 
     # -- skills

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
 from kb.errors import PayloadTooLarge, StoreError, Unavailable
@@ -27,6 +27,7 @@ from kb.settings import Settings
 if TYPE_CHECKING:
     from api.services import Services
     from kb.catalog.hardware import HardwareRegistry
+    from kb.catalog.knowledge.proposed_symbols import SymbolStatus
     from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
@@ -255,11 +256,20 @@ class LocalTarget:
     def add_hardware(self, description: Json, origin: str) -> Json:
         return self.services.register_hardware(description, origin)
 
-    def facts(self, hardware_id: str, *, proposed: bool) -> Json:
-        from ingestion.hardware import facts_of
+    def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
+        from ingestion.hardware import FactFilter, FactWhere, facts_of
 
-        status: Literal["proposed", "effective"] = "proposed" if proposed else "effective"
-        return facts_of(self.services.registry, hardware_id, status)
+        chosen: FactFilter = "proposed" if status == "proposed" else "effective"
+        return facts_of(self.services.registry, hardware_id, chosen, FactWhere(**where))
+
+    def patch_facts(self, hardware_id: str, patch: Json) -> Json:
+        from api.bodies import FactsPatch, validated
+        from ingestion.hardware import FactWhere, decide_facts
+
+        body = validated(FactsPatch, dict(patch))
+        where = None if body.where is None else FactWhere(**body.where.model_dump())
+        fields = body.model_dump(exclude={"where"})
+        return decide_facts(self.services.registry, hardware_id, where=where, **fields)
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
         from api.bodies import FactPatch, validated
@@ -277,6 +287,24 @@ class LocalTarget:
             services.catalog, services.registry, resolved, ALL_ACCESS
         ).as_json()
         return answer
+
+    def symbols(self, hardware_id: str, query: str, status: str) -> list[Json]:
+        from retrieval.vocabulary import list_symbols
+
+        chosen: SymbolStatus = "proposed" if status == "proposed" else "accepted"
+        return list(list_symbols(self.services, hardware_id, query, status=chosen))
+
+    def samples(self, hardware_id: str, operator: str) -> list[Json]:
+        from retrieval.vocabulary import list_samples
+
+        return list(list_samples(self.services, hardware_id, operator))
+
+    def patch_symbol(self, symbol_id: str, fix: Json) -> Json:
+        from api.bodies import SymbolPatch, validated
+        from retrieval.vocabulary import correct_symbol
+
+        body = validated(SymbolPatch, dict(fix))
+        return correct_symbol(self.services, symbol_id, body.model_dump(exclude_none=True))
 
     # -- skills
 

@@ -143,15 +143,29 @@ class RemoteTarget:
     def add_hardware(self, description: Json, origin: str) -> Json:
         return _mapping(self.call("POST", "/hardware", json=dict(description)))
 
-    def facts(self, hardware_id: str, *, proposed: bool) -> Json:
-        status = "proposed" if proposed else "effective"
-        return _mapping(self._get(_at("/hardware", hardware_id, "facts"), status=status))
+    def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
+        return _mapping(self._get(_at("/hardware", hardware_id, "facts"), status=status, **where))
+
+    def patch_facts(self, hardware_id: str, patch: Json) -> Json:
+        path = _at("/hardware", hardware_id, "facts")
+        return _mapping(self.call("PATCH", path, json=dict(patch)))
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
         return _mapping(self.call("PATCH", _at("/facts", fact_id), json=dict(patch)))
 
     def coverage(self, hardware_id: str) -> Json:
         return _mapping(self._get(_at("/hardware", hardware_id, "coverage")))
+
+    def symbols(self, hardware_id: str, query: str, status: str) -> list[Json]:
+        path = _at("/hardware", hardware_id, "symbols")
+        return _rows(self._get(path, q=query, status=status), "symbols")
+
+    def samples(self, hardware_id: str, operator: str) -> list[Json]:
+        path = _at("/hardware", hardware_id, "samples")
+        return _rows(self._get(path, operator=operator), "samples")
+
+    def patch_symbol(self, symbol_id: str, fix: Json) -> Json:
+        return _mapping(self.call("PATCH", _at("/symbols", symbol_id), json=dict(fix)))
 
     # -- skills
 

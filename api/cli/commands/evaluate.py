@@ -90,6 +90,9 @@ def _short(value: float | str) -> str:
 def _timing(timing: Json) -> str:
     if timing["state"] == "simulator":
         return f"{timing['case']}: {timing['cycles']} cycles (simulator)"
+    if timing["speedup"] is None and timing["state"] == "measured":
+        calls = timing["calls"]
+        return f"{timing['case']}: {timing['candidate_us']:.2f} us by its own report, {calls} runs"
     if timing["speedup"] is None:
         return f"{timing['case']}: no figure. {timing['reason']}"
     ratio, took, reference = timing["speedup"], timing["candidate_us"], timing["baseline_us"]

@@ -13,6 +13,7 @@ from api.cli.backends import actor, open_target, read_settings
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, pairs, show, table
 from kb.errors import Conflict, InvalidRequest
+from kb.hardware.facts import SubjectKind, readable
 
 app = typer.Typer(help="Hardware: descriptions, facts, coverage.")
 
@@ -44,7 +45,7 @@ def show_(
     """Show a chip, family or vendor: lineage, toolchains, facts."""
     with open_target(data_dir, url) as target:
         spec = target.hardware_one(hardware_id)
-        facts = {} if as_json else target.facts(hardware_id, proposed=False)
+        facts = {} if as_json else target.facts(hardware_id, status="effective", where={})
     show(spec, as_json, lambda hardware: _hardware_text(hardware, facts))
 
 
@@ -58,10 +59,65 @@ def _hardware_text(hardware: Json, facts: Json) -> str:
             head,
             f"lineage     {lineage}",
             f"toolchains  {', '.join(chains) or 'none'}",
+            *(line for name, chain in chains.items() for line in _toolchain_lines(name, chain)),
+            *(_rule_line(rule) for rule in hardware.get("rules") or ()),
+            *(
+                f"metric      {counter} is {alias['canonical']} (times {alias['scale']:g})"
+                for counter, alias in (hardware.get("metrics") or {}).items()
+            ),
             "",
             _facts_text(facts),
         ]
     )
+
+
+def _toolchain_lines(language: str, chain: Json) -> Iterator[str]:
+    """What its description says of a kernel's entry, arguments and scalars."""
+    if chain.get("builtin"):
+        yield f"  {language}: built in, {chain['builtin']}"
+        return
+    stated = [f"timing {chain['timing']}"]
+    stated += [f"{key} {chain[key]}" for key in ("entry", "suffix") if chain.get(key)]
+    for key in ("interface", "sample"):
+        if chain.get(key):
+            stated.append(f"{key} of {len(chain[key])} characters")
+    yield f"  {language}: {', '.join(stated)}"
+    if chain.get("arguments"):
+        yield f"    arguments {', '.join(f'{k} = {v}' for k, v in chain['arguments'].items())}"
+    for name, scalar in (chain.get("scalars") or {}).items():
+        yield f"    scalar {name} = {scalar['value']}{' (optional)' * scalar['optional']}"
+
+
+def _rule_line(rule: Json) -> str:
+    return f"rule        {rule['id']}: {rule['signal']} where {rule['when']} ({rule['confidence']})"
+
+
+OnlyKey = Annotated[str | None, typer.Option("--key", help="Only this key, such as l2_size.")]
+OnlySubject = Annotated[
+    str | None, typer.Option("--subject", help="Only facts whose subject is named so, in part.")
+]
+OnlySubjectKind = Annotated[
+    SubjectKind | None,
+    typer.Option(
+        "--subject-kind", help="Only facts about the chip itself, a family above it, or unclear."
+    ),
+]
+OnlyDocument = Annotated[
+    str | None,
+    typer.Option("--document", help="Only facts of this document: its id, or part of its title."),
+]
+AcceptAll = Annotated[
+    bool, typer.Option("--accept-all", help="Accept every proposed fact that the filters leave.")
+]
+RejectAll = Annotated[
+    bool, typer.Option("--reject-all", help="Reject every proposed fact that the filters leave.")
+]
+IncludeUnclear = Annotated[
+    bool,
+    typer.Option(
+        "--include-unclear", help="With --accept-all, also facts whose subject is not clear."
+    ),
+]
 
 
 @app.command("facts")
@@ -70,9 +126,13 @@ def list_facts(
     proposed: Annotated[
         bool,
         typer.Option(
-            "--proposed", help="Facts that were read from tables and wait for a decision."
+            "--proposed", help="Facts that were read from documents and wait for a decision."
         ),
     ] = False,
+    key: OnlyKey = None,
+    subject: OnlySubject = None,
+    subject_kind: OnlySubjectKind = None,
+    document: OnlyDocument = None,
     accept: Annotated[
         list[str] | None, typer.Option(help="Accept this fact (id); repeat for more.")
     ] = None,
@@ -85,23 +145,55 @@ def list_facts(
             "--set", metavar="FACT_ID VALUE", help="Set the fact FACT_ID to VALUE, and accept it."
         ),
     ] = None,
+    accept_all: AcceptAll = False,
+    reject_all: RejectAll = False,
+    include_unclear: IncludeUnclear = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List facts with their sources. With --accept, --reject or --set, decide about facts."""
-    patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept or ()]
-    patches += [(i, {"status": "rejected"}) for i in reject or ()]
-    if set_ is not None:
-        patches.append((set_[0], _value(set_[1])))
+    """List facts with their sources, or decide about them."""
+    where = {"key": key, "subject": subject, "subject_kind": subject_kind, "document": document}
+    where = {name: value for name, value in where.items() if value is not None}
+    patches = _patches(accept or (), reject or (), set_)
+    _check_decisions(accept_all, reject_all, bool(patches), include_unclear)
     with open_target(data_dir, url) as target:
-        if patches:
+        if accept_all or reject_all:
+            status = "accepted" if accept_all else "rejected"
+            decision = {"status": status, "where": where, "include_unclear": include_unclear}
+            answer: Json = target.patch_facts(hardware_id, {**decision, "actor": actor()})
+        elif patches:
             known = target.hardware_one(hardware_id)["id"]
             decided = [target.patch_fact(i, {**patch, "actor": actor()}) for i, patch in patches]
-            answer: Json = {"hardware": known, "facts": decided}
+            answer = {"hardware": known, "facts": decided}
         else:
-            answer = target.facts(hardware_id, proposed=proposed)
+            status = "proposed" if proposed else "effective"
+            answer = target.facts(hardware_id, status=status, where=where)
     show(answer, as_json, _facts_text)
+
+
+def _patches(
+    accept: Sequence[str], reject: Sequence[str], set_: tuple[str, str] | None
+) -> list[tuple[str, dict[str, Any]]]:
+    patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept]
+    patches += [(i, {"status": "rejected"}) for i in reject]
+    if set_ is not None:
+        patches.append((set_[0], _value(set_[1])))
+    return patches
+
+
+def _check_decisions(
+    accept_all: bool, reject_all: bool, single: bool, include_unclear: bool
+) -> None:
+    if accept_all + reject_all + single > 1:
+        raise InvalidRequest(
+            "more than one decision",
+            hint="Give either --accept-all, or --reject-all, or decisions about single facts.",
+        )
+    if include_unclear and not accept_all:
+        raise InvalidRequest(
+            "--include-unclear without --accept-all", hint="It says what --accept-all may accept."
+        )
 
 
 def _value(text: str) -> dict[str, Any]:
@@ -114,7 +206,8 @@ def _value(text: str) -> dict[str, Any]:
 
 def _facts_text(answer: Json) -> str:
     """A few lines for each fact: the value, its source, how it was derived."""
-    if not answer["facts"]:
+    left = answer.get("left") or ()
+    if not answer["facts"] and not left:
         return "no facts"
     lines = [line for fact in answer["facts"] for line in _fact_lines(fact)]
     others = answer.get("other_kinds") or ()
@@ -124,14 +217,16 @@ def _facts_text(answer: Json) -> str:
     clashes = len(answer.get("conflicts") or ())
     if clashes:
         lines.append(f"{clashes} keys have sources that disagree; see --json")
+    if left:
+        lines += ["", f"left as they were: {len(left)}"]
+        lines += [f"    {fact['id']}  {fact['key']}: {fact['reason']}" for fact in left]
     return "\n".join(lines)
 
 
 def _fact_lines(fact: Json) -> Iterator[str]:
-    unit = "" if fact["unit"] == "text" else f" {fact['unit']}"
     status = "" if fact["status"] == "accepted" else f", {fact['status']}"
     of = f", of {fact['hardware_id']}" if fact.get("inherited") else ""
-    value = f"{fact['key']} = {_exact(fact['value'])}{unit}"
+    value = f"{fact['key']} = {readable(fact['value'], fact['unit'])}"
     yield f"{value}  ({fact['kind']}{status}{of}; {fact['id']})"
     source = [fact["title"], fact["publisher"], fact["locator"]]
     place = ", ".join(part for part in source if part)
@@ -139,20 +234,15 @@ def _fact_lines(fact: Json) -> Iterator[str]:
     link = f"  {fact['url']}" if fact["url"] else ""
     if place:
         yield f"    {place}{read}{link}"
+    subject, kind = fact["subject"], fact.get("subject_kind")
+    if kind == "family":
+        yield f"    about a family above {fact['hardware_id']}: {subject}"
+    elif kind == "unclear" or (subject and kind is None):
+        yield f"    not clearly about {fact['hardware_id']}: {subject or 'no chip is named'}"
     if fact["formula"]:
         yield f"    = {fact['formula']}"
     if fact["note"]:
         yield f"    {fact['note']}"
-
-
-def _exact(value: float | str) -> str:
-    """Every digit; whole numbers without a point, large round ones as 3.35e+12."""
-    if isinstance(value, str):
-        return value
-    if value == int(value):
-        whole = str(int(value))
-        return f"{value:.6g}" if len(whole) > 9 and float(f"{value:.6g}") == value else whole
-    return repr(value)
 
 
 @app.command("new")
@@ -229,6 +319,53 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     )
 
 
+@app.command("check")
+def check(hardware_id: HardwareId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check a chip's tools, sample, counters and prompt. Exits 1 if something needed is missing."""
+    from api.cli.backends.local import LocalTarget
+    from kb.plain import plain
+    from optimizer.evaluation.hardware_check import check_hardware
+
+    local = LocalTarget(read_settings(data_dir))
+    try:
+        checked = check_hardware(local.services, hardware_id)
+    finally:
+        local.close()
+    show({**plain(checked), "ok": checked.ok}, as_json, _check_text)
+    if not checked.ok:
+        raise typer.Exit(1)
+
+
+def _check_text(answer: Json) -> str:
+    lines = [f"{answer['hardware']}: {'complete' if answer['ok'] else 'something is missing'}"]
+    lines += [line for part in answer["parts"] for line in _part_lines(part)]
+    for row in answer["languages"]:
+        lines += ["", f"language {row['language']}"]
+        for title in ("tools", "sample"):
+            lines += [line for part in row[title] for line in _part_lines(part)]
+        if row["counters"]:
+            lines += ["counters of the sample's report:"]
+            lines += [_counter_line(counter) for counter in row["counters"]]
+        if row["prompt"]:
+            lines += ["a first prompt holds:"]
+            lines += [line for part in row["prompt"] for line in _part_lines(part)]
+    return "\n".join(lines)
+
+
+def _part_lines(part: Json) -> Iterator[str]:
+    mark = "needed, " if part["needed"] and part["state"] != "present" else ""
+    message = f": {part['message']}" if part["message"] else ""
+    yield f"  {part['name']:17} {mark}{part['state']}{message}"
+    if part["state"] != "present" and part["fix"]:
+        yield f"  {'':17} -> {part['fix']}"
+
+
+def _counter_line(counter: Json) -> str:
+    signals = dict.fromkeys(f"{signal} ({rule})" for rule, signal in counter["leads_to"])
+    metric = f" = {counter['metric']}" if counter["metric"] not in ("", counter["name"]) else ""
+    return f"  {counter['name']}{metric} -> {', '.join(signals) or 'no signal'}"
+
+
 @app.command("coverage")
 def coverage(
     hardware_id: HardwareId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
@@ -260,6 +397,14 @@ def coverage_text(coverage: Json, *, signals: bool = False) -> str:
     if coverage["missing_topics"]:
         lines.append("most useful to add:")
         lines += [f"  {row['topic']}: {row['upload']}" for row in coverage["missing_topics"]]
+    for row in coverage.get("first_kernel") or ():
+        count = f" ({row['count']})" if row["count"] else ""
+        lines.append(
+            f"first kernel in {row['language']}: {row['part']} {row['state']}{count}:"
+            f" {row['message']}"
+        )
+    if coverage.get("names_without_card"):
+        lines.append(f"used and nowhere defined: {', '.join(coverage['names_without_card'])}")
     return "\n".join(lines)
 
 

@@ -10,8 +10,8 @@ import typer
 
 from api.cli.backends import Target, open_target, opened, read_settings
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, shortened, show, table
-from kb.errors import NotFound
+from api.cli.output import Json, note, shortened, show, table
+from kb.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from ingestion.linter import Vocabulary
@@ -104,6 +104,177 @@ def _recipe_lines(recipes: list[Json]) -> str:
         for constraint in recipe["body"]["constraints"]:
             lines.append(f"  {constraint['predicate']}  [{constraint['why']}]")
     return "\n".join(lines)
+
+
+ChipOption = Annotated[str, typer.Option(help="Hardware id, see `kernlore hardware list`.")]
+
+
+Correct = Annotated[str | None, typer.Option(metavar="ID", help="Correct the card with this id.")]
+CardField = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=TEXT",
+        help="With --correct: signature, meaning or example and its text; repeat for more.",
+    ),
+]
+Proposed = Annotated[
+    bool, typer.Option("--proposed", help="List what a language model has proposed instead.")
+]
+AcceptCards = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", help="Accept this proposed card; repeat for more."),
+]
+RejectCards = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", help="Reject this proposed card; repeat for more."),
+]
+Propose = Annotated[
+    bool,
+    typer.Option(
+        "--propose",
+        help="Ask a language model for cards of the sections that name things in code and gave"
+        " none. What is not in the section word for word is thrown away.",
+    ),
+]
+CardModel = Annotated[
+    str, typer.Option(metavar="NAME", help="With --propose: the model's litellm name.")
+]
+CardApiBase = Annotated[
+    str | None,
+    typer.Option(
+        help="With --propose: address of an OpenAI-compatible server. Default: that of the"
+        " provider."
+    ),
+]
+MostSections = Annotated[
+    int, typer.Option(min=1, help="With --propose: ask about at most this many sections.")
+]
+
+
+@app.command("symbols")
+def symbols(
+    hardware: ChipOption,
+    query: Annotated[
+        str, typer.Option("--query", "--q", "-q", help="A name, or words about it.")
+    ] = "",
+    correct: Correct = None,
+    field: CardField = None,
+    proposed: Proposed = False,
+    accept: AcceptCards = None,
+    reject: RejectCards = None,
+    propose: Propose = False,
+    models: CardModel = "",
+    api_base: CardApiBase = None,
+    sections: MostSections = 50,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the names of a chip's languages. Each has its signature and limits.
+
+    With --propose, a language model proposes cards; none is used before a person accepts it.
+    """
+    if propose:
+        if url is not None:
+            raise InvalidRequest("--propose with --url", hint="Run it where the data directory is.")
+        return _propose(hardware, models, api_base, sections, data_dir, as_json)
+    if models:
+        raise InvalidRequest("--models without --propose", hint="Add --propose.")
+    patches: list[tuple[str, dict[str, Any]]] = [(i, {"status": "accepted"}) for i in accept or ()]
+    patches += [(i, {"status": "rejected"}) for i in reject or ()]
+    if correct is not None:
+        patches.append((correct, dict(entry.partition("=")[::2] for entry in field or ())))
+    with open_target(data_dir, url) as target:
+        if patches:
+            rows = [target.patch_symbol(identity, patch) for identity, patch in patches]
+        else:
+            rows = target.symbols(hardware, query, "proposed" if proposed else "accepted")
+    none = NO_PROPOSAL if proposed else NO_CARD
+    show(rows, as_json, lambda cards: _symbol_lines(cards) or none)
+    return 0
+
+
+NO_CARD = "No card: upload a manual that defines the language's names."
+NO_PROPOSAL = "No proposed card: --propose asks a language model for some."
+
+
+def _propose(
+    hardware: str,
+    models: str,
+    api_base: str | None,
+    sections: int,
+    data_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Have cards proposed. 1 where the model failed before the end."""
+    from api.card_proposals import propose_symbols, section_model
+
+    model = section_model(models, api_base)
+    with opened(data_dir) as local:
+        report = propose_symbols(local.services, hardware, model, sections, note).as_json()
+    show(report, as_json, _proposed_lines)
+    return 1 if report["stopped"] else 0
+
+
+def _proposed_lines(report: Json) -> str:
+    lines = [
+        f"{report['sections']} sections of {report['hardware']} name things in code and gave no"
+        f" card: {report['asked']} asked, {report['reused']} answered before,"
+        f" {report['left']} left",
+        f"{report['proposed']} cards proposed, {len(report['kept'])} kept;"
+        f" {report['fields_kept']} of {report['fields_proposed']} texts kept",
+    ]
+    lines += [f"  refused, {why}: {count}" for why, count in report["refused"].items()]
+    lines += [f"  not in the section, {name}: {n}" for name, n in report["dropped"].items()]
+    lines += [f"  no use: {problem}" for problem in report["unusable"]]
+    if report["stopped"]:
+        lines.append(f"stopped: {report['stopped']}")
+    if report["kept"]:
+        lines.append(
+            f"`kernlore knowledge symbols --hardware {report['hardware']} --proposed` lists them;"
+            " --accept ID, --reject ID"
+        )
+    return "\n".join(lines)
+
+
+def _symbol_lines(rows: list[Json]) -> str:
+    lines = []
+    for row in rows:
+        head = row["signature"] or row["name"]
+        origin = "" if row["origin"] == "structure" else f"  ({row['status']}, {row['origin']})"
+        lines.append(f"{row['id']}  {row['kind']}  {row['name']}  {head}{origin}")
+        lines += [f"    {operand}: {meaning}" for operand, meaning in row["operands"] if meaning]
+        lines += [f"    {text}" for text in (row["meaning"], *row["limits"]) if text]
+        if row["example"]:
+            lines.append(f"    example: {row['example']}")
+        lines.append(f"    {row['document_title']}: {' > '.join(row['path'][-2:])}")
+    return "\n".join(lines)
+
+
+@app.command("samples")
+def samples(
+    hardware: ChipOption,
+    operator: Annotated[str, typer.Option(help="Only kernels that compute this.")] = "",
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List whole kernels for a chip: of its runs and its manuals."""
+    with open_target(data_dir, url) as target:
+        rows = target.samples(hardware, operator)
+    show(rows, as_json, _sample_lines)
+
+
+def _sample_lines(rows: list[Json]) -> str:
+    lines = []
+    for row in rows:
+        source = row["document_title"] or f"run {row['run_id']}"
+        lines.append(
+            f"{row['id']}  {row['status']}  {row['operator'] or 'operator unknown'}"
+            f"  {row['title']}  [{source}]"
+        )
+        lines += [f"    {line}" for line in row["code"].splitlines()]
+    return "\n".join(lines) or "No whole kernel: upload a manual that shows one."
 
 
 @app.command("lint")

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.backends import opened
-from api.cli.options import AsJson, DataDir, DeviceHardware, Models, ProblemPath, Seed, switched_on
+from api.cli.options import (
+    ApiBase,
+    AsJson,
+    ContextTokens,
+    DataDir,
+    DeviceHardware,
+    Models,
+    ModelSeconds,
+    ProblemPath,
+    Seed,
+    switched_on,
+)
 from api.cli.output import note, show
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from optimizer.search.runs.optimize import Finished
+    from optimizer.search.synthesizers.llm.settings import ModelOptions
 
 Target = Annotated[
     str | None,
@@ -58,19 +73,33 @@ Distill = Annotated[
 ]
 
 
+Minutes = Annotated[float | None, typer.Option(help="Search for at most this many minutes.")]
+Usd = Annotated[
+    float | None, typer.Option(help="Spend at most this many US dollars on language models.")
+]
+Tools = Annotated[
+    bool | None,
+    typer.Option(
+        "--tools/--no-tools",
+        help="Whether models may look up names, search the manuals and compile drafts before they"
+        " answer. Default: models that are known to take tools.",
+    ),
+]
+
+
 def optimize(
     problem: ProblemPath,
     hardware: DeviceHardware = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
     target: Target = None,
     candidates: Annotated[int, typer.Option(help="Try at most this many candidates.")] = 30,
-    minutes: Annotated[
-        float | None, typer.Option(help="Search for at most this many minutes.")
-    ] = None,
-    usd: Annotated[
-        float | None, typer.Option(help="Spend at most this many US dollars on language models.")
-    ] = None,
+    minutes: Minutes = None,
+    usd: Usd = None,
     models: Models = "",
+    api_base: ApiBase = None,
+    context_tokens: ContextTokens = 48_000,
+    tools: Tools = None,
+    model_seconds: ModelSeconds = 300.0,
     synthesizers: Synthesizers = "",
     knowledge: Knowledge = "on",
     policy: Policy = "best-first",
@@ -84,6 +113,7 @@ def optimize(
 ) -> int:
     """Search for a faster kernel. Exits 0 even without a gain."""
     from optimizer.search.goal import goal_from_json
+    from optimizer.search.synthesizers.llm.settings import ModelOptions
 
     goal = goal_from_json(
         {
@@ -103,7 +133,8 @@ def optimize(
     with opened(data_dir) as local:
         from optimizer.search.runs.portable import write_result
 
-        finished = _search(local, problem, goal, hardware, models, as_json)
+        options = ModelOptions(api_base, context_tokens, tools, model_seconds)
+        finished = _search(local, problem, goal, hardware, models, options, as_json)
         answer = write_result(finished, output)
         if distill and finished.run.state == "finished":
             from skills.curator.distil import distil_source
@@ -113,6 +144,22 @@ def optimize(
     if not distill and answer["outcome"]["gain"] is not None:
         note(f"to learn from it: kernlore skills distill {finished.run.id}")
     return 0
+
+
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends the search as Ctrl-C does: the run is stored as it is then, and nothing that it
+    started stays behind.
+    """
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 TARGETS = {"x": "target", "us": "target_us", "roofline": "target_roofline"}
@@ -151,7 +198,13 @@ def _synthesizers(text: str) -> tuple[str, ...]:
 
 
 def _search(
-    local: LocalTarget, problem: str, goal: Any, hardware: str, models: str, quiet: bool
+    local: LocalTarget,
+    problem: str,
+    goal: Any,
+    hardware: str,
+    models: str,
+    options: ModelOptions,
+    quiet: bool,
 ) -> Finished:
     from optimizer.evaluation.problem.load import load_problem
 
@@ -164,9 +217,17 @@ def _search(
 
     if goal.knowledge:
         local.load_knowledge(note)
-    with progress(goal, quiet) as listener:
+    with ended_as_by_ctrl_c(), progress(goal, quiet) as listener:
         prepare_library(local.services, hardware, goal.language, listener.log)
-        return run(local.services, Path(problem), goal, hardware, listener, models=models)
+        return run(
+            local.services,
+            Path(problem),
+            goal,
+            hardware,
+            listener,
+            models=models,
+            model_options=options,
+        )
 
 
 def _rendered(answer: Any) -> str:
@@ -174,15 +235,18 @@ def _rendered(answer: Any) -> str:
     gain, over = answer["outcome"]["gain"], answer["outcome"]["over"]
     if gain is None:
         stays = f"{over} stays" if answer["correct"] else "there is no correct kernel"
-        first = f"no gain ({answer['ended']}): {stays}"
+        what = "no gain" if answer["outcome"]["measured"] else answer["outcome"]["reason"]
+        first = f"{what} ({answer['ended']}): {stays}"
     elif answer["outcome"]["clock"] == "simulator":
         first = (
             f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
             f" ({answer['ended']})"
         )
     else:
+        if answer["outcome"]["clock"] == "program":
+            over = f"{over}, by the time that the chip's program reports,"
         first = (
-            f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over the reference"
+            f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over {over}"
             f" ({answer['ended']})"
         )
     lines = [first, answer["module"], answer["import"]]

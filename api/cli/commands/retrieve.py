@@ -40,6 +40,9 @@ def retrieve(
         str | None, typer.Option(help="File with a compiler or run-time log; -: standard input.")
     ] = None,
     metrics: Metrics = None,
+    profile: Annotated[
+        str | None, typer.Option(help="File with a profiler's output; -: standard input.")
+    ] = None,
     hardware: Annotated[
         str | None, typer.Option(help="Hardware id, see `kernlore hardware list`.")
     ] = None,
@@ -56,6 +59,11 @@ def retrieve(
     role: Annotated[list[str] | None, typer.Option(help=help_of("roles"))] = None,
     run_id: Annotated[str | None, typer.Option(help=help_of("run_id"))] = None,
     node_id: Annotated[str | None, typer.Option(help=help_of("node_id"))] = None,
+    task: Annotated[str | None, typer.Option(help=help_of("task"))] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="File with the source of the kernel in hand.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help=help_of("exclude"))] = None,
     context: Annotated[
         bool, typer.Option("--context", help="Print only the text for a prompt.")
     ] = False,
@@ -63,30 +71,31 @@ def retrieve(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask about a signal, a log, metrics or a question. The answer cites its sources."""
-    signals = signal or []
-    request = {
-        "signal": signals[0] if signals else None,
-        "signals": signals[1:] or None,
-        "query": query,
-        "log": None if log is None else read_log(log),
-        "metrics": read_metrics(metrics) if metrics else None,
-        "hardware": hardware,
-        "op": op,
-        "language": language,
-        "dtype": dtype,
-        "problem": read_metrics(problem, "--problem") if problem else None,
-        "k": k,
-        "max_tokens": max_tokens,
-        "categories": category or None,
-        "skill_states": skill_state or None,
-        "roles": role or None,
-        "run_id": run_id,
-        "node_id": node_id,
-    }
+    """Ask about a signal, a log, metrics, a profile or a question. The answer cites its sources."""
+    request = _named_fields(
+        signal or [],
+        log=None if log is None else read_log(log),
+        draft=None if draft is None else read_log(draft),
+        metrics=read_metrics(metrics) if metrics else None,
+        profile=None if profile is None else read_log(profile),
+        problem=read_metrics(problem, "--problem") if problem else None,
+        categories=category,
+        skill_states=skill_state,
+        roles=role,
+        exclude=exclude,
+    )
+    same: dict[str, Any] = dict(query=query, hardware=hardware, op=op, language=language, k=k)
+    same |= dict(dtype=dtype, max_tokens=max_tokens, run_id=run_id, node_id=node_id, task=task)
+    request |= {name: value for name, value in same.items() if value is not None}
     with open_target(data_dir, url) as target:
-        answer = target.retrieve({n: v for n, v in request.items() if v is not None})
+        answer = target.retrieve(request)
     show(answer, as_json, (lambda a: str(a["context"])) if context else render)
+
+
+def _named_fields(signals: list[str], **given: Any) -> dict[str, Any]:
+    """Fields of a request without those that were not given."""
+    fields = {"signal": signals[0] if signals else None, "signals": signals[1:], **given}
+    return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 def outcome(
@@ -173,7 +182,8 @@ def _number(text: str) -> float | str:
 
 def render(answer: Json) -> str:
     """An answer for people: what happened, then what is known, each part with its source."""
-    parts = [_diagnosis(answer), *(_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1))]
+    parts = [_diagnosis(answer), *_profile(answer), *_log_lines(answer), *_unknown(answer)]
+    parts += [_excerpt(n, e) for n, e in enumerate(answer["excerpts"], 1)]
     for move in answer.get("moves") or ():
         change = move.get("change") or {}
         state = {True: "applies", False: "does not apply"}.get(move.get("applies"), "undecided")
@@ -200,6 +210,36 @@ def _diagnosis(answer: Json) -> str:
             "measure next": diagnosis.get("measure_next"),
         }
     )
+
+
+def _profile(answer: Json) -> list[str]:
+    """What was read of the profiler's output."""
+    read = answer.get("profile")
+    if not read:
+        return []
+    of = f" of {read['kernel']}" if read["kernel"] else ""
+    unread = f", {read['unread']} counters are unknown" if read["unread"] else ""
+    head = f"profile of {read['kind']}: {len(read['metrics'])} metrics{of}{unread}"
+    return ["\n    ".join([head, *read["notes"]])]
+
+
+def _log_lines(answer: Json) -> list[str]:
+    """The lines of the log that are known errors, each with its title and remedy."""
+    signatures = (answer.get("diagnosis") or {}).get("signatures") or ()
+    return [
+        f"log line {known['line_number']}: {known['line'].strip()}\n"
+        f"    {known['title']}" + (f": {known['remedy']}" if known.get("remedy") else "")
+        for known in signatures
+    ]
+
+
+def _unknown(answer: Json) -> list[str]:
+    """Names of the draft that the chip's documents do not define."""
+    return [
+        f"unknown name {name['name']} (line {name['line']} of the draft)"
+        + (f"; near it: {', '.join(name['nearest'])}" if name["nearest"] else "")
+        for name in answer.get("unknown_names") or ()
+    ]
 
 
 def _excerpt(rank: int, excerpt: Json) -> str:

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.backends import actor as login
 from api.cli.backends import opened
-from api.cli.options import Actor, AsJson, DataDir, Models, Seed, switched_on
+from api.cli.options import (
+    Actor,
+    ApiBase,
+    AsJson,
+    ContextTokens,
+    DataDir,
+    Models,
+    ModelSeconds,
+    Seed,
+    switched_on,
+)
 from api.cli.output import Json, note, pairs, show, table
 from kb.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from api.cli.backends.local import LocalTarget
+    from optimizer.search.goal import Goal
+    from optimizer.search.store import RunRow
 
 app = typer.Typer(help="Runs: searches for a faster kernel.")
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run; see `kernlore runs list`.")]
@@ -216,6 +231,88 @@ def pack(
         )
     answer = {"session": str(written), "run it with": f"python {written.name} --out results"}
     show(answer, as_json, pairs)
+
+
+@app.command("propose")
+def propose(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_OR_PROBLEM...",
+            help="Ids of runs to continue, or problem files, folders or names to begin with.",
+        ),
+    ],
+    models: Annotated[
+        str, typer.Option(help="Language models to ask, by their litellm names: a=2,b.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The zip file to write.")],
+    hardware: Annotated[
+        str | None, typer.Option(help="Id of the hardware of problems to begin with.")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Language of the candidates of new runs.")
+    ] = None,
+    drafts: Annotated[int, typer.Option(help="Candidates of each run.", min=1)] = 4,
+    api_base: ApiBase = None,
+    context_tokens: ContextTokens = 48_000,
+    model_seconds: ModelSeconds = 300.0,
+    seed: Seed = 0,
+    knowledge: Annotated[
+        str, typer.Option(help="Whether models of new runs are shown retrieved knowledge.")
+    ] = "on",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask models here and pack their candidates for a device.
+
+    They are for a machine that has the device and that models cannot reach. It needs torch and
+    triton only: `python batch.zip --out results`. After `kernlore runs import results` the next
+    round of the same runs is proposed from what was measured.
+    """
+    from optimizer.search.goal import Goal
+    from optimizer.search.synthesizers.llm.settings import ModelOptions
+
+    goal = Goal(
+        language=language, seed=seed, knowledge=switched_on(knowledge), synthesizers=("llm",)
+    )
+    options = ModelOptions(api_base, context_tokens, False, model_seconds)
+    with opened(data_dir) as local:
+        from api.cli.progress import remarks
+        from optimizer.search.runs.rounds import propose_round
+
+        runs = _runs_of(local, targets, hardware, goal)
+        if any(run.goal.knowledge for run in runs):
+            local.load_knowledge(note)
+        rows = propose_round(local.services, runs, models, options, drafts, remarks(), output)
+    answer = {
+        "batch": str(output),
+        "run it with": f"python {output.name} --out results",
+        "runs": [row.as_json() for row in rows],
+    }
+    show(answer, as_json, _proposed_text)
+
+
+def _runs_of(
+    local: LocalTarget, targets: list[str], hardware: str | None, goal: Goal
+) -> list[RunRow]:
+    """The stored runs among the targets, and a new one for each problem."""
+    from optimizer.search.runs.rounds import begin_runs, runs_to_continue
+
+    known = [target for target in targets if target.startswith(("run_", "session_"))]
+    fresh = [Path(target) for target in targets if target not in known]
+    if fresh and hardware is None:
+        raise InvalidRequest(
+            f"{fresh[0]} is no run, and --hardware is not given",
+            hint="Give the id of the hardware that its candidates will run on.",
+        )
+    runs = runs_to_continue(local.services, known)
+    return [*runs, *(begin_runs(local.services, fresh, hardware, goal) if hardware else [])]
+
+
+def _proposed_text(answer: Any) -> str:
+    headers = ("run", "problem", "drafts", "note")
+    rows = [[row[name] for name in headers] for row in answer["runs"]]
+    return f"{table(headers, rows)}\n{answer['batch']}: {answer['run it with']}"
 
 
 @app.command("import")

@@ -6,6 +6,7 @@ reported at once; requests that arrive while the application loads wait in the s
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import signal
 import socket
@@ -20,6 +21,10 @@ from api.cli.options import DataDir
 from kb.errors import Conflict
 
 QUEUE = 2048
+OPEN = (
+    "Warning: it listens on {host}, and there are no keys: whoever reaches this machine can read"
+    " and change everything in it. Put it behind something that asks who is there."
+)
 LOG_EXAMPLE = (
     '{"hardware": "h100", "log": "ptxas error : Entry function uses too much shared data'
     ' (0x41000 bytes, 0x38c00 max)"}'
@@ -45,6 +50,8 @@ def serve(
         address = f"{_reachable(settings.host)}:{settings.port}"
         with ServiceLock(settings.data_dir, f"http://{address}"):
             print(greeting(address, settings.data_dir), flush=True)
+            if not is_local(settings.host):
+                print(OPEN.format(host=settings.host), file=sys.stderr, flush=True)
             _run(settings, listening)
 
 
@@ -71,6 +78,14 @@ def _reachable(host: str) -> str:
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1" if host != "::" else "[::1]"
     return f"[{host}]" if ":" in host else host
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def greeting(address: str, data_dir: Path) -> str:

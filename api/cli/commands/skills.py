@@ -259,19 +259,37 @@ def distill(
         str,
         typer.Option(help="Language model that drafts the sentences, by its litellm name."),
     ] = "",
+    errors: Annotated[
+        bool,
+        typer.Option(
+            "--errors",
+            help="Instead of a run: look over all stored runs for errors that were mended on two"
+            " different kernels.",
+        ),
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn from a run. Adds evidence to known skills, and new skills as candidates."""
     identity = run or trajectory
-    if identity is None or (run and trajectory):
+    if (run is not None) + (trajectory is not None) + errors != 1:
         raise InvalidRequest(
-            "distill needs a run or a trajectory", hint="Give RUN, or --trajectory ID."
+            "distill needs a run or a trajectory, or --errors",
+            hint="Give exactly one of RUN, --trajectory ID and --errors.",
+        )
+    if errors and model:
+        raise InvalidRequest(
+            "no model drafts what --errors learns", hint="Leave --model out: it needs none."
         )
     with opened(data_dir) as local:
+        if errors:
+            from skills.curator.mended_runs import distil_errors
+
+            show(distil_errors(local.services).as_json(), as_json, _errors_text)
+            return
         from skills.curator.distil import distil_source
 
-        distilled = distil_source(local.services, identity, model).as_json()
+        distilled = distil_source(local.services, identity or "", model).as_json()
     show(distilled, as_json, distilled_text)
 
 
@@ -282,19 +300,36 @@ def distilled_text(distilled: Any) -> str:
         f" {'' if d['passed'] else 'refused: '}{d['reason']}"
         for d in distilled["decisions"]
     ]
+    return "\n".join(
+        [
+            *lines,
+            *_stored(distilled),
+            f"tuned recipe: {distilled['tuned']}",
+            f"record: {distilled['record']}",
+        ]
+    )
+
+
+def _stored(distilled: Any) -> list[str]:
     stored = [
         f"{s['operation']} {s['skill']}: {s['outcome']}, version {s['version']},"
         f" {s['evidence']} measurements"
         for s in distilled["stored"]
     ]
-    return "\n".join(
-        [
-            *lines,
-            *(stored or ["nothing new was stored"]),
-            f"tuned recipe: {distilled['tuned']}",
-            f"record: {distilled['record']}",
-        ]
-    )
+    return stored or ["nothing new was stored"]
+
+
+def _errors_text(mended: Any) -> str:
+    """Every decision in one line, what is no lesson yet, then what was stored."""
+    lines = [
+        f"{d['run']} node {d['node']} {d['stage']}: {'' if d['passed'] else 'refused: '}"
+        f"{d['reason']}"
+        for d in mended["decisions"]
+    ]
+    short = [f"no lesson yet: {reason}" for reason in mended["short"]]
+    skipped = [f"not read: {reason}" for reason in mended["skipped"]]
+    read = f"runs and trajectories read: {mended['runs']}"
+    return "\n".join([*lines, *short, *skipped, read, *_stored(mended)])
 
 
 @app.command("replay")
@@ -342,6 +377,8 @@ def verify(
         from skills.trials.verification import Verifier, waiting
 
         services = local.services
+        if name is not None:
+            services.skills.show(name)  # refuses an unknown name before anything is read
         local.load_knowledge(note)
         names = [name] if name is not None else waiting(services, queued=queued)
         verifier = Verifier(services, problems)
@@ -366,6 +403,7 @@ def ablate(
     with opened(data_dir) as local:
         from skills.trials.verification import Verifier
 
+        local.services.skills.show(name)  # refuses an unknown name before anything is read
         local.load_knowledge(note)
         result = Verifier(local.services, problems).try_out(name, budget)
     show(result, as_json, lambda row: f"{_trials(row['trials'])}\n{row['reason']}")

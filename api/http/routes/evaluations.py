@@ -6,7 +6,6 @@ the setting `evaluate_over_http` allows others.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 
 from api.bodies import EvaluationBody
 from api.http.bodies import json_body
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, is_loopback
 from api.http.openapi import json_request
 from api.services import EVALUATE_COMMAND
 from kb.errors import KernloreError
@@ -46,21 +45,12 @@ def from_this_machine(request: Request) -> None:
         ("listens on", settings.host),
         ("was called as", request.url.hostname or ""),
     ):
-        if not _loopback(name):
+        if not is_loopback(name):
             raise EvaluationForbidden(
                 f"this service {what} {name[:200]!r}, and an evaluation runs the code that is sent",
                 hint="Evaluate on its own machine through 127.0.0.1, or set"
                 " KERNLORE_EVALUATE_OVER_HTTP=true where everyone who reaches it may run code.",
             )
-
-
-def _loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 @asynccontextmanager

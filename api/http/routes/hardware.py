@@ -10,14 +10,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from api.bodies import FactPatch, HardwareBody, check_text, load_json
+from api.bodies import FactPatch, FactsPatch, HardwareBody, SymbolPatch, check_text, load_json
 from api.http.bodies import is_json, json_body, media_type, read_limited
 from api.http.dependencies import Access, Parts
 from api.http.openapi import json_request, text_request
 from ingestion import hardware as chips
+from kb.catalog.knowledge.proposed_symbols import SymbolStatus
 from kb.errors import InvalidRequest, UnsupportedFormat
+from kb.hardware.facts import SubjectKind
 from kb.hardware.schema import parse_hardware
 from kb.settings import Settings
+from retrieval.vocabulary import MAX_LISTED, correct_symbol, list_samples, list_symbols
 
 router = APIRouter(tags=["hardware"])
 
@@ -113,6 +116,54 @@ def coverage(hardware_id: str, parts: Parts, access: Access) -> JSONResponse:
     return JSONResponse(coverage_of(parts.catalog, parts.registry, resolved, access).as_json())
 
 
+@router.get(
+    "/hardware/{hardware_id}/symbols", summary="List or search the names of a chip's languages"
+)
+def symbols(
+    hardware_id: str,
+    parts: Parts,
+    access: Access,
+    q: Annotated[str, Query(max_length=400, description="A name, or words about it.")] = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most cards.")] = MAX_LISTED,
+    status: Annotated[
+        SymbolStatus,
+        Query(description="proposed, rejected: cards of a language model that nobody has accepted"),
+    ] = "accepted",
+) -> JSONResponse:
+    """Cards of instructions, functions, directives, types, registers and error codes: signature,
+    operands, limits, an example, and the section that defines them.
+    """
+    rows = list_symbols(parts, hardware_id, q, limit, access, status)
+    return JSONResponse({"symbols": rows})
+
+
+@router.get("/hardware/{hardware_id}/samples", summary="List whole kernels for a chip")
+def samples(
+    hardware_id: str,
+    parts: Parts,
+    access: Access,
+    operator: Annotated[str, Query(max_length=200, description="Only of this operator.")] = "",
+) -> JSONResponse:
+    """Kernels that runs have verified, then those of the chip's manuals."""
+    return JSONResponse({"samples": list_samples(parts, hardware_id, operator, access)})
+
+
+@router.patch(
+    "/symbols/{symbol_id}",
+    summary="Correct the card of a name, or decide about a proposed one",
+    openapi_extra=json_request(SymbolPatch),
+)
+def correct(
+    symbol_id: str,
+    body: Annotated[SymbolPatch, Depends(json_body(SymbolPatch))],
+    parts: Parts,
+    access: Access,
+) -> JSONResponse:
+    """The correction or decision stays with every later version of the document."""
+    fix = body.model_dump(exclude_none=True)
+    return JSONResponse(correct_symbol(parts, symbol_id, fix, access_scope=access))
+
+
 @router.get("/hardware/{hardware_id}/facts", summary="List facts with their sources")
 def list_facts(
     hardware_id: str,
@@ -124,10 +175,48 @@ def list_facts(
             " selects among the hardware's own facts by their status."
         ),
     ] = "effective",
+    key: Annotated[str | None, Query(max_length=200, description="Only this key.")] = None,
+    subject: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="A part of what names the subject; empty for facts without a subject.",
+        ),
+    ] = None,
+    subject_kind: Annotated[
+        SubjectKind | None,
+        Query(description="Read as about the chip itself, a family above it, or unclear."),
+    ] = None,
+    document: Annotated[
+        str | None,
+        Query(max_length=200, description="The id of a document, or part of its title."),
+    ] = None,
 ) -> dict[str, Any]:
     """`conflicts` lists where sources about this hardware disagree. `other_kinds` lists what is
     stated beside an effective fact, such as a measured bandwidth beside the datasheet's."""
-    return chips.facts_of(parts.registry, hardware_id, status)
+    where = chips.FactWhere(key, subject, subject_kind, document)
+    return chips.facts_of(parts.registry, hardware_id, status, where)
+
+
+@router.patch(
+    "/hardware/{hardware_id}/facts",
+    summary="Accept or reject many facts at once",
+    openapi_extra=json_request(
+        FactsPatch,
+        {
+            "filter": {"value": {"status": "accepted", "where": {"subject_kind": "chip"}}},
+            "ids": {"value": {"status": "rejected", "ids": ["fact_0123456789abcdef"]}},
+        },
+    ),
+)
+def patch_facts(
+    hardware_id: str, parts: Parts, body: Annotated[FactsPatch, Depends(json_body(FactsPatch))]
+) -> dict[str, Any]:
+    """`left` lists what was not accepted and why: its subject is unclear, or a filter chose facts
+    that state different values for one key."""
+    where = None if body.where is None else chips.FactWhere(**body.where.model_dump())
+    fields = body.model_dump(exclude={"where"})
+    return chips.decide_facts(parts.registry, hardware_id, where=where, **fields)
 
 
 @router.patch(

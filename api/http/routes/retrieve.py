@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
+from api.http.admission import admitted
 from api.http.bodies import (
     check_text,
     is_json,
@@ -24,7 +25,13 @@ from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.settings import Settings
 from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
-from retrieval.request_body import RetrieveBody, RetrieveQuery, body_of_query, read_request
+from retrieval.request_body import (
+    RetrieveBody,
+    RetrieveQuery,
+    body_of_query,
+    check_repeated,
+    read_request,
+)
 
 router = APIRouter(tags=["retrieve"])
 
@@ -35,13 +42,15 @@ Parameters = Annotated[RetrieveQuery, Query()]
 @router.get(
     "/retrieve",
     summary="Ask by signal or words",
+    dependencies=[Depends(admitted)],
     responses={200: {"model": Answer, "description": "A cited answer."}},
 )
 def retrieve(
-    parts: Parts, counters: Counters, access: Access, parameters: Parameters
+    request: Request, parts: Parts, counters: Counters, access: Access, parameters: Parameters
 ) -> JSONResponse:
     """Cited passages, moves and skills about a signal or a question. Equal requests give the same
     `context` byte for byte, as long as nothing was ingested."""
+    check_repeated([name for name, _ in request.query_params.multi_items()])
     return _answer(parts, counters, body_of_query(parameters), access)
 
 
@@ -69,6 +78,7 @@ async def _sent(request: Request) -> _Sent:
 @router.post(
     "/retrieve",
     summary="Ask with a log, metrics, a question or a signal",
+    dependencies=[Depends(admitted)],
     responses={200: {"model": Answer, "description": "A cited answer."}},
     openapi_extra=text_request(
         json_request(RetrieveBody, retrieve_examples()),
@@ -87,6 +97,7 @@ def retrieve_for(
 ) -> JSONResponse:
     """Takes JSON, or a raw log as text/plain with the other fields as query parameters."""
     if sent.is_log:
+        check_repeated([name for name, _ in request.query_params.multi_items()])
         log = check_text(sent.data.decode("utf-8", "replace"), "the log")
         return _answer(parts, counters, body_of_query(parameters, log=log), access)
     if request.query_params:

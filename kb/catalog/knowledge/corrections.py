@@ -2,8 +2,9 @@
 them.
 
 A correction is anchored to the machine's own reading: the SHA-256 of the passage's uncorrected
-text, or the heading path of a section. When a revision is read again, equal text gets its
-correction back; what no longer matches is reported."""
+text, the heading path of a section, or the name of a symbol. When a revision is read again, equal
+text gets its correction back; what no longer matches is reported. Cards of symbols that a model has
+proposed are kept here too, with what people decided about them (`proposed_symbols`)."""
 
 from __future__ import annotations
 
@@ -78,10 +79,13 @@ class Corrections:
 
 
 def load(connection: Connection, document_id: str) -> Corrections:
-    """Every correction of a document."""
+    """The corrections of a document's passages and sections; `symbols` applies those of cards."""
     rows = connection.execute(
         sa.select(corrections)
-        .where(corrections.c.document_id == document_id)
+        .where(
+            corrections.c.document_id == document_id,
+            corrections.c.target.in_(("passage", "section")),
+        )
         .order_by(corrections.c.created_at)
     )
     return Corrections(list(rows))

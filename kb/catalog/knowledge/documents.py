@@ -20,6 +20,26 @@ from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 
 
+def languages_of(connection: Connection, hardware_id: str, access_scope: str) -> tuple[str, ...]:
+    """The languages that current documents about this very hardware name, by name."""
+    about, spoken = t.document_scopes.alias(), t.document_scopes.alias()
+    rows = connection.execute(
+        sa.select(spoken.c.value)
+        .distinct()
+        .join(about, about.c.document_id == spoken.c.document_id)
+        .join(t.documents, t.documents.c.id == spoken.c.document_id)
+        .where(
+            spoken.c.kind == "language",
+            about.c.kind == "hardware",
+            about.c.value == hardware_id,
+            t.documents.c.access_scope == access_scope,
+            t.documents.c.current_version_id.is_not(None),
+        )
+        .order_by(spoken.c.value)
+    )
+    return tuple(row.value for row in rows)
+
+
 @dataclass(frozen=True)
 class Version:
     """One content hash of a document, read by one pipeline. `report` is the ingestion report."""

@@ -16,7 +16,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.scope import ScopeFilter, scope_token
+from kb.scope import ANY, ScopeFilter, scope_token
 
 Level = Literal["passage", "section"]
 _TABLES: dict[Level, str] = {
@@ -122,8 +122,8 @@ def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:
             for hardware in scope.hardware
         ]
     clauses = [f"({_any_of(places)})"]
-    if scope.language is not None:
-        languages = (scope_token("lang", value) for value in (scope.language, "any"))
+    if scope.languages is not None:
+        languages = (scope_token("lang", value) for value in (*scope.languages, ANY))
         clauses.append(f"({_any_of(languages)})")
     words = _any_of(token.replace('"', "") for token in tokens)
     return f"{{scope}} : ({' AND '.join(clauses)}) AND {{heading body}} : ({words})"

@@ -119,7 +119,7 @@ def candidates(
             continue
         if row.hardware and not set(row.hardware) & set(scope.hardware or ()):
             continue
-        if scope.language and row.languages and scope.language not in row.languages:
+        if not scope.speaks(row.languages):
             continue
         moves.append(_stored(row))
     return moves

@@ -83,8 +83,8 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
             t.passages.c.access_scope == scope.access_scope,
             t.documents.c.category.in_(scope.categories),
         )
-        if scope.language is not None:
-            query = query.where(_speaks(scope.language))
+        if scope.languages is not None:
+            query = query.where(_speaks(scope.languages))
         rows = list(connection.execute(query))
         hardware = _hardware(connection, [row.id for row in rows])
         for row in rows:
@@ -105,6 +105,27 @@ def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int
         for section_seq, seq in rows.all():
             members.setdefault(section_seq, []).append(seq)
     return members
+
+
+def of_sections(
+    connection: Connection, section_ids: Iterable[str]
+) -> list[tuple[int, str, str, str]]:
+    """(number, section, category, text) of the live passages of sections, by number."""
+    rows: list[tuple[int, str, str, str]] = []
+    for part in portions(sorted(set(section_ids))):
+        matching = connection.execute(
+            sa.select(
+                t.passages.c.seq,
+                t.passages.c.section_id,
+                t.documents.c.category,
+                t.passages.c.text,
+            )
+            .join(t.documents, t.documents.c.id == t.passages.c.document_id)
+            .where(t.passages.c.section_id.in_(part), t.passages.c.active.is_(True))
+            .order_by(t.passages.c.seq)
+        )
+        rows += [(row.seq, row.section_id, row.category, row.text) for row in matching]
+    return rows
 
 
 def sequences(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
@@ -177,12 +198,12 @@ def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str
     return {key: tuple(values) for key, values in scopes.items()}
 
 
-def _speaks(language: str) -> sa.ColumnElement[bool]:
-    """Documents about this language, or about none in particular."""
+def _speaks(languages: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Documents about one of the languages, or about none in particular."""
     scopes = t.document_scopes
     about = sa.select(scopes.c.document_id).where(scopes.c.kind == "language")
-    about_this = about.where(scopes.c.value == language)
-    return sa.or_(t.documents.c.id.in_(about_this), t.documents.c.id.not_in(about))
+    about_these = about.where(scopes.c.value.in_(languages))
+    return sa.or_(t.documents.c.id.in_(about_these), t.documents.c.id.not_in(about))
 
 
 def _passage(

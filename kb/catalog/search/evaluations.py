@@ -158,6 +158,11 @@ class Evaluations:
             )
         return identity
 
+    def add_problem(self, problem: ProblemRow, cases: Sequence[CaseRow]) -> None:
+        """Create the rows of a problem and its cases unless they exist."""
+        with self._catalog.write() as connection:
+            self._problem(connection, problem, cases)
+
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
         """Store the outcome of a finished stage, from which a later process can go on."""
         with self._catalog.write() as connection:

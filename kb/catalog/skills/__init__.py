@@ -18,8 +18,10 @@ from kb.catalog.skills.evidence import (
     toolchain_name,
 )
 from kb.catalog.skills.reading import (
+    MEND,
     about,
     candidate_skills,
+    error_words,
     events,
     find,
     get,
@@ -63,6 +65,7 @@ __all__ = [
     "EVIDENCE_KINDS",
     "FAILURES",
     "LINK_KINDS",
+    "MEND",
     "NOT_MEASURED",
     "ROLES",
     "STATES",
@@ -90,6 +93,7 @@ __all__ = [
     "about",
     "add_evidence",
     "candidate_skills",
+    "error_words",
     "events",
     "evidence_for",
     "evidence_line",

@@ -28,6 +28,7 @@ _LONG = [
 ]
 # In the order of SkillHead's fields, of which the scopes are the last.
 _HEAD_COLUMNS = [t.skills.c.id, *(t.skills.c[name] for name in _HEAD)]
+MEND = "mend-"  # how the transformation of a debugging skill begins
 NAME_WEIGHT = 3  # a word in the name says more than one in the description
 MAX_WORDS = 12
 
@@ -125,7 +126,7 @@ def candidate_skills(
     signals: Sequence[str],
     hardware_scopes: Sequence[str] | None,
     op: str | None,
-    language: str | None,
+    languages: Sequence[str] | None,
     dtype: str | None,
     states: Sequence[str],
     access_scope: str = ALL_ACCESS,
@@ -135,7 +136,7 @@ def candidate_skills(
     """Skills that may apply, sorted by name: each scope that they state admits the request.
 
     Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
-    chip. What the request leaves open (op, language, dtype None) excludes nothing. With `begins`,
+    chip. What the request leaves open (op, languages, dtype None) excludes nothing. With `begins`,
     only skills that name the operator and have a recipe, which is what a search begins with.
     Predicates and ranking are left to the caller.
     """
@@ -144,7 +145,7 @@ def candidate_skills(
         "signal": list(signals) or None,
         "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
         "op": [canonical_op(op)] if op else None,
-        "language": [language] if language else None,
+        "language": languages,
         "dtype": [canonical_dtype(dtype)] if dtype else None,
     }
     for kind, values in wanted.items():
@@ -156,6 +157,22 @@ def candidate_skills(
         if begins
         else skills
     )
+
+
+def error_words(
+    connection: Connection, states: Sequence[str], access_scope: str = ALL_ACCESS
+) -> dict[str, str]:
+    """The fixed words of the error that each debugging skill is about, by the skill's name."""
+    words = sa.func.json_extract(t.skills.c.metadata, "$.error")
+    rows = connection.execute(
+        sa.select(t.skills.c.name, words).where(
+            t.skills.c.access_scope == access_scope,
+            t.skills.c.state.in_(list(states)),
+            t.skills.c.transformation.startswith(MEND, autoescape=True),
+            words.is_not(None),
+        )
+    )
+    return {name: str(text) for name, text in rows}
 
 
 def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:

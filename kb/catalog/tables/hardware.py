@@ -37,7 +37,7 @@ facts = Table(
     Column("unit", String, nullable=False),
     Column("kind", String, nullable=False),  # datasheet | measured | derived
     Column("status", String, nullable=False),  # accepted | proposed | rejected
-    Column("origin", String, nullable=False),  # spec | table | person
+    Column("origin", String, nullable=False),  # spec | table | sentence | person
     Column("title", String, nullable=False),
     Column("publisher", String, nullable=False),
     Column("locator", String, nullable=False),
@@ -45,15 +45,16 @@ facts = Table(
     Column("date", String, nullable=True),
     Column("note", String, nullable=True),
     Column("formula", String, nullable=True),
-    Column("subject", String, nullable=True),  # the row or column header naming a variant
+    Column("subject", String, nullable=True),  # what names the subject: a header, or a chip
     Column("document_id", String, nullable=True, index=True),
     Column("version_id", String, nullable=True),
     Column("page_index", Integer, nullable=True),
     Column("page_label", String, nullable=True),
-    json("cell", nullable=True),  # {caption, row, column, row_label, column_label}
+    json("cell", nullable=True),  # {caption, row, column, row_label, column_label} | {sentence}
     Column("actor", String, nullable=True),
     when(),
     scope(),
+    Column("subject_kind", String, nullable=True),  # chip | family | unclear; null: not looked at
     Index(None, "hardware_id", "key", "status"),
 )
 

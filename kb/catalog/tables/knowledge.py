@@ -139,9 +139,10 @@ corrections = Table(
     metadata,
     id_column(),
     ref("document_id", "documents.id"),
-    Column("target", String, nullable=False),  # passage | section
-    Column("anchor", String, nullable=False),  # sha256 of the machine's text, or the heading path
-    Column("field", String, nullable=False),  # text | tags | hardware
+    Column("target", String, nullable=False),  # passage | section | symbol
+    # sha256 of the machine's text, the heading path, or the name of the symbol
+    Column("anchor", String, nullable=False),
+    Column("field", String, nullable=False),  # text | tags | hardware | card | proposal
     json("value"),
     Column("actor", String, nullable=False),
     when(),
@@ -208,6 +209,53 @@ recipes = Table(
     scope(),
 )
 
+symbols = Table(
+    "symbols",
+    metadata,
+    id_column(),
+    ref("document_id", "documents.id"),
+    ref("version_id", "document_versions.id"),
+    ref("section_id", "sections.id", index=False),
+    Column("ordinal", Integer, nullable=False),  # within the version
+    Column("name", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("language", String, nullable=False),
+    json("hardware", default="[]"),
+    json("card"),  # signature, operands, meaning, limits, example, further
+    Column("corrected", Boolean, nullable=False, server_default=text("0")),
+    Column("active", Boolean, nullable=False, server_default=text("0")),
+    scope(),
+    Column("origin", String, nullable=False, server_default=text("'structure'")),  # | model NAME
+    # accepted | proposed | rejected
+    Column("status", String, nullable=False, server_default=text("'accepted'")),
+    Index(None, "active", "name"),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    id_column(),
+    # of a manual; null for a kernel that a run has written
+    Column("document_id", String, ForeignKey("documents.id", ondelete="CASCADE"), index=True),
+    Column("version_id", String, ForeignKey("document_versions.id", ondelete="CASCADE")),
+    Column("section_id", String, nullable=True),
+    Column("run_id", String, nullable=True, index=True),
+    Column("title", String, nullable=False),
+    Column("operator", String, nullable=False),
+    Column("language", String, nullable=False),
+    json("hardware", default="[]"),
+    json("shapes", default="[]"),
+    json("symbols", default="[]"),
+    Column("code", Text, nullable=False),
+    Column("code_sha256", String, nullable=False, index=True),
+    Column("status", String, nullable=False),  # untried | refused | compiles | runs | right
+    Column("evidence", String, nullable=False),
+    Column("corrected", Boolean, nullable=False, server_default=text("0")),
+    Column("active", Boolean, nullable=False, server_default=text("0")),
+    when(),
+    scope(),
+)
+
 __all__ = [
     "corrections",
     "document_scopes",
@@ -219,5 +267,7 @@ __all__ = [
     "passage_tags",
     "passages",
     "recipes",
+    "samples",
     "sections",
+    "symbols",
 ]

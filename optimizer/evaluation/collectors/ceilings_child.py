@@ -25,6 +25,7 @@ import torch
 SECONDS_EACH = 0.1  # of repeats of one figure
 MIN_REPEATS, MAX_REPEATS = 4, 400
 MIB = 1 << 20
+LONG_PRODUCT = 1.0  # seconds
 FORK_REGIONS = 2_000
 FMA_LOOPS = 200_000
 CHAINS, VECTOR_BYTES = 12, 64  # independent chains, so that latency does not show
@@ -125,6 +126,15 @@ def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
     return rate(2.0 * size**3, repeated(lambda: torch.mm(a, b, out=out), seconds_of))
 
 
+def affordable(dtype: str, size: int) -> int:
+    """The size of a product on the CPU, or a third of it where one would take long: a chip without
+    instructions for bfloat16 takes nine seconds for 1536, and is no faster at it."""
+    small = size // 3
+    one = torch.randn(small, small).to(getattr(torch, dtype))
+    torch.mm(one, one)
+    return small if wall(lambda: torch.mm(one, one)) > LONG_PRODUCT / 27 else size
+
+
 def cost(times: list[float], calls: int) -> Figure:
     """Seconds of one of `calls` calls that were timed together."""
     each = [took / calls for took in times]
@@ -192,7 +202,7 @@ def on_cpu(largest: int, threads: int) -> dict[str, Any]:
         "matmul": {
             "float32": higher(matmul("cpu", "float32", 1536, wall), probes.get("float32")),
             "float64": higher(matmul("cpu", "float64", 1024, wall), probes.get("float64")),
-            "bfloat16": matmul("cpu", "bfloat16", 1536, wall),
+            "bfloat16": matmul("cpu", "bfloat16", affordable("bfloat16", 1536), wall),
         },
         "launch": probes.get("launch"),
         "dispatch": cost(repeated(lambda: [tiny.add_(1) for _ in range(1000)], wall), 1000),

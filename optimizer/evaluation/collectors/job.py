@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from optimizer.evaluation.collectors.probe import DeviceKind
 from optimizer.evaluation.toolchains.base import Loader
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
+from retrieval.profiles.profile import Metric as Metric
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 DRIVER = Path(__file__).with_name("driver.py")
 Mode = Literal["plain", "counted", "torch_profiler", "proton"]
-Metric = float | str
 
 
 @dataclass(frozen=True)

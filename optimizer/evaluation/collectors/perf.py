@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 
-from optimizer.evaluation.collectors.job import Collected, Job, Metric, failed, refused
+from optimizer.evaluation.collectors.job import Collected, Job, failed, refused
 from optimizer.evaluation.collectors.probe import tool
+from retrieval.profiles.linux_perf import Counts, counts_of_csv
 
 NAME = "perf"
 SECONDS = 120.0
@@ -27,8 +28,6 @@ EVENTS = (
     "branches",
     "branch-misses",
 )
-# More events than counters are multiplexed; below this share of the time a count is a guess.
-MIN_SHARE_PCT = 20.0
 
 
 def collect(job: Job) -> Collected:
@@ -56,40 +55,10 @@ def collect(job: Job) -> Collected:
 
 
 def parse(text: str, seconds: float = 0.0) -> Collected:
-    """Read the lines of `perf stat -x,`: value, unit, event, time counted, share of it, metric,
-    unit."""
-    metrics: dict[str, Metric] = {}
-    missing: list[str] = []
-    for line in text.splitlines():
-        cells = line.strip().split(",")
-        if line.startswith("#") or len(cells) < 5:
-            continue
-        event = _plain(cells[2])
-        value, share = _number(cells[0]), _number(cells[4])
-        if value is None or (share is not None and share < MIN_SHARE_PCT):
-            missing.append(event)
-            continue
-        metrics[event] = metrics_sum(metrics.get(event), value)
-    if not metrics:
-        named = ", ".join(missing) or "anything"
+    """The report on what `perf stat -x,` printed."""
+    counts = counts_of_csv(text) or Counts()
+    if not counts.metrics:
+        named = ", ".join(counts.missing) or "anything"
         return refused(NAME, f"perf did not count {named}", seconds)
-    notes = (f"perf did not count {', '.join(missing)}",) if missing else ()
-    return Collected(NAME, metrics, notes=notes, seconds=seconds)
-
-
-def metrics_sum(before: Metric | None, value: float) -> float:
-    """The sum of both: hybrid processors report an event once for each kind of core."""
-    return value + (before if isinstance(before, float) else 0.0)
-
-
-def _plain(event: str) -> str:
-    """`cpu_core/cycles/` and `cycles:u` are cycles."""
-    inner = event.split("/")[1] if event.count("/") >= 2 else event
-    return inner.split(":", 1)[0]
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None  # <not supported>, <not counted>
+    notes = (f"perf did not count {', '.join(counts.missing)}",) if counts.missing else ()
+    return Collected(NAME, counts.metrics, notes=notes, seconds=seconds)

@@ -2,36 +2,26 @@
 call runs, which take the time, and how much of it goes into copies and casts. And `collect_all`:
 every collector that a device has, in turn.
 
-On a GPU the rows are kernels and their device time. On a CPU they are the operators that the
-candidate calls, and the number that the dispatcher sees stands for the launches. Proton writes its
-tree in Hatchet's form and has times, no counters. Standard library only.
+`retrieval.profiles` reads what they report. Proton has times, no counters. Standard library only.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from optimizer.evaluation.collectors import ncu, perf
 from optimizer.evaluation.collectors.job import Collected, Job, Metric, failed, refused
 from optimizer.evaluation.collectors.probe import DeviceKind, tool
+from retrieval.profiles.profile import time_shares
+from retrieval.profiles.proton import kernel_times
+from retrieval.profiles.torch_profile import read_events
 
 TORCH: Final = "torch_profiler"
 PROTON: Final = "proton"
 SECONDS = 120.0
 CALLS = 5
-MOVES = re.compile(
-    r"copy|memcpy|contiguous|aten::_?to\b|_to_copy|direct_copy|cat\b|CatArray|transpose_",
-    re.IGNORECASE,
-)
-# Allocations and views that do nothing, and the profiler's own rows.
-IDLE = re.compile(
-    r"^aten::(?:empty\w*|as_strided|view|_?unsafe_view|reshape|resize_|t|expand|select|slice|detach\w*"
-    r"|transpose|unsqueeze|squeeze|permute|item|_local_scalar_dense|lift_fresh|result_type)$"
-    r"|^Profiler|^\[memory\]|^cuda[A-Z]|^cu[A-Z]|^hip[A-Z]|^Activity Buffer|^Runtime"
-)
 
 
 def collect_torch_profile(job: Job) -> Collected:
@@ -51,45 +41,11 @@ def parse_torch_profile(
     profile: Mapping[str, Any], device: DeviceKind, seconds: float = 0.0
 ) -> Collected:
     """Summarise what the driver saw: {calls, wall_us, events: [{name, device, ...}], operators}."""
-    calls = profile["calls"]
-    rows = _busy_rows(profile["events"], device)
-    total = sum(row["us"] for row in rows)
-    if not rows or total <= 0:
+    metrics, kernels = read_events(profile, device)
+    if not kernels:
         return refused(TORCH, "the profiler saw no operator of the candidate", seconds)
-    kernels = [
-        {
-            "name": row["name"],
-            "calls": row["calls"] / calls,
-            "us": row["us"] / calls,
-            "pct": round(100 * row["us"] / total, 2),
-        }
-        for row in sorted(rows, key=lambda row: -row["us"])
-    ]
-    metrics: dict[str, Metric] = {
-        "kernel_launches": _launches(profile, rows, device),
-        "copies_pct": round(sum(k["pct"] for k in kernels if MOVES.search(k["name"])), 2),
-    }
-    return Collected(TORCH, metrics, kernels, seconds=seconds)
-
-
-def _busy_rows(events: Sequence[Mapping[str, Any]], device: DeviceKind) -> list[dict[str, Any]]:
-    """Kernels on a GPU, outermost operators on a CPU."""
-    field = "device_us" if device == "cuda" else "cpu_us"
-    return [
-        {"name": event["name"], "calls": event["calls"], "us": event[field]}
-        for event in events
-        if event["device"] == device and event[field] > 0 and not IDLE.search(event["name"])
-    ]
-
-
-def _launches(
-    profile: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], device: DeviceKind
-) -> float:
-    """Of one call."""
-    if device == "cuda":
-        return sum(float(row["calls"]) for row in rows) / float(profile["calls"])
-    names = {name.replace(".", "::"): count for name, count in profile["operators"].items()}
-    return float(sum(count for name, count in names.items() if not IDLE.search(name)))
+    rows = time_shares(kernels, profile["calls"])
+    return Collected(TORCH, metrics, rows, seconds=seconds)
 
 
 def collect_proton(job: Job) -> Collected:
@@ -108,38 +64,12 @@ def collect_proton(job: Job) -> Collected:
 
 
 def parse_proton(tree: Sequence[Mapping[str, Any]], calls: int, seconds: float = 0.0) -> Collected:
-    """Summarise Hatchet's literal form, [{frame: {name}, metrics, children}, ...], of so many
-    calls."""
-    totals: dict[str, list[float]] = {}
-    for name, count, time_ns in _leaves(tree):
-        row = totals.setdefault(name, [0.0, 0.0])
-        row[0] += count
-        row[1] += time_ns
-    total = sum(time_ns for _, time_ns in totals.values())
-    if not total:
+    """Summarise Proton's tree of so many calls."""
+    kernels = kernel_times(tree)
+    if not any(kernel.us for kernel in kernels):
         return refused(PROTON, "Proton saw no kernel", seconds)
-    kernels = [
-        {
-            "name": name,
-            "calls": count / calls,
-            "us": time_ns / 1e3 / calls,
-            "pct": round(100 * time_ns / total, 2),
-        }
-        for name, (count, time_ns) in sorted(totals.items(), key=lambda item: -item[1][1])
-    ]
-    launches = sum(count for count, _ in totals.values()) / calls
-    return Collected(PROTON, {"num_launches": launches}, kernels, seconds=seconds)
-
-
-def _leaves(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, float]]:
-    """Name, launches and nanoseconds of every frame that has a time of its own."""
-    for node in nodes:
-        if "frame" not in node:
-            continue  # the last entry describes devices
-        metrics = node.get("metrics", {})
-        if "time (ns)" in metrics and not node.get("children"):
-            yield node["frame"]["name"], float(metrics.get("count", 0)), float(metrics["time (ns)"])
-        yield from _leaves(node.get("children", ()))
+    metrics: dict[str, Metric] = {"num_launches": sum(k.calls for k in kernels) / calls}
+    return Collected(PROTON, metrics, time_shares(kernels, calls), seconds=seconds)
 
 
 def collect_all(job: Job) -> list[Collected]:

@@ -10,12 +10,14 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 
 from optimizer.evaluation.loaded_kernel import Sample
 from optimizer.evaluation.problem.bounds import Bound, compare
+from optimizer.evaluation.problem.operators import traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 from optimizer.evaluation.records import OutputError
@@ -70,6 +72,11 @@ class PreparedCase:
     def name(self) -> str:
         """The case's name."""
         return self.open.case.name
+
+    @cached_property
+    def constants(self) -> dict[str, int | float | bool | str]:
+        """Numbers of the reference, by name, as proposers see them."""
+        return {**traits_of(self.open, self._device), **self.open.constants()}
 
     def sample(self, seed: int) -> Sample:
         """The values of a seed."""

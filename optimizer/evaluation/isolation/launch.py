@@ -33,13 +33,22 @@ STEADY_MEMORY = {
 }
 
 
+# For torch's compiler on a CPU. Processes that it starts in advance, to compile for GPUs, disturb
+# the timing. A header that it compiles beforehand, in every evaluation anew, takes longer than the
+# few kernels of a candidate save by it.
+COMPILER = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
+
+
 def threads_and_memory(threads: int) -> dict[str, str]:
     """Environment variables of every measuring process. `threads` is for OpenMP and MKL."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
 
 
 RUNNER = Path(__file__).resolve().parents[1] / "runner"
-START_SECONDS = 120.0
+START_SECONDS = 240.0  # the first with the compiler waits for several runs of g++
 _STATUS = struct.Struct("=ii")
 
 
@@ -165,9 +174,10 @@ class Zygote:
     @classmethod
     def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
         """A zygote for all runners of the same settings. A request carries what a runner needs at
-        its start, with socket, tokens and log."""
+        its start, with socket, tokens and log, and whether torch's compiler is to be imported."""
         arguments = [str(threads), device]
-        return cls(RUNNER / "zygote.py", arguments, level, threads_and_memory(threads))
+        environment = {**threads_and_memory(threads), **(COMPILER if device == "cpu" else {})}
+        return cls(RUNNER / "zygote.py", arguments, level, environment)
 
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
         """A process that answers this message. Raises WireClosed or EOFError where the zygote has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from optimizer.evaluation.isolation.launch import Zygote
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
@@ -38,6 +39,17 @@ class RunnerPool:
         """Start missing runners, beside whatever comes next."""
         self.settle()
         self._starting = self._starter.submit(self._start_missing)
+
+    def import_compiler(self) -> None:
+        """Take care that from now on every runner on a CPU that is forked has torch's compiler
+        imported, which each would otherwise do for itself, in seconds."""
+        if self._zygote is None or self._settings.device != "cpu" or self._settings.compiler:
+            return
+        self.settle()
+        self._settings = replace(self._settings, compiler=True)
+        while self._waiting:
+            self.end(self._waiting.popleft())
+        self.prepare()
 
     def _start_missing(self) -> None:
         while len(self._waiting) < self._spare:

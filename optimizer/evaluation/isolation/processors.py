@@ -39,6 +39,14 @@ def processor() -> str:
     return signature(text) or platform.machine()
 
 
+def usable_processors() -> int:
+    """How many this process may use: fewer than the machine has under `taskset` and in a container
+    with a set of processors of its own."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 _STAT = Path("/proc/stat")
 # Columns of /proc/stat that are work or stolen: user, nice, system, irq, softirq, steal (proc(5)).
 _BUSY = (0, 1, 2, 5, 6, 7)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optimizer.evaluation.isolation.launch import (
+    COMPILER,
     START_SECONDS,
     Launched,
     Spawned,
@@ -44,8 +45,6 @@ PASSED = (
     "LANG",
 )
 MAX_LOG = 64 * 1024
-# Inductor starts processes in advance that compile for GPUs; on a CPU they disturb the timing.
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 Device = Literal["cpu", "cuda"]
 
 
@@ -76,11 +75,13 @@ class RunnerForged(Exception):
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """What all runners of a pool have in common. `threads` is for torch and OpenMP."""
+    """What all runners of a pool have in common. `threads` is for torch and OpenMP. `compiler` says
+    whether a runner on a CPU that is forked has torch's compiler imported."""
 
     device: Device = "cpu"
     threads: int = 1
     level: Level = "process"
+    compiler: bool = False
 
 
 class RunnerProcess:
@@ -110,6 +111,7 @@ class RunnerProcess:
                 "secret": nonce,
                 "environment": self._environment(),
                 "scratch": str(self.scratch),
+                "compiler": self.settings.compiler and self.settings.device == "cpu",
             }
             return zygote.fork(start, (talk, tokens, log))
         settings = self.settings
@@ -127,7 +129,7 @@ class RunnerProcess:
             "TMPDIR": scratch,
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
-            **(ONE_COMPILER if self.settings.device == "cpu" else {}),
+            **(COMPILER if self.settings.device == "cpu" else {}),
             **threads_and_memory(self.settings.threads),
             MARK: self._mark,
         }

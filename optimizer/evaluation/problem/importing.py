@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kb.errors import InvalidRequest, nearest
 from optimizer.evaluation.problem.load import assigned
 from optimizer.evaluation.problem.spec import Problem
@@ -28,8 +30,8 @@ def running(problem: Problem, step: str) -> Iterator[None]:
     """Run a step of the problem file; whatever it raises becomes an InvalidRequest."""
     try:
         yield
-    except InvalidRequest:
-        raise
+    except (InvalidRequest, torch.OutOfMemoryError):
+        raise  # what does not fit into the device may fit into the host
     # The file is foreign code: it may raise anything, and all of it is the file's fault.
     except Exception as error:
         text = f"{type(error).__name__}: {error}"

@@ -8,33 +8,40 @@ matter how the problem file spells them. Also the terms of a sum by a problem's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count, shape_wrapper
 
 from kb.errors import InvalidRequest
 from kb.predicate_nodes import Bindings
 from kb.predicates import compile_expression
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.runner.dispatch import DispatchWatch
 
 if TYPE_CHECKING:
     from optimizer.evaluation.problem.tensors import OpenCase
 
 Trait = int | float | bool | str
+# What tensors of a layout of their own are asked for; no operator of a computation.
+LAYOUT = frozenset(
+    {
+        *("aten::sym_is_contiguous", "aten::is_contiguous", "aten::is_strides_like_format"),
+        *("aten::is_non_overlapping_and_dense", "aten::size", "aten::sym_size", "aten::stride"),
+        *("aten::sym_stride", "aten::storage_offset", "aten::sym_storage_offset", "aten::numel"),
+        *("aten::sym_numel", "aten::dim", "prim::layout"),
+    }
+)
 
 
 def counted_flops(run: Callable[[], Any]) -> int:
     """Floating-point operations of the operators that torch's counter knows; 0 where a run uses
     none of them."""
-    # The CPU's fused attention, which the counter leaves out.
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    counter = FlopCounterMode(display=False, custom_mapping={fused: _attention})
+    counter = _Flops()
     with counter:
         run()
-    return int(counter.get_total_flops())
+    return counter.flops
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -73,22 +80,42 @@ def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
     return {**own, **seen.traits}
 
 
-class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
+    """Counts by torch's own formulas; an operator without one counts as what it is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        # The CPU's fused attention, which torch leaves out.
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        self._formulas = {**flop_registry, fused: shape_wrapper(_attention)}  # type: ignore[no-untyped-call]
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        name = func._schema.name
+        if name in LAYOUT:
+            return NotImplemented  # the tensor answers
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is None and name != "prim::device":
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.flops += int(formula(*args, **kwargs, out_val=result))
+        return result
+
+
+class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
     """Remembers every argument that is a number, a word or a list of numbers."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.traits: dict[str, Trait] = {}
         self._counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        arguments = dict(kwargs or {})
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        arguments = dict(kwargs)
         name = func._schema.name.split("::")[-1]
         self._counts[name] += 1
         count = self._counts[name]
@@ -97,7 +124,7 @@ class _Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
             arguments[argument.name] = value
         for key, value in arguments.items():
             self._keep(f"{label}.{key}", value)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def _keep(self, name: str, value: Any) -> None:
         if isinstance(value, bool | int | float | str):

@@ -8,6 +8,7 @@ of candidates.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -114,6 +115,21 @@ class OpenCase:
             if isinstance(value, bool | int | float)
             and not name.startswith("_")
             and name != "training"
+        }
+
+    def constants(self) -> dict[str, int | float | bool]:
+        """Numbers by plain name: of the file, then Model's arguments (defaults included), then its
+        attributes; the later wins."""
+        bound = inspect.signature(self._class().__init__).bind(None, *self.init_args)
+        bound.apply_defaults()
+        attributes = {
+            name.removeprefix("model."): value for name, value in self.attributes().items()
+        }
+        named = {**vars(self._module), **bound.arguments, **attributes}
+        return {
+            name: value
+            for name, value in named.items()
+            if isinstance(value, bool | int | float) and not name.startswith("_")
         }
 
     # -- inputs and weights
@@ -233,9 +249,28 @@ class OpenCase:
         device: str = "cpu",
         noise: int = 0,
     ) -> list[torch.Tensor]:
-        """The outputs of Model in eval mode, on copies. `dtype` is that of all floating values, for
-        a golden result; None leaves them as they are. `noise` seeds what forward itself may
-        draw."""
+        """The outputs of Model in eval mode, on copies, on `device`. `dtype` is that of all
+        floating values, for a golden result; None leaves them as they are. `noise` seeds what
+        forward itself may draw. A golden that does not fit into the device's memory, in which
+        float64 takes twice the room, is computed on the CPU.
+        """
+        try:
+            return self._forward(inputs, state, dtype, device, noise)
+        except torch.OutOfMemoryError:
+            if device == "cpu" or dtype is None:
+                raise
+            torch.cuda.empty_cache()
+            on_host = self._forward(inputs, state, dtype, "cpu", noise)
+            return [output.to(device) for output in on_host]
+
+    def _forward(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        dtype: torch.dtype | None,
+        device: str,
+        noise: int,
+    ) -> list[torch.Tensor]:
         model = copy.deepcopy(self._model)
         for_model = dtype or self._dtype
         if for_model is not None:
@@ -375,7 +410,24 @@ class OpenCase:
         goldens: Sequence[torch.Tensor],
         device: str = "cpu",
     ) -> list[float]:
-        """How far each golden moves when the inputs do, by at most one last place of float32."""
+        """How far each golden moves when the inputs do, by at most one last place of float32. What
+        does not fit into the device's memory is computed on the CPU.
+        """
+        try:
+            return self._moved(inputs, state, goldens, device)
+        except torch.OutOfMemoryError:
+            if device == "cpu":
+                raise
+            torch.cuda.empty_cache()
+            return self._moved(inputs, state, [golden.cpu() for golden in goldens], "cpu")
+
+    def _moved(
+        self,
+        inputs: Sequence[torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        goldens: Sequence[torch.Tensor],
+        device: str,
+    ) -> list[float]:
         eps = torch.finfo(torch.float32).eps
         moved = []
         with seeded(_NUDGE_SEED):

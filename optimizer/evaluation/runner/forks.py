@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -42,9 +42,16 @@ class Separate:
     own_proc: bool = False
 
 
-def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | None = None) -> None:
+def serve(
+    sock: int,
+    become: Become,
+    separate: Separate,
+    idle_seconds: float | None = None,
+    prepare: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
     """Serve requests until the other side closes, or sends none for `idle_seconds`; then end the
-    process.
+    process. `prepare` is called with each request before its fork, in this process: it must not
+    compute with torch.
 
     The first message reports that it is ready. The last descriptor of a request is where its status
     is written: first the process's number (-1 and an error number where there is none), then its
@@ -64,11 +71,27 @@ def serve(sock: int, become: Become, separate: Separate, idle_seconds: float | N
             message, fds = wire.receive()
         except WireClosed:
             os._exit(0)
+        if prepare is not None:
+            with _children_reported():
+                prepare(message)
         if os.fork() == 0:
             os.close(sock)
             _go_between(message, fds, become, separate)
         for fd in fds:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _children_reported() -> Iterator[None]:
+    """A context in which this process can wait for what it starts."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # go-betweens that ended meanwhile
 
 
 def _all_ended() -> bool:

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.evaluation.runner.dispatch import DispatchWatch
 from optimizer.evaluation.runner.memory import dtype_of
 
 DTYPE_CODES = {
@@ -198,16 +198,14 @@ def _as_tensor(value: Any, device: str) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.tensor(value, device=device)
 
 
-class _Log(TorchDispatchMode):
+class _Log(DispatchWatch):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.seen[str(func.overloadpacket)] += 1
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def traced(call: Callable[[], Any]) -> dict[str, int]:

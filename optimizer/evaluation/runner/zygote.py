@@ -1,5 +1,6 @@
 """`python -I THIS_FILE SOCKET NAMESPACES THREADS DEVICE`: an interpreter that has torch imported
-and never uses it. Every request is a new runner, forked in milliseconds."""
+and never uses it. Every request is a new runner, forked in milliseconds. On a CPU torch's compiler
+is imported with the first request that asks for it."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import importlib
 import os
 import socket
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Candidates for a GPU need these, and each takes seconds to import.
+# Candidates for a GPU and those that torch compiles need these; each takes seconds to import.
 OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
 
 
@@ -28,9 +31,7 @@ def main(arguments: list[str]) -> None:
     if device == "cuda":
         # Asking the driver which devices there are would make it unusable in forks.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        for name in OFTEN_NEEDED:
-            with contextlib.suppress(ImportError):  # a candidate that needs it fails
-                importlib.import_module(name)
+        _import_often_needed()
         with contextlib.suppress(ImportError):
             work_out()
     sys.path.remove(root)
@@ -40,7 +41,36 @@ def main(arguments: list[str]) -> None:
         _become_runner(message, fds, int(threads), device)
 
     # CUDA looks itself up in /proc by its process number.
-    serve(int(sock), become, Separate(namespaces == "1", own_proc=device == "cuda"))
+    separate = Separate(namespaces == "1", own_proc=device == "cuda")
+    serve(int(sock), become, separate, prepare=_prepare)
+
+
+def _prepare(message: dict[str, Any]) -> None:
+    if message["compiler"]:
+        _prepare_compiler()
+
+
+@cache
+def _prepare_compiler() -> None:
+    """Import torch's compiler, and let it find out which vector instructions its C++ may use: it
+    builds and loads a library for each kind, and keeps the answers in memory. In a runner that
+    takes most of the time of a first compilation."""
+    _import_often_needed()
+    # Whatever fails here, such as a compiler that is not installed, fails again in a candidate that
+    # needs it, which reports it.
+    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
+        instructions = importlib.import_module("torch._inductor.cpu_vec_isa")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # runners get folders of their own
+        try:
+            instructions.valid_vec_isa_list()
+        finally:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def _import_often_needed() -> None:
+    for name in OFTEN_NEEDED:
+        with contextlib.suppress(ImportError):  # a candidate that needs it fails
+            importlib.import_module(name)
 
 
 def _become_runner(message: dict[str, Any], fds: list[int], threads: int, device: str) -> None:
@@ -53,6 +83,7 @@ def _become_runner(message: dict[str, Any], fds: list[int], threads: int, device
     os.close(log)
     os.environ.clear()
     os.environ.update(message["environment"])
+    tempfile.tempdir = None  # it may have been looked up before
     os.chdir(message["scratch"])
     settle_torch(threads, device)
     runner = Runner(Wire(socket.socket(fileno=talk), message["secret"]), tokens, device)

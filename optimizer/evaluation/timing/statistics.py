@@ -56,6 +56,16 @@ def log_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[fl
     return centre, half
 
 
+def typical(times: Sequence[float]) -> tuple[float, float]:
+    """The geometric mean of positive times of one program, and the half-width of its 95 % interval
+    in log units; the half-width of a single time is 0, because nothing is known of it."""
+    logs = [math.log(time) for time in times]
+    centre, half = statistics.fmean(logs), 0.0
+    if len(logs) > 1:
+        half = quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(centre), half
+
+
 def quantile(degrees: int) -> float:
     """Student's t at 97.5 %."""
     return _T[min(max(degrees, 1), len(_T)) - 1] if degrees <= len(_T) else NORMAL

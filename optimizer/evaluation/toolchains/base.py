@@ -52,12 +52,13 @@ class Loader:
 
     The kind `python` imports `path` and calls the class `entry`; `interpreter` does the same inside
     Triton's interpreter; `c_abi` loads the library at `path` and calls the function `entry`;
-    `command` is run by the toolchain itself.
+    `command` is run by the toolchain itself. `compiles` says that it will call torch's compiler.
     """
 
     kind: LoaderKind
     path: Path
     entry: str
+    compiles: bool = False
 
 
 @dataclass(frozen=True)

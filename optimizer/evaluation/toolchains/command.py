@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kb.hardware.spec import ToolchainSpec
+from kb.plain import plain
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.isolation.levels import Level
 from optimizer.evaluation.isolation.levels import command as isolated
 from optimizer.evaluation.records import TimingState
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
+from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
 from optimizer.evaluation.toolchains.manifest import (
     REPORT,
     BadOutput,
@@ -132,6 +134,9 @@ class CommandToolchain:
         digest = hashlib.sha256()
         named = [*self._templates, self.template.suffix, self.template.timing]
         digest.update(json.dumps([named, sorted(self.template.env.items())]).encode())
+        handed = [plain(self.template.arguments), plain(self.template.scalars)]
+        if any(handed):
+            digest.update(json.dumps(handed, sort_keys=True).encode())
         for template in self._templates:
             for word in _plain_words(template):
                 program = shutil.which(word, path=_path()) or word
@@ -194,9 +199,11 @@ class CommandToolchain:
         signature: Signature,
         workdir: Path,
         seconds: float,
+        constants: Mapping[str, object] | None = None,
     ) -> CommandRun:
         """Run what `compile` made on one case, for at most `seconds`. A program that fails is an
-        answer.
+        answer. `constants` are the numbers of the reference that scalars may read. Raises
+        InvalidRequest for a scalar that has no value.
 
         `tensors` are inputs, then parameters and buffers. A simulator is run by its profile
         template where there is one: what it counts does not change its time. Real hardware is timed
@@ -209,8 +216,15 @@ class CommandToolchain:
             shutil.rmtree(folder)  # outputs of an earlier call must not pass for this one's
         folder.mkdir(parents=True)
         placed = json.loads(_placements_path(compiled.loader.path).read_text(encoding="utf-8"))
+        own = self.template
         manifest = write_manifest(
-            tensors, signature, folder, entry=compiled.loader.entry, hardware=placed["hardware"]
+            tensors,
+            signature,
+            folder,
+            entry=compiled.loader.entry,
+            hardware=placed["hardware"],
+            arguments=argument_names(signature, own),
+            scalars=scalar_values(signature, own, constants or {}) if own.scalars else None,
         )
         report = folder / REPORT
         placed |= {"input": str(manifest), "report": str(report), "workdir": str(folder)}

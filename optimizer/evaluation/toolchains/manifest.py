@@ -3,6 +3,9 @@
     {"format": 1, "entry": NAME, "hardware": ID, "report": FILE,
      "tensors": [{"name", "role", "dtype", "stored", "shape", "file"}, ...]}
 
+A toolchain that names its arguments adds `argument` to each tensor, one with scalars the key
+`"scalars": {NAME: number}`.
+
 Tensors stand in ABI order; files are relative to the manifest. `stored` is the dtype of the file
 where `.npy` has no word for `dtype`: bfloat16 lies in uint16, its bits unchanged. Outputs are
 written by the program, named as the manifest says. Nothing here trusts what a program wrote.
@@ -65,10 +68,13 @@ def write_manifest(
     *,
     entry: str,
     hardware: str,
+    arguments: Sequence[str] = (),
+    scalars: Mapping[str, int | float] | None = None,
 ) -> Path:
     """Write what the program reads, and return the manifest's path. `tensors` are inputs,
-    parameters and buffers in ABI order. Raises InvalidRequest where they do not fit the
-    signature."""
+    parameters and buffers in ABI order. `arguments` are the program's own names of all tensors,
+    outputs included; `scalars` are handed over where they are not None. Raises InvalidRequest where
+    the tensors do not fit the signature."""
     specs = signature.of("input", "parameter", "buffer")
     if len(tensors) != len(specs):
         raise InvalidRequest(
@@ -82,8 +88,16 @@ def write_manifest(
         stored = STORED.get(spec.dtype, spec.dtype)
         if spec.role != "output":
             _write_array(next(waiting), spec, folder / name)
-        rows.append({**spec.as_json(), "stored": stored, "file": name})
-    header = {"format": FORMAT, "entry": entry, "hardware": hardware, "report": REPORT}
+        own = {"argument": arguments[number]} if arguments else {}
+        rows.append({**spec.as_json(), **own, "stored": stored, "file": name})
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "entry": entry,
+        "hardware": hardware,
+        "report": REPORT,
+    }
+    if scalars is not None:
+        header["scalars"] = dict(scalars)
     path = folder / MANIFEST
     path.write_text(json.dumps({**header, "tensors": rows}, indent=1) + "\n", encoding="utf-8")
     return path

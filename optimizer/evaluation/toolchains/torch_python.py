@@ -17,6 +17,7 @@ from optimizer.evaluation.toolchains.triton.compile import missing_packages, ver
 
 SOURCES = "src"
 LIMITS = Limits(seconds=10.0, memory_bytes=2 << 30, file_bytes=16 << 20)
+COMPILER = ("torch.compile", "torch._dynamo", "torch._inductor")
 CHECK = "import ast, sys; ast.parse(open(sys.argv[1], encoding='utf-8').read(), sys.argv[1])"
 
 
@@ -53,4 +54,6 @@ class TorchPython:
         done = run(command, cwd=workdir, limits=LIMITS, env=clean_env(workdir))
         if not done.ok:
             return Compiled(False, log=done.log, seconds=done.seconds, timed_out=done.timed_out)
-        return Compiled(True, loader=Loader("python", path, bundle.entry), seconds=done.seconds)
+        compiles = any(name in text for text in bundle.files.values() for name in COMPILER)
+        loader = Loader("python", path, bundle.entry, compiles)
+        return Compiled(True, loader=loader, seconds=done.seconds)

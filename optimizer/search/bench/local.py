@@ -35,6 +35,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import CaseView, ProblemView
+from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -111,17 +112,20 @@ class DevicePool(RunnerPool):
             self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
 
 
-def problem_view(problem: Problem, device: str) -> ProblemView:
+def problem_view(problem: Problem, device: str, traced_on: str | None = None) -> ProblemView:
     """The problem as proposers see it: signatures and traits of the searched cases for this kind
-    of device, nothing of their values. Held-out cases are not shown."""
+    of device, nothing of their values. Held-out cases are not shown. `traced_on` is the kind of
+    device that the reference runs on for its traits, where this machine has no such device.
+    """
     cases = [case for case in problem.searched if case.fits(device)]
     return ProblemView(
         name=problem.name,
         op=problem.op,
         summary=problem.summary,
         source=problem.source,
-        cases=tuple(_case_view(problem, case, device) for case in cases),
+        cases=tuple(_case_view(problem, case, traced_on or device) for case in cases),
         policy=_policy(problem.policy),
+        hidden_cases=bool(problem.held_out),
     )
 
 
@@ -130,7 +134,8 @@ def _case_view(problem: Problem, case: Case, device: str) -> CaseView:
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
-    return CaseView(case.name, opened.signature, traits_of(opened, device), case.timed, dtype)
+    traits = traits_of(opened, device)
+    return CaseView(case.name, opened.signature, traits, case.timed, dtype, opened.constants())
 
 
 def _policy(policy: Policy) -> dict[str, str]:
@@ -166,6 +171,7 @@ class LocalBench:
     journal: Journal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
+    rules: OwnRules = NO_RULES
     devices: Sequence[LocalDevice] = ()
     _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
     _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
@@ -279,6 +285,7 @@ class LocalBench:
                 pool=self._pools.get(device),
                 ceilings=self.ceilings,
                 signatures=self.signatures,
+                rules=self.rules,
                 prepared=None if fresh else self._prepared(device),
                 lock=device.lock,
             )

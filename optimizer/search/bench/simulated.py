@@ -1,15 +1,19 @@
-"""Measures on a chip's simulator through its command templates.
+"""Measures on a chip, or on its simulator, through the command templates of its hardware.toml.
 
 There is no reference on such a chip, so there is no speed-up over it. Candidates are compared with
-the first correct candidate, at best the manual's own sample as it stands. Figures are ratios of
-simulated times, marked `simulator`, and can be compared with each other only. A simulator counts
-cycles, so each candidate runs once and its times have no spread.
+the first correct candidate, at best the manual's own sample as it stands. Figures can be
+compared with each other only. Ratios of simulated times are marked `simulator`: a simulator counts
+cycles, so each candidate runs once and its times have no spread. Where a program reports the time
+that it measured on real hardware (`timing = "wall"`), each candidate runs several times and the
+ratio has an interval. During the search those runs are not interleaved with the baseline's, so a
+drift of the machine is in the ratio; `confirm` runs the baseline before and after the finalist.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -32,21 +36,57 @@ from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.search.bench.local import Place
 from optimizer.search.records import Proposal
+from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
 GOLDENS: Literal["cpu"] = "cpu"  # where the reference is computed
 SIMULATOR: TimingState = "simulator"
 NO_REFERENCE = "there is no reference on this chip: the first right candidate stands for it"
 
 
-def simulated(toolchain: Toolchain) -> bool:
-    """Whether the toolchain's times come from a simulator."""
-    return isinstance(toolchain, CommandToolchain) and toolchain.template.timing == SIMULATOR
+def by_commands(toolchain: Toolchain) -> bool:
+    """Whether candidates run through command templates, so that a program reports their times."""
+    return isinstance(toolchain, CommandToolchain)
+
+
+def clock_of(toolchain: Toolchain) -> str:
+    """Whose clock the times of a toolchain are by: `wall` is this harness's own, `program` the
+    program's, `simulator` a simulator's. They are never mixed."""
+    if not isinstance(toolchain, CommandToolchain):
+        return "wall"
+    return "simulator" if toolchain.template.timing == SIMULATOR else "program"
+
+
+def _ratio(timing: CaseTiming, before: CaseTiming | None) -> CaseTiming:
+    """With the baseline's time over the candidate's, and its interval where times have a spread."""
+    took, base = cost_of(timing), cost_of(before) if before is not None else None
+    if before is None or not took or not base:
+        return timing
+    ratio, half = base / took, math.hypot(timing.spread, before.spread)
+    figure = Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half), timing.calls)
+    return replace(timing, baseline_us=before.candidate_us, speedup=figure)
+
+
+def _around(
+    before: Mapping[str, CaseTiming], after: Mapping[str, CaseTiming]
+) -> dict[str, CaseTiming]:
+    """The baseline as it was before and after a candidate: the mean of both, with what they differ
+    by in its spread."""
+    joined = {}
+    for case, first in before.items():
+        second = after.get(case)
+        if second is None or not first.candidate_us or not second.candidate_us:
+            continue
+        mean = math.sqrt(first.candidate_us * second.candidate_us)
+        drift = abs(math.log(first.candidate_us / second.candidate_us)) / 2
+        spread = max(first.spread, second.spread, drift)
+        joined[case] = replace(first, candidate_us=mean, spread=spread)
+    return joined
 
 
 @dataclass
 class SimulatedBench:
-    """Evaluates candidates on a chip's simulator. It is a context manager: leaving it removes the
-    files that it wrote.
+    """Evaluates candidates through a chip's own commands. It is a context manager: leaving it
+    removes the files that it wrote.
 
     `places` is by language, all of the same chip. `first` is the candidate that others are compared
     with if it is correct.
@@ -57,7 +97,9 @@ class SimulatedBench:
     settings: EvaluationSettings
     journal: Journal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()
+    rules: OwnRules = NO_RULES
     first: Proposal | None = None
+    _compared_with: Bundle | None = None
     _evaluators: dict[tuple[str, bool], Evaluator] = field(default_factory=dict)
     _baseline: dict[str, CaseTiming] = field(default_factory=dict)
 
@@ -99,23 +141,30 @@ class SimulatedBench:
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         """Evaluate a candidate on the searched cases that it claims and compare it with the
-        baseline. Raises Unavailable for a language that nothing here simulates."""
+        baseline. Raises Unavailable for a language that no commands here run."""
         cases = self.cases(proposal)
         evaluator = self._evaluator(proposal.bundle.language, fresh=False)
         toolchain = self.places[proposal.bundle.language].toolchain
-        evaluation = self._compared(evaluator.evaluate(proposal.bundle, toolchain, cases))
+        plain = evaluator.evaluate(proposal.bundle, toolchain, cases)
+        if not self._baseline and plain.correct and all(map(cost_of, plain.timings)):
+            self.compare_with(plain)
+            self._compared_with = proposal.bundle
+        evaluation = self._compared(plain, self._baseline)
         self._keep(evaluation, proposal.bundle, cases)
         return evaluation
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Evaluate a candidate again on fresh values. Held-out cases have no baseline, so they are
-        checked only."""
+        """Evaluate a candidate again on fresh values. On a simulator held-out cases have no
+        baseline, so they are checked only; on real hardware the baseline is run again around it."""
         chosen = [case for case in self.cases(proposal) if case.timed]
         if held_out:
             chosen = [case for case in self.problem.held_out if case.fits(GOLDENS)]
         evaluator = self._evaluator(proposal.bundle.language, fresh=True)
         toolchain = self.places[proposal.bundle.language].toolchain
-        return self._compared(evaluator.evaluate(proposal.bundle, toolchain, chosen))
+        before = self._baseline_again(toolchain, chosen)
+        evaluation = evaluator.evaluate(proposal.bundle, toolchain, chosen)
+        after = self._baseline_again(toolchain, chosen) if before else {}
+        return self._compared(evaluation, _around(before, after) or self._baseline)
 
     def cases(self, proposal: Proposal) -> list[Case]:
         """The searched cases that the candidate claims."""
@@ -128,32 +177,29 @@ class SimulatedBench:
 
     # -- comparing
 
-    def _compared(self, evaluation: Evaluation) -> Evaluation:
-        """The evaluation with ratios to the baseline; the first correct and timed candidate becomes
-        the baseline."""
+    def _baseline_again(self, toolchain: Toolchain, cases: Sequence[Case]) -> dict[str, CaseTiming]:
+        """The baseline measured anew, where that makes a difference: a simulator repeats itself."""
+        bundle = self._compared_with
+        if clock_of(toolchain) == SIMULATOR or bundle is None:
+            return {}
+        place = self.places[bundle.language]
+        evaluator = self._evaluator(bundle.language, fresh=True)
+        evaluation = evaluator.evaluate(bundle, place.toolchain, cases)
+        return {timing.case: timing for timing in evaluation.timings} if evaluation.correct else {}
+
+    def _compared(self, evaluation: Evaluation, baseline: Mapping[str, CaseTiming]) -> Evaluation:
+        """The evaluation with ratios to the baseline."""
         if not evaluation.correct or not evaluation.timings:
             return evaluation
-        if not self._baseline:
-            self.compare_with(evaluation)
-        timings = tuple(self._against_baseline(timing) for timing in evaluation.timings)
+        timings = tuple(_ratio(timing, baseline.get(timing.case)) for timing in evaluation.timings)
         ratios = [(t.speedup, self._weight(t.case)) for t in timings if t.speedup is not None]
         whole = len(ratios) == len(timings)
         return replace(
             evaluation,
             key=self._key(evaluation),
             timings=timings,
-            timing=SIMULATOR,
             speedup=combined(ratios) if whole else None,
         )
-
-    def _against_baseline(self, timing: CaseTiming) -> CaseTiming:
-        before = self._baseline.get(timing.case)
-        took, base = cost_of(timing), cost_of(before) if before is not None else None
-        if before is None or not took or not base:
-            return timing
-        ratio = base / took
-        only = Interval(ratio, ratio, ratio, 1)
-        return replace(timing, baseline_us=before.candidate_us, speedup=only)
 
     def _weight(self, case: str) -> float:
         return next(known.weight for known in self.problem.cases if known.name == case)
@@ -207,9 +253,9 @@ class SimulatedBench:
     def _evaluator(self, language: str, fresh: bool) -> Evaluator:
         if (language, fresh) not in self._evaluators:
             place = self.places.get(language)
-            if place is None or not simulated(place.toolchain):
+            if place is None or not by_commands(place.toolchain):
                 raise Unavailable(
-                    f"nothing here simulates {language!r}",
+                    f"no commands here run {language!r}",
                     hint=f"Propose one of {', '.join(self.places)}.",
                 )
             # No candidate runs in a runner here, so none is kept waiting.
@@ -222,5 +268,6 @@ class SimulatedBench:
                 NoJournal() if fresh else self.journal,
                 pool=RunnerPool(runners, spare=0, fork=False),
                 signatures=self.signatures,
+                rules=self.rules,
             )
         return self._evaluators[language, fresh]

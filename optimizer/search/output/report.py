@@ -200,6 +200,12 @@ def _result(result: Mapping[str, Any]) -> str:
             f"Ratios of simulated times (`simulator`): those of {result['over']} over those of the"
             " kernel, one run each. No wall time is in them."
         )
+    if result["clock"] == "program":
+        note = (
+            f"Ratios of times that the chip's own program reports: those of {result['over']} over"
+            " those of the kernel, with 95 % intervals over repeated runs. The two were run one"
+            " after the other."
+        )
     return f"{_table(('result', 'speed-up'), rows)}\n\n{note}"
 
 

@@ -4,17 +4,23 @@ The zip holds problems, the knowledge that they need and the parts of this progr
 needs. `python session.zip [--out FOLDER] [--minutes M] [--candidates N] [--finalists N]
 [--language NAME] [--only NAME ...]` searches every problem on that machine's device and writes rows
 and results into a folder that `kernlore runs import` reads.
+
+Every problem has a process of its own: whatever its reference does to memory, to the device or to
+the process ends with a sentence about that problem, and the next one begins.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
+import subprocess
 import sys
 import time
+import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +38,10 @@ from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.goal import Goal, goal_from_json
 from optimizer.search.loop import Search
+from optimizer.search.portable.drafts import evaluate_drafts
 from optimizer.search.portable.snapshot import Snapshot, SnapshotKnowledge
 from optimizer.search.records import Node
-from optimizer.search.store import FileStore, RunRow
+from optimizer.search.store import FileStore, RunRow, run_from_json
 from optimizer.search.synthesizers.base import HardwareView, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
@@ -65,6 +72,20 @@ with tempfile.TemporaryDirectory(prefix="kernlore-session-") as folder:
     code = main(Path(folder), sys.argv[1:])
 raise SystemExit(code)
 '''
+_ALONE = """\
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from optimizer.search.portable.session import search_alone
+from retrieval.diagnose.linear_patterns import trust_patterns
+
+trust_patterns()
+raise SystemExit(search_alone(Path(sys.argv[1]), sys.argv[2:]))
+"""
+SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
+WHY_FAILED = ".failed.txt"
+HANG_MINUTES = 30.0  # beyond twice its time, after which a problem's process is killed
 SESSION = "session.json"
 RESULTS = "results.zip"
 CEILINGS = "ceilings.json"
@@ -73,17 +94,40 @@ DESCRIPTION = (
 )
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """A run of which a session evaluates candidates that were proposed elsewhere: its row, and its
+    nodes, of which the last are in flight.
+    """
+
+    problem: Problem
+    run: RunRow
+    nodes: Sequence[Node]
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of a session: named by the run, as two runs may be of one problem."""
+        return {
+            "name": self.run.id,
+            "path": f"problems/{self.problem.name}",
+            "known_as": _known_as(self.problem),
+            "run": self.run.as_json(),
+            "nodes": [node.as_json() for node in self.nodes],
+        }
+
+
 def write_session(
     path: Path,
     *,
     session_id: str,
     goal: Mapping[str, Any],
     target: Mapping[str, Any],
-    problems: Sequence[Problem],
+    problems: Sequence[Problem] = (),
+    drafted: Sequence[Drafted] = (),
     knowledge: Snapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """Write the session to `path`.
+    """Write the session to `path`: `problems` are searched there, candidates of `drafted` runs are
+    evaluated.
 
     `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
     Each of `recipes` is {name, recipe, files}.
@@ -95,8 +139,11 @@ def write_session(
         "recipes": list(recipes),
         "knowledge": knowledge.as_json(),
         "problems": [
-            {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
-            for p in problems
+            *(
+                {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
+                for p in problems
+            ),
+            *(run.as_json() for run in drafted),
         ],
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -104,7 +151,8 @@ def write_session(
         packed.writestr(SESSION, json.dumps(session))
         for source in _sources():
             packed.write(source, source.relative_to(ROOT))
-        for problem in problems:
+        used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
+        for problem in used.values():
             _add_problem(packed, problem)
     return path
 
@@ -160,12 +208,11 @@ class Lines:
 
 
 def main(folder: Path, arguments: Sequence[str]) -> int:
-    """Search every problem of the session unpacked in `folder`; returns the exit code, 1 where a
-    problem failed."""
+    """Search every problem of the session unpacked in `folder`, each in a process of its own;
+    returns the exit code, 1 where a problem failed.
+    """
     options = _arguments(arguments)
     session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
-    store = FileStore(options.out)
-    ceilings = _ceilings(session, options.out)
     until = time.monotonic() + 60 * options.minutes if options.minutes else None
     failed = 0
     for entry in session["problems"]:
@@ -175,14 +222,84 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
         if left is not None and left <= 0:
             print(f"{entry['name']}: not begun, the time is over", flush=True)
             continue
-        try:
-            goal = _goal(session, options, left)
-            _search(folder, session, entry, store, ceilings, goal, options.finalists)
-        except (KernloreError, OSError) as problem:
+        ended = _in_own_process(folder, options, entry["name"], _goal(session, options, left))
+        if ended:
             failed += 1
-            print(f"{entry['name']}: {problem}", flush=True)
+            print(f"{entry['name']}: {ended}", flush=True)
+            _store_failure(options.out, _run_id(session, entry), ended)
         _zip(options.out)
     return 1 if failed else 0
+
+
+def _run_id(session: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """Of an entry's run: its own where it was begun elsewhere."""
+    return str(entry["run"]["id"]) if "run" in entry else f"{session['id']}_{entry['name']}"
+
+
+def _in_own_process(folder: Path, options: argparse.Namespace, name: str, goal: Goal) -> str | None:
+    """Search one problem in a process of its own; returns why it failed, or None."""
+    command = [sys.executable, "-c", _ALONE, str(folder), "--out", str(options.out.resolve())]
+    command += ["--only", name, "--finalists", str(options.finalists)]
+    for option, value in (
+        ("--minutes", goal.minutes),
+        ("--candidates", options.candidates),
+        ("--language", options.language),
+    ):
+        if value is not None:
+            command += [option, str(value)]
+    limit = None if goal.minutes is None else 60 * (2 * goal.minutes + HANG_MINUTES)
+    reason: Path = options.out / f"{name}{WHY_FAILED}"
+    reason.unlink(missing_ok=True)
+    try:
+        code = subprocess.run(command, timeout=limit, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"its process was killed after {limit or 0:.0f} seconds: it did not end by itself"
+    if code == SEARCHED:
+        return None
+    if code == FAILED and reason.exists():
+        return reason.read_text(encoding="utf-8").splitlines()[0]
+    by = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    memory = "; the usual cause is a lack of memory" if code == -signal.SIGKILL else ""
+    return f"its process ended by {by}{memory}"
+
+
+def _store_failure(out: Path, run_id: str, reason: str) -> None:
+    """The row of a run that ended before its search did."""
+    store = FileStore(out)
+    if (store.folder / run_id / "run.json").exists():
+        row = store.run(run_id)
+        seconds = time.time() - row.started_at
+        store.update(replace(row, state="failed", ended=reason, seconds=seconds))
+
+
+def search_alone(folder: Path, arguments: Sequence[str]) -> int:
+    """Search the one problem that the arguments name, in this process; returns the exit code. Why
+    it failed is printed, and written to `<name>.failed.txt` with the place in the code.
+    """
+    options = _arguments(arguments)
+    session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+    (name,) = options.only
+    (entry,) = (e for e in session["problems"] if e["name"] == name)
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        ceilings = _ceilings(session, options.out)
+        goal = _goal(session, options, options.minutes)
+        _search(folder, session, entry, FileStore(options.out), ceilings, goal, options.finalists)
+    # The reference is foreign code, and this is the border of its process.
+    except Exception as error:
+        known = isinstance(error, KernloreError)
+        sentence = _sentence(error)
+        text = sentence if known else f"{sentence}\n\n{traceback.format_exc()}"
+        (options.out / f"{name}{WHY_FAILED}").write_text(text, encoding="utf-8")
+        return FAILED
+    return SEARCHED
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, KernloreError):
+        return " ".join(f"{error.message}. {error.hint}".split())
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {first[:300]}"
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -247,14 +364,20 @@ def _search(
     target = next(iter(places.values())).target
     settings = EvaluationSettings()
     level_for(settings.isolation, target.device or "cpu")  # refuse before anything is measured
+    environment = {name: place.toolchain.version() for name, place in places.items()}
+    if "run" in entry:
+        run = replace(run_from_json(entry["run"]), environment=environment, state="running")
+        with LocalBench(problem, places, settings, ceilings=ceilings) as bench:
+            evaluate_drafts(store, run, entry["nodes"], bench, Lines(problem.name), most)
+        return
     run = RunRow(
-        id=f"{session['id']}_{problem.name}",
+        id=_run_id(session, entry),
         problem=entry["known_as"],
         problem_sha256=problem.sha256,
         hardware=target.hardware,
         goal=goal,
         started_at=time.time(),
-        environment={name: place.toolchain.version() for name, place in places.items()},
+        environment=environment,
     )
     if (store.folder / run.id / "run.json").exists():
         run = replace(store.run(run.id), state="running", goal=goal)
@@ -321,7 +444,7 @@ def _zip(out: Path) -> None:
     """Pack all rows and results so far into one file."""
     scratch = out / f"{RESULTS}.new"
     with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as packed:
-        for path in sorted(out.rglob("*.json*")):
+        for path in sorted([*out.rglob("*.json*"), *out.glob(f"*{WHY_FAILED}")]):
             packed.write(path, path.relative_to(out))
     scratch.replace(out / RESULTS)
 

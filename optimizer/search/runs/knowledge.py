@@ -83,6 +83,9 @@ class ServiceKnowledge:
                 for skill in answer.skills
             ),
             facts=dict(facts),
+            target=answer.context[: answer.context_stable],
+            situation=answer.context[answer.context_stable : answer.context_actions].strip(),
+            parts=tuple(part.id for part in answer.parts),
         )
 
     def _skill(self, name: str) -> rows.SkillRow:
@@ -112,13 +115,15 @@ def _request(query: Query) -> RetrieveRequest:
         signals=query.signals,
         log=query.log or None,
         metrics=query.metrics or None,
-        query=None if query.signals or query.log else _words(query),
+        query=None if query.signals or query.log or query.task == "write" else _words(query),
         hardware=query.hardware,
         op=query.op or None,
         language=query.language,
         dtype=query.dtype,
         problem=query.problem or None,
         roles=query.roles,
+        task=query.task,
+        draft=query.draft or None,
         k=EXCERPTS,
         max_tokens=query.max_tokens,
         run_id=query.run_id or None,

@@ -13,27 +13,39 @@ from kb.errors import Conflict, InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.catalog_journal import CatalogJournal
-from optimizer.evaluation.evaluate import choose_target, known_ceilings, known_signatures
+from optimizer.evaluation.evaluate import (
+    choose_target,
+    known_ceilings,
+    known_rules,
+    known_signatures,
+)
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
 from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.command import CommandToolchain
+from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.bench.local import LocalBench, Place, problem_view
-from optimizer.search.bench.simulated import SimulatedBench, simulated
+from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
 from optimizer.search.confirm import Outcome, confirm
 from optimizer.search.goal import Goal
+from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.loop import Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
+from optimizer.search.runs.archive import keep_right_kernels
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
+from optimizer.search.runs.model_tools import ModelTools
+from optimizer.search.runs.models import check_keys, language_models
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import compared_with, manual_samples
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
+from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, adapt_winner
 from optimizer.search.tree import Tree
@@ -71,59 +83,92 @@ def optimize(
     *,
     proposers: Sequence[Synthesizer] | None = None,
     models: str = "",
+    model_options: ModelOptions | None = None,
+    knowledge: KnowledgeSource | None = None,
     resume: str | None = None,
     run_id: str | None = None,
 ) -> Finished:
     """Search until the goal is reached or its budget is spent, then measure the winner again.
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
-    are language models to ask too, as `name=weight,name`. `resume` is the id of a run to continue;
-    `run_id` is the id of a new run, where the caller has chosen it. Raises InvalidRequest,
-    NotFound, Conflict for a run that has ended, and Unavailable where nothing can be run here.
+    are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
+    what proposers are shown in place of this base's answers. `resume` is the id of a run to
+    continue; `run_id` is the id of a new run, where the caller has chosen it. Raises
+    InvalidRequest, NotFound, Conflict for a run that has ended, and Unavailable where nothing can
+    be run here.
     """
     problem = load_problem(problem_path)
-    _check_models(goal, models)
-    store = run_store(base)
+    _check_models(goal, models, model_options or ModelOptions())
+    store = _store_of(base, resume, problem)
     places = places_for(base, hardware, goal.language)
     target = next(iter(places.values())).target
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
     with bench_for(base, problem, places) as bench:
         view = problem_view(problem, bench.device)
         hardware_view = hardware_view_of(target, places, goal.language)
-        over = "the reference"
-        if isinstance(bench, SimulatedBench):
-            over = compared_with(bench, chosen, view, hardware_view, store, resume)
+        check_launch(view, hardware_view)
+        over = _compared_with(bench, chosen, view, hardware_view, store, resume)
         if resume is None:
             bench.reference()  # makes the problem's row, which the run's row points to
             run = _begin(store, problem, target.hardware, goal, places, run_id)
         else:
-            run = replace(_matching(store, resume, problem), state="running", ended="")
-            Runs(base.catalog).clear_cancel(resume)
+            run = _resumed(base, store, resume, problem)
         if models:
-            chosen.append(language_models(base, models, goal, listener))
+            tools = ModelTools(base, hardware_view, view, places)
+            options = model_options or ModelOptions()
+            chosen.append(language_models(base, models, options, goal, listener, tools))
         search = Search(
             row=run,
             store=store,
             bench=bench,
             synthesizers=chosen,
-            knowledge=ServiceKnowledge(base),
+            knowledge=knowledge or ServiceKnowledge(base),
             problem=view,
             hardware=hardware_view,
             listener=listener,
             inherited=_inherited(base, store, problem, view, hardware_view, places),
         )
         ended = search.run()
-        cancelled = ended.state == "cancelled"
-        outcome = NOT_PROVEN if cancelled else confirm(search.tree, bench, over)
-    if isinstance(bench, SimulatedBench):
-        outcome = replace(outcome, over=over, clock="simulator")
+        outcome = _proven(search.tree, bench, over, ended.state == "cancelled")
+        keep_right_kernels(base, search.tree, view, hardware_view, run.id)
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
     return Finished(ended, search.tree, outcome, problem)
 
 
-def _check_models(goal: Goal, models: str) -> None:
-    """Raises InvalidRequest where synthesizers are named and do not go with the models."""
+def _compared_with(
+    bench: LocalBench | SimulatedBench,
+    proposers: Sequence[Synthesizer],
+    problem: ProblemView,
+    hardware: HardwareView,
+    store: CatalogStore,
+    resume: str | None,
+) -> str:
+    """What the figures of the bench are relative to, in words."""
+    if not isinstance(bench, SimulatedBench):
+        return "the reference"
+    return compared_with(bench, proposers, problem, hardware, store, resume)
+
+
+def _resumed(base: KnowledgeBase, store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
+    run = replace(_matching(store, run_id, problem), state="running", ended="")
+    Runs(base.catalog).clear_cancel(run_id)
+    return run
+
+
+def _proven(tree: Tree, bench: LocalBench | SimulatedBench, over: str, cancelled: bool) -> Outcome:
+    """The winner measured again, with the clock that its figures are by."""
+    outcome = NOT_PROVEN if cancelled else confirm(tree, bench, over)
+    if not isinstance(bench, SimulatedBench):
+        return outcome
+    clock = clock_of(next(iter(bench.places.values())).toolchain)
+    return replace(outcome, over=over, clock=clock)
+
+
+def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
+    """Raises InvalidRequest where synthesizers are named and do not go with the models, and where a
+    model's key is missing.
+    """
     named = "llm" in goal.synthesizers
     if named and not models:
         raise InvalidRequest(
@@ -134,28 +179,31 @@ def _check_models(goal: Goal, models: str) -> None:
             "--models is given, but --synthesizers leaves llm out",
             hint="Add llm to --synthesizers.",
         )
+    check_keys(models, options)
 
 
 def bench_for(
     base: KnowledgeBase, problem: Problem, places: dict[str, Place]
 ) -> LocalBench | SimulatedBench:
-    """What evaluates candidates in these places: really, or by a chip's simulator."""
+    """What evaluates candidates in these places: this machine's devices, or a chip's own
+    commands."""
     target = next(iter(places.values())).target
     settings = EvaluationSettings()
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     signatures = known_signatures(base, target.lineage)
-    if all(simulated(place.toolchain) for place in places.values()):
-        return SimulatedBench(problem, places, settings, journal, signatures)
+    rules = known_rules(base, target.lineage)
+    if all(by_commands(place.toolchain) for place in places.values()):
+        return SimulatedBench(problem, places, settings, journal, signatures, rules)
     ceilings = known_ceilings(base, target, settings.threads)
-    return LocalBench(problem, places, settings, journal, ceilings, signatures)
+    return LocalBench(problem, places, settings, journal, ceilings, signatures, rules)
 
 
 def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Place]:
     """Where candidates of each language are built and run: target and toolchain by language.
 
     With `language`, that one and torch, in which the reference is written; else every language that
-    works here. Simulated languages are never mixed with others: their times do not compare. Raises
-    Unavailable with what is missing.
+    works here. Languages whose times come from a chip's own program or simulator are never mixed
+    with others: their times do not compare. Raises Unavailable with what is missing.
     """
     places: dict[str, Place] = {}
     reasons = []
@@ -169,13 +217,13 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
                 raise
             reasons.append(f"{name}: {problem.message}")
             continue
-        if chosen.target.device is not None or simulated(toolchain):
+        if chosen.target.device is not None or by_commands(toolchain):
             places[name] = Place(chosen.target, toolchain)
-    apart = {name: place for name, place in places.items() if simulated(place.toolchain)}
-    if language in apart or len(apart) == len(places):
-        places = apart
-    else:
-        places = {name: place for name, place in places.items() if name not in apart}
+    clocks = {name: clock_of(place.toolchain) for name, place in places.items()}
+    # What this harness times itself comes first, unless a language of another clock is asked for.
+    preferred = sorted({*clocks.values()}, key=("wall", "program", "simulator").index)
+    kept = clocks.get(language or "") or next(iter(preferred), "")
+    places = {name: place for name, place in places.items() if clocks[name] == kept}
     if not places:
         raise Unavailable(
             f"nothing can be run on {hardware} here ({'; '.join(reasons)})",
@@ -229,23 +277,6 @@ def _builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[
     return proposers
 
 
-def language_models(
-    base: KnowledgeBase, models: str, goal: Goal, listener: Listener
-) -> Synthesizer:
-    """The synthesizer that asks language models. Raises Unavailable without litellm."""
-    from optimizer.search.synthesizers.llm.asker import price_known
-    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
-    from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
-    from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
-
-    settings = LlmSettings(models_from(models))
-    for model in settings.models:
-        if goal.usd is not None and not price_known(model.name):
-            listener.log(f"{model.name} has no known price: --usd cannot count what it costs")
-    folder = base.settings.data_dir / "transcripts"
-    return LlmSynthesizer(settings, FolderTranscripts(folder))
-
-
 def hardware_view_of(
     target: Target, places: Mapping[str, Place], language: str | None = None
 ) -> HardwareView:
@@ -256,7 +287,25 @@ def hardware_view_of(
     """
     ordered = tuple(sorted(places, key=lambda name: name == "torch"))
     offered = (language,) if language is not None and language in places else ordered
-    return HardwareView(target.hardware, target.lineage, target.device, offered, dict(target.facts))
+    toolchains = {
+        name: place.toolchain.template
+        for name, place in places.items()
+        if isinstance(place.toolchain, CommandToolchain)
+    }
+    return HardwareView(
+        target.hardware, target.lineage, target.device, offered, dict(target.facts), toolchains
+    )
+
+
+def check_launch(problem: ProblemView, hardware: HardwareView) -> None:
+    """Raises InvalidRequest where a toolchain of the hardware has no name or scalar for a case of
+    this problem: each of its candidates would fail by it."""
+    for language in hardware.languages:
+        if (toolchain := hardware.toolchains.get(language)) is None:
+            continue
+        for case in problem.cases:
+            argument_names(case.signature, toolchain)
+            scalar_values(case.signature, toolchain, {**case.traits, **case.constants})
 
 
 def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
@@ -295,6 +344,14 @@ def _begin(
     )
     store.begin(run)
     return run
+
+
+def _store_of(base: KnowledgeBase, resume: str | None, problem: Problem) -> CatalogStore:
+    """Where runs are. Refuses to resume one that cannot be before anything else is opened."""
+    store = run_store(base)
+    if resume is not None:
+        _matching(store, resume, problem)
+    return store
 
 
 def _matching(store: CatalogStore, run_id: str, problem: Problem) -> RunRow:

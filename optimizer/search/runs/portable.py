@@ -20,7 +20,7 @@ from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
-from optimizer.search.confirm import outcome_from_json
+from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
 from optimizer.search.output.account import model_costs
@@ -39,6 +39,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 
 CUDA_VENDORS = ("nvidia", "amd")
+WAITING = "waiting"  # state of a run whose candidates are out to be evaluated
 
 
 def pack_session(
@@ -56,16 +57,11 @@ def pack_session(
             f"two problems are called {twice[0]}", hint="Give one a `name` in its problem.toml."
         )
     identity = base.registry.resolve(hardware)
-    target, languages = _target(base, identity)
-    if not languages:
-        raise Unavailable(
-            f"no built-in toolchain runs kernels on {hardware}",
-            hint="Sessions are for hardware that torch, Triton or a C++ compiler can use.",
-        )
+    target = session_target(base, identity)
     knowledge = Snapshot()
     if goal.knowledge:
         knowledge = _snapshot(base, [p.op for p in problems], identity, goal)
-    recipes = [recipe for recipe in library_recipes(base) if recipe.language in languages]
+    recipes = [recipe for recipe in library_recipes(base) if recipe.language in target["languages"]]
     return write_session(
         output,
         session_id=new_id("session"),
@@ -77,7 +73,10 @@ def pack_session(
     )
 
 
-def _target(base: KnowledgeBase, hardware: str) -> tuple[dict[str, Any], dict[str, str]]:
+def session_target(base: KnowledgeBase, hardware: str) -> dict[str, Any]:
+    """What a session knows of its device: {hardware, lineage, device, arch (by language), languages
+    (to toolchains), facts}. Raises Unavailable where no built-in toolchain runs kernels on it.
+    """
     languages, arch = {}, {}
     for language in LANGUAGES:
         try:
@@ -91,6 +90,11 @@ def _target(base: KnowledgeBase, hardware: str) -> tuple[dict[str, Any], dict[st
     gpu = any(vendor in lineage for vendor in CUDA_VENDORS)
     if gpu:
         languages.pop("cpp", None)
+    if not languages:
+        raise Unavailable(
+            f"no built-in toolchain runs kernels on {hardware}",
+            hint="Sessions are for hardware that torch, Triton or a C++ compiler can use.",
+        )
     return {
         "hardware": hardware,
         "lineage": list(lineage),
@@ -98,7 +102,7 @@ def _target(base: KnowledgeBase, hardware: str) -> tuple[dict[str, Any], dict[st
         "arch": arch,
         "languages": languages,
         "facts": dict(base.registry.values(hardware)),
-    }, languages
+    }
 
 
 def _snapshot(base: KnowledgeBase, operators: Sequence[str], hardware: str, goal: Goal) -> Snapshot:
@@ -144,11 +148,46 @@ def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
     imported = []
     for name in names:
         run = source.run(name)
-        problem = load_problem(Path(run.problem))
-        adopted = adopt(base, source, replace(run, problem=str(problem.path)))
-        _report(ServiceKnowledge(base), source.nodes(name))
-        imported.append(adopted)
+        run = replace(run, problem=str(load_problem(Path(run.problem)).path))
+        known = len(run_store(base).nodes(run.id))
+        goes_on = _goes_on(base, run.id, known, len(source.nodes(name)))
+        imported.append(merge(base, source, run) if goes_on else adopt(base, source, run))
+        _report(ServiceKnowledge(base), source.nodes(name)[known:])
     return imported
+
+
+def _goes_on(base: KnowledgeBase, run_id: str, known: int, brought: int) -> bool:
+    """Whether the run is here and waits for these results, or they hold more of it: a session that
+    was cut off may be imported, continued and imported again.
+    """
+    try:
+        return run_store(base).run(run_id).state == WAITING or brought > known
+    except NotFound:
+        return False
+
+
+def merge(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
+    """Add the candidates that a session evaluated to the run that they were proposed for; `run` is
+    the session's row of it. Raises Conflict where they were proposed from another state of it.
+    """
+    store = run_store(base)
+    stored, nodes = store.nodes(run.id), source.nodes(run.id)
+    if [_identity(n) for n in nodes[: len(stored)]] != [_identity(n) for n in stored]:
+        raise Conflict(
+            f"{run.id} has other candidates by now than this batch was proposed from",
+            hint="Another batch of it was imported; `kernlore runs tree` shows what is there.",
+        )
+    problem = _same_problem(run)
+    new = nodes[len(stored) :]
+    _journal_all(base, problem, new)
+    for node in new:
+        store.add(run.id, node)
+    store.update(run)
+    return run
+
+
+def _identity(node: Node) -> str:
+    return "" if node.proposal is None else node.proposal.bundle.sha256
 
 
 def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
@@ -159,29 +198,37 @@ def adopt(base: KnowledgeBase, source: FileStore, run: RunRow) -> RunRow:
     differs here.
     """
     store = run_store(base)
-    journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     try:
         store.run(run.id)
     except NotFound:
         pass
     else:
         raise Conflict(f"run {run.id} was imported before", hint="Show it with `runs show`.")
+    problem, nodes = _same_problem(run), source.nodes(run.id)
+    _journal_all(base, problem, nodes)
+    store.begin(run)
+    for node in nodes:
+        store.add(run.id, node)
+    store.update(run)
+    return run
+
+
+def _same_problem(run: RunRow) -> Problem:
     problem = load_problem(Path(run.problem))
     if problem.sha256 != run.problem_sha256:
         raise InvalidRequest(
             f"{run.problem} here is not the problem that was searched",
             hint="Import where the same problem file is, or keep the results as files.",
         )
-    nodes = source.nodes(run.id)
+    return problem
+
+
+def _journal_all(base: KnowledgeBase, problem: Problem, nodes: Sequence[Node]) -> None:
+    journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     for node in nodes:
         if node.evaluation is not None:
             bundle = node.proposal.bundle if node.proposal is not None else None
             _journal(journal, problem, node.evaluation, bundle)
-    store.begin(run)
-    for node in nodes:
-        store.add(run.id, node)
-    store.update(run)
-    return run
 
 
 def _report(knowledge: ServiceKnowledge, nodes: Sequence[Node]) -> None:
@@ -234,28 +281,33 @@ def write_result(finished: Finished, output: Path | None = None) -> dict[str, An
 
     `output` is the folder; the default is a new one in the working directory, named after the run.
 
-    `speedup` is over the reference in the final measurement, 1.0 where the reference stays.
+    `speedup` is over the reference in the final measurement, 1.0 where the reference stays, and
+    None where nothing could be measured.
     `correct` is about what the module calls, the winner or the reference. `models` is what each
     language model cost.
     """
     outcome, tree = finished.outcome, finished.tree
-    simulated = outcome.clock == "simulator"  # then the gain is no speed-up over the reference
+    apart = outcome.clock != "wall"  # then the gain is no speed-up over the reference
     folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
     module = write_module(finished.tree, finished.outcome, finished.problem, folder)
     report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
     return {
         "run": finished.run.id,
         "ended": finished.run.ended,
-        "speedup": None if simulated else outcome.gain.value if outcome.gain is not None else 1.0,
+        "speedup": None if apart or not outcome.measured else _speedup(outcome),
         "correct": tree[outcome.node if outcome.node is not None else REFERENCE].correct,
         "models": model_costs(tree),
         "outcome": outcome.as_json(),
         "module": str(module),
         "report": str(report),
         "import": _through_tools(module, finished.run.hardware)
-        if simulated
+        if apart
         else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
     }
+
+
+def _speedup(outcome: Outcome) -> float:
+    return outcome.gain.value if outcome.gain is not None else 1.0
 
 
 def _through_tools(module: Path, hardware: str) -> str:

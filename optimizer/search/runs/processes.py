@@ -168,11 +168,14 @@ class RunProcesses:
         of shown knowledge. Raises NotFound, and Conflict for a step that it does not wait for.
         """
         from optimizer.evaluation.bundle import default_entry
+        from optimizer.evaluation.evaluate import entry_for
+        from optimizer.evaluation.targets import AUTO
 
-        self.show(run_id)
+        hardware = str(self.show(run_id).get("hardware", AUTO))
         answer = {**candidate, "plan": plan, "used": list(used)}
         if answer.get("entry") is None:
-            answer["entry"] = default_entry(candidate["main"])
+            named = entry_for(self._base, hardware, candidate["language"])
+            answer["entry"] = named or default_entry(candidate["main"])
         self.mailbox(run_id).answer(step, answer)
         return {"run": run_id, "step": step, "state": "accepted"}
 

@@ -120,10 +120,11 @@ def _candidate_row(node: Node) -> Json:
 
 
 def _root_plan(node: Node) -> str:
-    """A chip that is simulated has no reference: its root is what the others are compared with."""
+    """A chip that only its own commands run has no reference: its root is what the others are
+    compared with."""
     evaluation = node.evaluation
-    simulated = evaluation is not None and evaluation.timing == "simulator"
-    return "what the others are compared with" if simulated else "the reference"
+    apart = evaluation is not None and evaluation.toolchain.startswith("command")
+    return "what the others are compared with" if apart else "the reference"
 
 
 def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from kb.catalog.knowledge import proposed_recipes
 from kb.catalog.knowledge.proposed_recipes import StoredRecipe
 from optimizer.search.bench.local import Place
-from optimizer.search.bench.simulated import SimulatedBench, simulated
+from optimizer.search.bench.simulated import SimulatedBench, by_commands
 from optimizer.search.store import RunStore
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
@@ -24,7 +24,7 @@ def manual_samples(base: KnowledgeBase, places: Mapping[str, Place]) -> list[Man
     """Samples of the chip's own manuals that nobody rejected, in languages whose toolchain is given
     by command templates.
     """
-    languages = {name for name, place in places.items() if simulated(place.toolchain)}
+    languages = {name for name, place in places.items() if by_commands(place.toolchain)}
     if not languages:
         return []
     target = next(iter(places.values())).target

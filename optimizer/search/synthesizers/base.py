@@ -7,9 +7,10 @@ model is one rendering of the context. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import Signature
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node, Proposal
@@ -18,18 +19,22 @@ from optimizer.search.records import Node, Proposal
 @dataclass(frozen=True)
 class CaseView:
     """A case as a proposer sees it; `traits` are numbers that the problem's code holds. `timed` is
-    False for a case that only checks correctness."""
+    False for a case that only checks correctness. `constants` are numbers of the reference by plain
+    name, which a toolchain's scalars may read."""
 
     name: str
     signature: Signature
     traits: Mapping[str, int | float | str | bool]
     timed: bool
     dtype: str | None
+    constants: Mapping[str, int | float | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ProblemView:
-    """The problem without the values of its tensors; `policy` says in words what is allowed."""
+    """The problem without the values of its tensors; `policy` says in words what is allowed.
+    `hidden_cases` is whether cases that are not shown decide at the end, None where that is not
+    known."""
 
     name: str
     op: str
@@ -37,6 +42,7 @@ class ProblemView:
     source: str
     cases: tuple[CaseView, ...]
     policy: Mapping[str, str]
+    hidden_cases: bool | None = None
 
     @property
     def main(self) -> CaseView:
@@ -47,13 +53,16 @@ class ProblemView:
 @dataclass(frozen=True)
 class HardwareView:
     """The target of a search. `languages` are those with a toolchain here, the preferred language
-    first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine."""
+    first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine.
+    `toolchains` are the command templates of its own languages, with what they say of a kernel's
+    entry, file ending, arguments and launch."""
 
     id: str
     lineage: tuple[str, ...]
     device: str | None
     languages: tuple[str, ...]
     facts: Mapping[str, float | str]
+    toolchains: Mapping[str, ToolchainSpec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ class Context:
     `seen` are the nodes that the memory operator shows beside the parent; `tried` are all nodes of
     the run but the reference; `best` is the best node so far. `step` is the number of the node to
     come. `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge, earlier
-    kernels and log in a prompt.
+    kernels and log in a prompt. Without `with_knowledge` no knowledge is shown, without
+    `with_memory` nothing of earlier kernels.
     """
 
     problem: ProblemView
@@ -78,6 +88,7 @@ class Context:
     run_id: str
     max_tokens: int
     with_knowledge: bool = True
+    with_memory: bool = True
 
 
 class ProposalFailed(Exception):
@@ -102,6 +113,16 @@ class Synthesizer(Protocol):
         Raises ProposalFailed.
         """
         ...
+
+
+@runtime_checkable
+class ReadsContext(Protocol):
+    """A synthesizer whose author reads the packed context: a model, or an optimizer of one's own.
+
+    `context_tokens` bounds what the knowledge base packs for it.
+    """
+
+    context_tokens: int
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.errors import Conflict, NotFound
+from kb.plain import plain
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Cost, Node, Proposal
 from optimizer.search.synthesizers.base import Context, ProposalFailed
@@ -69,6 +70,7 @@ class ExternalSynthesizer:
 
     name = NAME
     first_tries = 1
+    context_tokens = 48_000
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ def context_as_json(context: Context) -> dict[str, Any]:
         "run": context.run_id,
         "step": context.step,
         "problem": asdict(context.problem),
-        "hardware": asdict(context.hardware),
+        "hardware": plain(context.hardware),
         "parent": shown_node(context.parent),
         "seen": [shown_node(node) for node in context.seen],
         "best": shown_node(context.best) if context.best is not None else None,

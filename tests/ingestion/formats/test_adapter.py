@@ -16,6 +16,8 @@ from ingestion.parse_process import parse_in_child
 from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
 from tests.ingestion.formats import office_files
 
+pytestmark = pytest.mark.slow(seconds=11)
+
 MAIL = (
     b"From: a@example.org\nTo: b@example.org\nSubject: Tile sizes\n"
     b"Date: Mon, 01 Jan 2024 00:00:00 +0000\nContent-Type: text/plain\n\n"

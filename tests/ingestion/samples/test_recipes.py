@@ -32,6 +32,8 @@ from kb.hardware.schema import parse_hardware
 from kb.predicates import Bindings, compile_predicate
 from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS, legal
 
+pytestmark = pytest.mark.slow(seconds=11)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

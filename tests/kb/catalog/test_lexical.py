@@ -107,7 +107,7 @@ def test_a_language_admits_what_is_about_it_or_about_none(catalog: Catalog) -> N
             for n, languages in enumerate(speaks, 1)
         ]
         lexical.insert(connection, "passage", rows)
-    assert sorted(ask(catalog, "tile", ScopeFilter(None, language="triton"))) == [1, 2]
+    assert sorted(ask(catalog, "tile", ScopeFilter(None, languages=("triton",)))) == [1, 2]
 
 
 def test_headings_weigh_more_and_deleted_rows_are_gone(catalog: Catalog) -> None:

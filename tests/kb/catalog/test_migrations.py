@@ -20,6 +20,8 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.tables import metadata
 from kb.errors import StoreError
 
+pytestmark = pytest.mark.slow(seconds=6)
+
 ROOT = Path(__file__).resolve().parents[3]
 # What the eight migrations made that the first one replaces.
 BEFORE_FIRST_RELEASE = Path(__file__).with_name("before_first_release.sql")

@@ -123,7 +123,7 @@ def test_every_problem_of_a_file_is_reported_at_once() -> None:
     found = problems({"id": "H 100", "nam": "x", "vendor": "acme", "facts": [FACT, fact]})
     assert set(found) == {"id", "nam", "name", "facts[1].kind", "facts[1].unit", "facts[1].key"}
     assert "name" in found["nam"].fix
-    assert found["facts[1].unit"].fix == 'value = 3.35e+12, unit = "B/s"'
+    assert found["facts[1].unit"].fix == 'value = 3350000000000, unit = "B/s"'
     assert "h-100" in found["id"].fix
 
 

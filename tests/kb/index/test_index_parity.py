@@ -15,6 +15,8 @@ from kb.catalog.knowledge.passages import Patch
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.index.chroma import ChromaIndex
 
+pytestmark = pytest.mark.slow(seconds=4)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

@@ -10,6 +10,7 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
@@ -18,7 +19,7 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=15)
 
 PROBLEM = """
 import torch
@@ -58,7 +59,7 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 MODEL_NEW = PROBLEM.replace("class Model(", "class ModelNew(")
 # What is tested here are verdicts; a busy test machine has no timing to offer.
 QUICK = EvaluationSettings(
-    call_seconds=5.0,
+    call_seconds=2.5,
     threads=1,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0, seconds=5.0),
 )
@@ -67,14 +68,14 @@ CPU = Target("x86-64", ("x86-64",), "native", "cpu")
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fresh", "kept"])
 def evaluator(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pool: RunnerPool
 ) -> Iterator[Evaluator]:
     """With fresh processes for everything, as on the CPU, and with those that stay, as on a GPU."""
     path = tmp_path_factory.mktemp("problem") / "scaled_relu.py"
     path.write_text(PROBLEM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: request.param)
-        with Evaluator(load_problem(path), CPU, QUICK) as evaluator:
+        with Evaluator(load_problem(path), CPU, QUICK, pool=pool) as evaluator:
             yield evaluator
 
 
@@ -158,12 +159,12 @@ def test_results_of_earlier_calls_are_of_no_use(evaluator: Evaluator) -> None:
     assert "timed call" in found.message
 
 
-def test_a_busy_machine_gives_no_figure(tmp_path: Path) -> None:
+def test_a_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> None:
     """No block is quiet enough when none may wait at all, and the wait is negative."""
     path = tmp_path / "scaled_relu.py"
     path.write_text(PROBLEM)
     never = replace(QUICK, timing=replace(QUICK.timing, quiet=-1e9))
-    with Evaluator(load_problem(path), CPU, never) as evaluator:
+    with Evaluator(load_problem(path), CPU, never, pool=pool) as evaluator:
         found = verdict(evaluator, cpp(KERNEL))
     assert (found.validity, found.timing, found.speedup) == ("correct", "repeat", None)
     assert "timing must be repeated" in found.timings[0].reason

@@ -21,6 +21,7 @@ from kb.catalog.tables import search as t
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
 from optimizer.evaluation.settings import EvaluationSettings
@@ -70,13 +71,13 @@ test.evaluate(Path(sys.argv[1]), float(sys.argv[2]))
 """
 
 
-def evaluate(folder: Path, sleep: float) -> None:
-    """One evaluation with the store in `folder`."""
+def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None:
+    """One evaluation with the store in `folder`; without a pool it has runners of its own."""
     catalog = open_catalog(folder)
     journal = CatalogJournal(Evaluations(catalog), open_blobs(folder, None))
     bundle = Bundle({"m.py": CANDIDATE.format(sleep=sleep)}, "m.py", "torch", "ModelNew")
     problem = load_problem(folder / "double.py")
-    with Evaluator(problem, CPU, SETTINGS, journal) as evaluator:
+    with Evaluator(problem, CPU, SETTINGS, journal, pool=pool) as evaluator:
         evaluation = evaluator.evaluate(bundle, TorchPython())
     assert evaluation.correct, evaluation
     catalog.close()
@@ -95,10 +96,12 @@ def rows(catalog: Catalog, table: sa.Table) -> list[sa.Row[object]]:
         return list(connection.execute(sa.select(table)).all())
 
 
-def test_an_evaluation_is_one_row_and_found_again(store: tuple[Path, Catalog]) -> None:
+def test_an_evaluation_is_one_row_and_found_again(
+    store: tuple[Path, Catalog], pool: RunnerPool
+) -> None:
     folder, catalog = store
-    evaluate(folder, 0)
-    evaluate(folder, 0)
+    evaluate(folder, 0, pool)
+    evaluate(folder, 0, pool)
     (row,) = rows(catalog, t.evaluations)
     assert row.state == "finished" and row.validity == "correct"
     assert len(rows(catalog, t.candidates)) == len(rows(catalog, t.problems)) == 1
@@ -110,12 +113,14 @@ def test_an_evaluation_is_one_row_and_found_again(store: tuple[Path, Catalog]) -
 
 
 @pytest.mark.parametrize("stage", ["parse", "correctness"])
-def test_a_killed_evaluation_goes_on(store: tuple[Path, Catalog], stage: str) -> None:
+def test_a_killed_evaluation_goes_on(
+    store: tuple[Path, Catalog], pool: RunnerPool, stage: str
+) -> None:
     """Killed during correctness or during the benchmark; the second process ends it, one row."""
     folder, catalog = store
     root = str(Path(__file__).resolve().parents[3])
     # Slow enough to be caught in the stage after the one that is already written.
-    argv = [sys.executable, "-c", CHILD, str(folder), "0.4", __file__, root]
+    argv = [sys.executable, "-c", CHILD, str(folder), "0.1", __file__, root]
     child = subprocess.Popen(argv, start_new_session=True)
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -126,7 +131,7 @@ def test_a_killed_evaluation_goes_on(store: tuple[Path, Catalog], stage: str) ->
     child.wait()
     (before,) = rows(catalog, t.evaluations)
     assert before.state == "running"
-    evaluate(folder, 0.4)
+    evaluate(folder, 0.1, pool)
     (after,) = rows(catalog, t.evaluations)
     assert after.id == before.id and after.state == "finished"
     notes = Evaluations(catalog).find(after.key).record["notes"]  # type: ignore[union-attr, index]

@@ -14,6 +14,7 @@ import torch
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
@@ -23,7 +24,7 @@ from optimizer.evaluation.timing.blocks import Measured, TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
-pytestmark = pytest.mark.slow(seconds=20)
+pytestmark = pytest.mark.slow(seconds=12)
 
 PROBLEM = """
 import torch
@@ -55,10 +56,12 @@ CPU = Target("x86-64", ("x86-64",), "native", "cpu")
 
 
 @pytest.fixture
-def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evaluator]:
+def evaluator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: RunnerPool
+) -> Iterator[Evaluator]:
     monkeypatch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: True)
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
-    with Evaluator(load_problem(tmp_path / "double.py"), CPU, SETTINGS) as evaluator:
+    with Evaluator(load_problem(tmp_path / "double.py"), CPU, SETTINGS, pool=pool) as evaluator:
         yield evaluator
 
 
@@ -169,14 +172,14 @@ def test_what_is_no_matter_of_clocks_is_not_looked_at_again() -> None:
 
 
 def test_several_timed_cases_are_timed_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: RunnerPool
 ) -> None:
     monkeypatch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: True)
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
     problem = load_problem(tmp_path / "double.py")
     (case,) = problem.searched
     cases = [case, replace(case, name="again")]
-    with Evaluator(problem, CPU, SETTINGS) as evaluator:
+    with Evaluator(problem, CPU, SETTINGS, pool=pool) as evaluator:
         bundle = Bundle({"k.cpp": KERNEL}, "k.cpp", "cpp", "kernlore_run")
         evaluation = evaluator.evaluate(bundle, CppToolchain(), cases)
         assert sorted(evaluator.context.baselines._kept) == ["again", case.name]

@@ -8,12 +8,13 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 
-pytestmark = pytest.mark.slow(seconds=10)
+pytestmark = pytest.mark.slow(seconds=15)
 
 PROBLEM = """
 import torch
@@ -30,14 +31,21 @@ import torch
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = """
-#include <ATen/ATen.h>
-#include <torch/extension.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 at::Tensor rows(at::Tensor x) {
-  at::Tensor y = at::exp(x - x.amax(-1, true));
-  return y / y.sum(-1, true);
+  at::Tensor y = x.sub(x.amax(-1, true)).exp();
+  return y.div(y.sum(-1, true));
 }
 """
-kernel = load_inline("rows_extension", SOURCE, functions=["rows"])
+# Few headers and no optimisation: the builder is the subject.
+kernel = load_inline(
+    "rows_extension",
+    SOURCE,
+    functions=["rows"],
+    extra_cflags=["-O0"],
+    no_implicit_headers=True,
+)
 
 
 class ModelNew(torch.nn.Module):
@@ -46,7 +54,7 @@ class ModelNew(torch.nn.Module):
 '''
 
 
-def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path) -> None:
+def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path, pool: RunnerPool) -> None:
     path = tmp_path / "rows.py"
     path.write_text(PROBLEM, encoding="utf-8")
     path.with_suffix(".toml").write_text(
@@ -55,6 +63,6 @@ def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path) -> None:
     bundle = Bundle({"m.py": CANDIDATE}, "m.py", "torch", "ModelNew")
     target = Target("x86-64", ("x86-64",), None, "cpu")
     settings = EvaluationSettings(threads=1, load_seconds=240.0)
-    with Evaluator(load_problem(path), target, settings) as evaluator:
+    with Evaluator(load_problem(path), target, settings, pool=pool) as evaluator:
         evaluation = evaluator.evaluate(bundle, TorchPython())
     assert evaluation.correct, f"{evaluation.message}\n{evaluation.log}"

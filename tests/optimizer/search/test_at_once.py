@@ -103,7 +103,7 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_tree(
     tmp_path: Path, policy: str, at_once: int
 ) -> None:
     """Also between the rows of one batch; only what had no row is measured again."""
-    goal = Goal(candidates=30, policy=policy, seed=8)  # type: ignore[arg-type]
+    goal = Goal(candidates=16, policy=policy, seed=8)  # type: ignore[arg-type]
     whole = search(tmp_path, goal, bench(at_once), (Hops(),), name="whole")
     whole.run()
     rows = (tmp_path / "whole" / "nodes.jsonl").read_bytes().splitlines(keepends=True)

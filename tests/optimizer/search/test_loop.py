@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.confirm import finalists
+from optimizer.search.confirm import confirm, finalists
 from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
 from optimizer.search.synthesizers.base import Context
-from tests.optimizer.search.landscape import Moves, Nonsense, Steps, TableBench, proposal, search
+from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import (
+    Moves,
+    Nonsense,
+    Steps,
+    TableBench,
+    evaluation,
+    proposal,
+    search,
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -124,6 +133,23 @@ def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:
     assert again.run().ended == "4 candidates were tried"
 
 
+def test_an_interrupted_run_is_stored_as_such_and_can_go_on(tmp_path: Path) -> None:
+    @dataclass
+    class Interrupted(TableBench):
+        def evaluate(self, requests):  # type: ignore[no-untyped-def]
+            if len(self.requests) >= 3:
+                raise KeyboardInterrupt
+            return super().evaluate(requests)
+
+    going = search(tmp_path, Goal(candidates=6), Interrupted(), name="cut")
+    with pytest.raises(KeyboardInterrupt):
+        going.run()
+    row = FileStore(tmp_path).run("cut")
+    assert row.state == "cancelled" and "runs resume" in row.ended
+    again = search(tmp_path, Goal(candidates=6), name="cut")
+    assert again.run().state == "finished"
+
+
 def test_outcomes_go_back_to_the_knowledge_that_was_shown(tmp_path: Path) -> None:
     moves = Moves()
     search(tmp_path, Goal(candidates=3), knowledge=moves).run()
@@ -149,6 +175,26 @@ def test_finalists_are_those_that_promise_a_gain(tmp_path: Path) -> None:
     slow = search(tmp_path, Goal(candidates=3), TableBench(value=lambda p: 0.7), name="slow")
     slow.run()
     assert finalists(slow.tree) == []
+
+
+def test_what_could_not_be_measured_is_not_called_no_gain(tmp_path: Path) -> None:
+    class Busy:
+        def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+            raise OSError("too busy")
+
+    good = search(tmp_path, Goal(candidates=3))
+    good.run()
+    again = confirm(good.tree, Busy())
+    assert not again.measured and again.reason.startswith("not measured again: node 3 stood at")
+    assert again.notes and "too busy" in again.notes[0]
+    slow = search(tmp_path, Goal(candidates=2), TableBench(value=lambda p: 0.7), name="slow")
+    slow.run()
+    assert confirm(slow.tree, Busy()).measured  # nothing stood above 1
+    untimed = replace(slow.tree[1], evaluation=evaluation(proposal(1, 0).bundle, None))
+    only = confirm(Tree([slow.tree[0], untimed]), Busy())
+    assert not only.measured and "1 of 1 candidates are right and none could" in only.reason
+    nothing = confirm(Tree([slow.tree[0]]), Busy())
+    assert not nothing.measured and "--models" in nothing.reason
 
 
 def test_a_run_is_not_stored_as_finished_before_its_winner_is_proven(tmp_path: Path) -> None:

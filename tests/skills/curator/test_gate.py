@@ -28,6 +28,8 @@ from tests.skills.curator.planted import (
     tuned,
 )
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 
 def judged(made: Trajectory, **seen: int) -> tuple[Any, Any]:
     return gate(made, made.steps[0], seen)

@@ -21,6 +21,8 @@ from skills.trajectories.records import Side, Step, Trajectory
 from tests.skills.curator.planted import measured
 from tests.skills.trials.curated import KERNEL, bench_of, problem_in
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 
 def kernel(source: str = KERNEL, **changed: object) -> Bundle:
     fields = {"language": "cpp", "main": "kernel.cpp", "entry": "kernlore_run"}

@@ -20,6 +20,8 @@ from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
 from tests.skills.curator.test_draft import drafted
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 SMALL = {"main": {"compulsory_bytes": 65536.0}}
 LARGE = {"main": {"compulsory_bytes": 1e9}}
 FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}

@@ -39,6 +39,8 @@ from tests.skills.curator.planted import (
 )
 from tests.skills.format.test_lint import INJECTIONS
 
+pytestmark = pytest.mark.slow(seconds=14)
+
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"
 LOOP = (
     "void run(const float *x, float *y, long n) {\n  for (long i = 0; i < n; i++) y[i] = x[i];\n}"

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
@@ -18,7 +20,7 @@ from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.torch_python import TorchPython
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, LocalDevice, Place
 from skills.format.schema import SkillFile
 from skills.format.skillfile import write_skill
 from skills.skill_library import SkillLibrary
@@ -97,10 +99,33 @@ def problem_in(folder: Path) -> Problem:
     return load_problem(path)
 
 
+class KeptPool(RunnerPool):
+    """Serves one bench after another: what runners are forked from takes seconds to import torch.
+    Every runner is still a fresh process."""
+
+    def close(self) -> None:
+        """The next bench goes on with it; the last fixture ends it."""
+
+
+class KeptDevice(LocalDevice):
+    pools: ClassVar[dict[RunnerSettings, KeptPool]] = {}
+
+    def pool(self, settings: RunnerSettings) -> RunnerPool:
+        if settings not in self.pools:
+            self.pools[settings] = KeptPool(settings)
+        return self.pools[settings]
+
+    @classmethod
+    def end(cls) -> None:
+        """Ends every process."""
+        while cls.pools:
+            RunnerPool.close(cls.pools.popitem()[1])
+
+
 @contextmanager
 def bench_of(problem: Problem) -> Iterator[LocalBench]:
     places = {"cpp": Place(CPU, CppToolchain()), "torch": Place(CPU, TorchPython())}
-    with LocalBench(problem, places, QUICK) as bench:
+    with LocalBench(problem, places, QUICK, devices=(KeptDevice("cpu"),)) as bench:
         yield bench
 
 

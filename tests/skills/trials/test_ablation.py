@@ -23,7 +23,7 @@ from skills.trials.searching import WithSkill
 from skills.trials.trial import TrialContext, classify_trials
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
-pytestmark = pytest.mark.slow(seconds=10)
+pytestmark = pytest.mark.slow(seconds=15)
 
 HERE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
 MOVES = [

@@ -17,7 +17,7 @@ from typing import Any
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import HEADER_NAME
-from optimizer.evaluation.bundle import MANIFEST, Bundle, Parameter, default_entry
+from optimizer.evaluation.bundle import MANIFEST, Bundle, Parameter
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm import templates
 
@@ -221,7 +221,7 @@ def _bundle(fields: Mapping[str, Any], context: Context) -> Bundle:
     files = files_from(fields.get("files"))
     main = _text(fields, "main", next(iter(files)) if len(files) == 1 else None)
     _refuse_files(files, main, language, context)
-    entry = _text(fields, "entry", default_entry(main))
+    entry = _text(fields, "entry", templates.own_entry(language, main, context))
     source = files[main]
     if not _IDENTIFIER.fullmatch(entry) or entry not in source:
         raise BadAnswer(f"{main} does not define the entry {entry[:80]!r}")
@@ -258,7 +258,7 @@ def _refuse_files(files: Mapping[str, str], main: str, language: str, context: C
     if main not in files:
         raise BadAnswer(f"`main` is {main[:80]!r}, which is none of the files")
     allowed = templates.main_suffixes(language, context)
-    if allowed and PurePosixPath(main).suffix not in allowed:
+    if allowed and not main.endswith(allowed):
         raise BadAnswer(f"{main} is no {language} file: use {' or '.join(allowed)}")
     beside = () if language in templates.PYTHON_LIKE else templates.HEADER_SUFFIXES
     for name in files:

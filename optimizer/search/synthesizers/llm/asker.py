@@ -207,6 +207,27 @@ def price_known(model: str) -> bool:
     return True
 
 
+def takes_tools(model: str) -> bool:
+    """Whether litellm knows that the model can call tools; False for a model that it does not
+    know."""
+    litellm = load()
+    try:
+        return bool(litellm.supports_function_calling(model=model))
+    except Exception:  # litellm raises a bare Exception for a name without a provider
+        return False
+
+
+def missing_keys(model: str) -> tuple[str, ...]:
+    """Environment variables of which one must hold the key of the model's provider, and none is
+    set; empty where a key is there, or where none is needed as far as litellm knows.
+    """
+    litellm = load()
+    environment = litellm.validate_environment(model=model)
+    if environment.get("keys_in_environment"):
+        return ()
+    return tuple(n for n in environment.get("missing_keys", ()) if n.endswith("_API_KEY"))
+
+
 class LitellmAsker:
     """An `Asker` for a single model; `chance` spreads the waits between retries."""
 

@@ -34,7 +34,9 @@ from optimizer.search.synthesizers.llm.settings import LlmSettings
 from optimizer.search.synthesizers.llm.templates import Fence, data, rendered, rule
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
-MAX_CALLS = 8  # of one answer
+MAX_CALLS = 8  # of one answer, that are carried out
+MOST_CALLS = 64  # of one answer, that are kept
+NOT_ANSWERED = f"not carried out: {MAX_CALLS} calls of one answer are; ask again where you need it"
 MAX_RESULT = 6_000  # characters
 MAX_QUERY = 400
 MAX_QUOTED = 60_000  # characters of an answer that is shown to its author again
@@ -140,17 +142,24 @@ class Replayed:
     compared: they differ by their random boundary at least."""
 
     def __init__(self, transcript: Transcript) -> None:
-        self._heard = iter(transcript.heard)
+        self._heard = list(transcript.heard)
         self._id = transcript.id
+        self._tools_ran = any(message["role"] == "tool" for message in transcript.messages)
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
-        """The next stored reply. Raises the stored failure, or CallFailed at the end."""
-        heard = next(self._heard, None)
-        if heard is None:
-            raise CallFailed(f"the stored transcript {self._id} ends before this question")
-        if isinstance(heard, CallFailed):
-            raise heard
-        return heard
+        """The next stored reply; where no tools are offered now, without those that had called
+        them. Raises the stored failure, or CallFailed at the end."""
+        while self._heard:
+            heard = self._heard.pop(0)
+            if isinstance(heard, CallFailed):
+                raise heard
+            if tools or not heard.tool_calls or not self._tools_ran:
+                return heard
+        raise CallFailed(f"the stored transcript {self._id} ends before this question")
+
+    def remark(self, source: str) -> str:
+        """As the check of the stored conversation: whether it went on after a usable answer."""
+        return "The stored conversation goes on." if self._heard else ""
 
 
 def redacted(transcript: Transcript, clean: Any) -> Transcript:
@@ -172,7 +181,11 @@ def _each_text(value: Any, clean: Any) -> Any:
 class Tools(Protocol):
     """Tools that a model may call. Each raises KernloreError; the model gets its message."""
 
-    def search(self, query: str) -> Sequence[Excerpt]:
+    def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
+        """The cards that a name, or a few words about it, mean."""
+        ...
+
+    def search_manual(self, query: str) -> Sequence[Excerpt]:
         """Excerpts of the manuals that answer the query."""
         ...
 
@@ -180,8 +193,8 @@ class Tools(Protocol):
         """The whole section with this id."""
         ...
 
-    def compile_check(self, files: Mapping[str, str]) -> str:
-        """The compiler's messages; empty when there are none."""
+    def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
+        """The compiler's messages for a draft of candidate `step`; empty when there are none."""
         ...
 
 
@@ -193,18 +206,21 @@ def offered() -> Sequence[Any]:
 class ToolBench:
     """Runs the tool calls of one conversation; `shown` collects the ids that results name."""
 
-    def __init__(self, tools: Tools, fence: Fence) -> None:
+    def __init__(self, tools: Tools, fence: Fence, step: int) -> None:
         self._fence = fence
         self.shown: set[str] = set()
         self._run: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-            "search": lambda arguments: self._excerpts(
-                tools.search(_text(arguments, "query")[:MAX_QUERY])
+            "lookup_symbol": lambda arguments: self._excerpts(
+                tools.lookup_symbol(_text(arguments, "name")[:MAX_QUERY])
+            ),
+            "search_manual": lambda arguments: self._excerpts(
+                tools.search_manual(_text(arguments, "query")[:MAX_QUERY])
             ),
             "read_section": lambda arguments: self._excerpts(
                 [tools.read_section(_text(arguments, "id"))]
             ),
-            "compile_check": lambda arguments: (
-                tools.compile_check(files_from(arguments.get("files"))) or "It compiles."
+            "compile_draft": lambda arguments: (
+                tools.compile_draft(step, files_from(arguments.get("files"))) or "It compiles."
             ),
         }
 
@@ -235,6 +251,10 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
     return value
 
 
+# Takes a candidate's source and gives what is odd about it in words, or an empty text.
+DraftCheck = Callable[[str], str]
+
+
 class Conversation:
     """One conversation with a model. Every message goes into `record`, whatever the outcome."""
 
@@ -246,11 +266,15 @@ class Conversation:
         record: Transcript,
         tools: Tools | None,
         fence: Fence,
+        check: DraftCheck | None = None,
     ) -> None:
+        """`check` looks at a candidate before it is compiled; what it says goes back to the model,
+        once."""
+        self._check = check
         self._context, self._settings = context, settings
         self._asker, self._record = asker, record
         self._fence = fence
-        self._bench = ToolBench(tools, self._fence) if tools is not None else None
+        self._bench = ToolBench(tools, self._fence, context.step) if tools is not None else None
         self._rounds = 0
         self._shrunk = False
         self._prompt = self._composed(context.max_tokens)
@@ -261,12 +285,29 @@ class Conversation:
         for left in range(self._settings.repair_rounds, -1, -1):
             reply = self._reply()
             try:
-                return self._read(reply)
+                return self._checked(self._read(reply), reply)
             except BadAnswer as problem:
                 if not left:
                     raise ProposalFailed(f"{self._record.model}: {problem}") from None
                 self._ask_again(reply, problem)
         raise AssertionError("the last round returns or raises")
+
+    def _checked(self, answer: Answer, reply: Reply) -> Answer:
+        """The answer, or the model's second one where a check has something to say about the first.
+        A second one that cannot be used leaves the first."""
+        remark = self._check(answer.bundle.source) if self._check is not None else ""
+        if not remark:
+            return answer
+        self._check = None
+        values = {"remark": self._fence.around("check", remark)}
+        self._record.messages += [
+            {"role": "assistant", "content": reply.content[:MAX_QUOTED]},
+            {"role": "user", "content": rendered("check.md", values)},
+        ]
+        try:
+            return self._read(self._reply())
+        except (BadAnswer, ProposalFailed):
+            return answer
 
     def _composed(self, budget: int) -> Prompt:
         prompt = compose(self._context, self._fence, budget=budget, tools=self._bench is not None)
@@ -316,7 +357,7 @@ class Conversation:
         return reply
 
     def _run_tools(self, reply: Reply, bench: ToolBench) -> None:
-        calls = reply.tool_calls[:MAX_CALLS]
+        calls = reply.tool_calls[:MOST_CALLS]
         rows = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in calls
@@ -325,7 +366,12 @@ class Conversation:
             {"role": "assistant", "content": reply.content, "tool_calls": rows}
         )
         self._record.messages += [
-            {"role": "tool", "tool_call_id": c.id, "content": bench.result(c)} for c in calls
+            {
+                "role": "tool",
+                "tool_call_id": c.id,
+                "content": bench.result(c) if place < MAX_CALLS else NOT_ANSWERED,
+            }
+            for place, c in enumerate(calls)
         ]
 
     def _read(self, reply: Reply) -> Answer:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from optimizer.evaluation.bundle import default_entry
+from kb.prompt_tokens import count_tokens
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm import results, sections
 from optimizer.search.synthesizers.llm.sections import ids, known
-from optimizer.search.synthesizers.llm.templates import Fence, default_main, rendered, wanted
-from retrieval.context import count_tokens
+from optimizer.search.synthesizers.llm.templates import (
+    Fence,
+    default_main,
+    own_entry,
+    rendered,
+    wanted,
+)
 
 LOG_CHARS = 8_000
 LEAST_LOG_CHARS = 500
@@ -30,8 +35,8 @@ NEXT = (
 class Prompt:
     """A rendered prompt. `shown` are the ids that a model may say it used.
 
-    `tokens` is an estimate on the high side (3 characters a token), because the tokenizers of most
-    models are not available without a network. `left_out` says in words what did not fit.
+    `tokens` is counted with one model's tokenizer (kb/prompt_tokens.py); those of newer models give
+    fewer. `left_out` says in words what did not fit.
     """
 
     system: str
@@ -65,16 +70,19 @@ class _Variable:
 def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prompt:
     """The prompt for a context.
 
-    `budget` bounds the tokens of knowledge, earlier kernels and log together. Where facts, moves
-    and skills alone take more, they stay and the prompt is longer. `tools` mentions that tools may
-    be called.
+    `budget` bounds the tokens of moves, skills, earlier kernels and log together; where moves and
+    skills alone take more, they stay and the prompt is longer. What the knowledge base packed has
+    its own bound; a budget of 0 leaves it out. `tools` mentions that tools may be called.
     """
+    packed = context.knowledge.target or context.knowledge.situation
     whole = _Variable(
-        context.knowledge.excerpts if context.with_knowledge else (),
+        context.knowledge.excerpts if context.with_knowledge and not packed else (),
         tuple(node for node in context.seen if node.proposal is not None),
         results.worth_showing(context),
         LOG_CHARS,
     )
+    if budget <= 0:  # the model's window is smaller than what was packed
+        context = replace(context, knowledge=replace(context.knowledge, target="", situation=""))
     kept: _Variable = whole
     while count_tokens(_spent(context, kept, fence)) > budget:
         fewer = kept.less()
@@ -89,9 +97,11 @@ def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prom
 
 def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
     log = context.parent.evaluation.log if context.parent.evaluation is not None else ""
+    # What the knowledge base packed has a budget of its own.
+    unpacked = replace(context, knowledge=replace(context.knowledge, situation=""))
     return "".join(
         [
-            known(context, kept.excerpts, fence),
+            known(unpacked, kept.excerpts, fence),
             _memory(context, kept, fence),
             log[: kept.log_chars] if not context.parent.correct else "",
         ]
@@ -101,7 +111,7 @@ def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
 def _system(context: Context, fence: Fence) -> str:
     language = wanted(context)
     main = default_main(language, context)
-    values = {"language": language, "main": main, "entry": default_entry(main)}
+    values = {"language": language, "main": main, "entry": own_entry(language, main, context)}
     return rendered("system.md", {**values, "boundary": fence.boundary, "end": fence.end})
 
 
@@ -110,13 +120,14 @@ def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
         "user.md",
         {
             "problem": sections.problem(context.problem, fence),
-            "policy": sections.policy(context.problem, fence),
+            "policy": sections.policy(context.problem, fence, wanted(context)),
             "judging": sections.judging(context),
             "hardware": sections.hardware(context, fence),
             "interface": sections.interface(context),
             "parent": results.parent(context.parent, fence),
             "verdict": results.verdict(context.parent, fence, kept.log_chars),
             "memory": _memory(context, kept, fence),
+            "target": sections.target(context, fence),
             "knowledge": known(context, kept.excerpts, fence),
             "task": FIRST if context.parent.proposal is None else NEXT,
             "tools": TOOLS_NOTE if tools else "",
@@ -126,6 +137,8 @@ def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
 
 def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
     parts = [
+        results.under_way(context, fence),
+        results.lessons(context, fence),
         results.seen(kept.seen, fence),
         results.best(context, fence),
         results.sources(kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE)),

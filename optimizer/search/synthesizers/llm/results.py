@@ -6,15 +6,17 @@ Every text that did not come from a template goes through the fence.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.records import REFERENCE, Node
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm.sections import number, pairs
 from optimizer.search.synthesizers.llm.templates import Fence
 from retrieval.answer import SignalFinding
+from retrieval.diagnose.log_digest import LogMessage, digest, log_messages
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 
@@ -23,6 +25,10 @@ MAX_EVIDENCE = 600  # characters of one signal's
 MAX_PLAN = 600
 MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
+MAX_LESSONS = 40
+MAX_LESSON = 240  # characters
+UNDER_WAY = "Proposed in this round already, and not measured yet; take another way than these:\n"
+_COUNT = re.compile(r"\s*\d+ (?:error|warning)", re.IGNORECASE)  # a sum at the end of a log
 MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
 BECAME: Mapping[str, str] = {
     "correct": "correct",
@@ -56,8 +62,8 @@ def source(node: Node, fence: Fence) -> str:
 
 
 def verdict(node: Node, fence: Fence, log_chars: int) -> str:
-    """The result of the evaluation: outcome, times, signals, metrics and log. `log_chars`
-    characters of the log's end are shown; errors stand there."""
+    """The result of the evaluation: outcome, times, signals, metrics and log. A log of more than
+    `log_chars` characters is shown as its distinct messages, with how often each came."""
     evaluation = node.evaluation
     if evaluation is None:
         return f"Nothing: {node.problem or node.state}."
@@ -69,7 +75,7 @@ def verdict(node: Node, fence: Fence, log_chars: int) -> str:
     ):  # they say nothing of what is wrong
         blocks.append(fence.around("metrics", _metrics(evaluation.metrics)))
     if evaluation.log and not evaluation.correct:
-        blocks.append(fence.around("log", tail(evaluation.log, log_chars)))
+        blocks.append(fence.around("log", digest(evaluation.log, log_chars)))
     return "\n".join(blocks)
 
 
@@ -89,7 +95,7 @@ def _speed(node: Node) -> list[str]:
     if node.number != REFERENCE and evaluation.speedup is not None:
         lines.append(f"speed-up over the reference: {_interval(evaluation.speedup)}")
     for timing in evaluation.timings:
-        if timing.cycles is not None:
+        if timing.cycles is not None and timing.state == "simulator":
             lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
@@ -176,6 +182,75 @@ def seen(nodes: Iterable[Node], fence: Fence) -> str:
     return "\n".join(outcomes)
 
 
+def under_way(context: Context, fence: Fence) -> str:
+    """What was proposed beside this candidate and is not measured yet: without it, several drafts
+    of one round are the same."""
+    plans = [
+        f"node {node.number}: {_cut(' '.join(node.proposal.plan.split()), MAX_PLAN)}"
+        for node in context.tried
+        if node.state == IN_FLIGHT and node.proposal is not None
+    ]
+    return UNDER_WAY + fence.around("under-way", "\n".join(plans)) if plans else ""
+
+
+def lessons(context: Context, fence: Fence) -> str:
+    """What the run's kernels have taught: each distinct message of compilers and devices once, with
+    the kernels that met it, and what ran and what it brought. What the prompt shows otherwise is
+    left out: the outcomes of `seen`, and the logs of the kernels whose source is shown. Nothing in
+    a run that is to remember nothing.
+    """
+    if not context.with_memory:
+        return ""
+    shown = {node.number for node in context.seen} | {context.parent.number}
+    tried = [n for n in context.tried if n.state != "duplicate" and n.proposal and n.evaluation]
+    logged = [context.parent, *worth_showing(context)]
+    read = {message.kind for node in logged for message in _refusals(node)}
+    refused = _refused(tried, read)
+    lines = [*refused[:MAX_LESSONS], *(_outcome_line(n) for n in tried if n.number not in shown)]
+    lines = [line for line in lines if line][-MAX_LESSONS:]
+    return "Lessons of this run:\n" + fence.around("lessons", "\n".join(lines)) if lines else ""
+
+
+def _refusals(node: Node) -> list[LogMessage]:
+    """The messages that say why a kernel failed: those that call themselves errors, or all of a
+    compiler that has codes alone.
+    """
+    evaluation = node.evaluation
+    if evaluation is None or evaluation.correct:
+        return []
+    messages = [m for m in log_messages(evaluation.log) if not _COUNT.match(m.text)]
+    return [message for message in messages if message.failure] or messages
+
+
+def _refused(tried: Sequence[Node], read: set[str]) -> list[str]:
+    """A line for each kind of message that is not among those `read`, the newest first."""
+    texts: dict[str, str] = {}
+    nodes: dict[str, list[int]] = {}
+    for node in reversed(tried):
+        for message in _refusals(node):
+            if message.kind not in read:
+                texts.setdefault(message.kind, message.text.strip())
+                nodes.setdefault(message.kind, []).insert(0, node.number)
+    return [
+        f"refused (node {', '.join(map(str, nodes[kind]))}): {_cut(text, MAX_LESSON)}"
+        for kind, text in texts.items()
+    ]
+
+
+def _outcome_line(node: Node) -> str:
+    """What a kernel brought, or what became of it where its log has no message of its own."""
+    evaluation = node.evaluation
+    if evaluation is None or node.proposal is None:
+        return ""
+    if evaluation.correct:
+        plan = " ".join(node.proposal.plan.split())
+        return f"node {node.number}: {_result(node)}: {_cut(plan, MAX_LESSON)}"
+    if _refusals(node):
+        return ""
+    became = BECAME.get(evaluation.validity, evaluation.validity)
+    return f"node {node.number}: {became}: {_cut(' '.join(evaluation.message.split()), MAX_LESSON)}"
+
+
 def best(context: Context, fence: Fence) -> str:
     """The best node so far, unless the prompt shows it already."""
     node = context.best
@@ -246,11 +321,6 @@ def _result(node: Node) -> str:
     if evaluation.speedup is None:
         return "correct, not timed: the machine was too busy"
     return f"correct, {_interval(evaluation.speedup)} over the reference"
-
-
-def tail(text: str, chars: int) -> str:
-    """The last `chars` characters of a text, marked as cut where it is longer."""
-    return text if len(text) <= chars else f"(cut) ... {text[-chars:]}"
 
 
 def _cut(text: str, chars: int) -> str:

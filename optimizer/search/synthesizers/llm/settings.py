@@ -43,6 +43,8 @@ class WeightedModel:
 class LlmSettings:
     """How models are called. Raises InvalidRequest for values out of range.
 
+    `context_tokens` bounds what the knowledge base packs into a prompt.
+
     `api_base` and `api_key` are None for litellm's usual environment variables. `timeout_s` bounds
     a call, in seconds. `retries` counts tries after the first, where the provider is busy or
     broken. `tools` says whether a model may call tools; `tool_rounds` is how many answers of a
@@ -55,6 +57,7 @@ class LlmSettings:
     api_key: str | None = field(default=None, repr=False)
     temperature: float | None = 0.7
     max_output_tokens: int = 16_384
+    context_tokens: int = 48_000
     timeout_s: float = 300.0
     retries: int = 3
     requests_per_minute: float | None = None
@@ -65,13 +68,29 @@ class LlmSettings:
     def __post_init__(self) -> None:
         if not self.models:
             raise InvalidRequest("no model is named", hint="Give at least one litellm model name.")
-        for name in ("max_output_tokens", "timeout_s", "requests_per_minute"):
+        for name in ("max_output_tokens", "context_tokens", "timeout_s", "requests_per_minute"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
         for name in ("retries", "tool_rounds", "repair_rounds"):
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}", hint="Give 0 or more.")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a search says about its models beside their names: the address of an OpenAI-compatible
+    server, the room for knowledge in a prompt, and whether models may call tools (None: those that
+    litellm knows to take them), and the longest time of one call in seconds. `replay` is the id of
+    a run whose stored transcripts answer in place of the models. `check` holds the names of a
+    candidate against the chip's before it is compiled."""
+
+    api_base: str | None = None
+    context_tokens: int = 48_000
+    tools: bool | None = None
+    timeout_s: float = 300.0
+    replay: str | None = None
+    check: bool = True
 
 
 def models_from(text: str) -> tuple[WeightedModel, ...]:

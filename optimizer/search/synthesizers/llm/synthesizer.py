@@ -20,6 +20,7 @@ from optimizer.search.synthesizers.llm.asker import (
 )
 from optimizer.search.synthesizers.llm.conversation import (
     Conversation,
+    DraftCheck,
     Replayed,
     Tools,
     Transcript,
@@ -51,6 +52,7 @@ class LlmSynthesizer:
         transcripts: Transcripts,
         *,
         tools: Tools | None = None,
+        check: DraftCheck | None = None,
         replay: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -62,7 +64,9 @@ class LlmSynthesizer:
         if replay is None:
             load()
         self._settings, self._transcripts, self._replay = settings, transcripts, replay
+        self.context_tokens = settings.context_tokens
         self._tools = tools if settings.tools else None
+        self._check = check
         self._sleep, self._clock = sleep, clock
         self._limit = RateLimit(settings.requests_per_minute, clock, sleep)
         self._redact = Redaction(settings.api_key)
@@ -78,7 +82,11 @@ class LlmSynthesizer:
         record, asker = self._opened(context)
         began = self._clock()
         try:
-            talk = Conversation(context, self._settings, asker, record, self._tools, self._fence)
+            # What was remarked of an answer then is in what was stored, whatever is known now.
+            check = asker.remark if isinstance(asker, Replayed) else self._check
+            talk = Conversation(
+                context, self._settings, asker, record, self._tools, self._fence, check
+            )
             answer = talk.answer()
         except ProposalFailed as problem:
             record.outcome = f"failed: {self._redact.error(str(problem))}"

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from optimizer.evaluation.bundle import SUFFIXES
+from optimizer.evaluation.bundle import SUFFIXES, default_entry
 from optimizer.search.synthesizers.base import Context
 
-VERSION = "v2"
+VERSION = "v3"
 _FOLDER = Path(__file__).with_name("prompts")
 _PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
 WORD = "KERNLORE-DATA"
@@ -92,9 +92,12 @@ def wanted(context: Context) -> str:
 
 
 def main_suffixes(language: str, context: Context) -> tuple[str, ...]:
-    """File name endings of the main file; empty for a chip's own language, whose are unknown."""
+    """File name endings of the main file; empty for a chip's own language that states none."""
     if language in PYTHON_LIKE:
         return (".py",)
+    own = context.hardware.toolchains.get(language)
+    if own is not None and own.suffix:
+        return (own.suffix,)
     known = tuple(suffix for suffix, name in SUFFIXES.items() if name == language)
     proposal = context.parent.proposal
     if not known and proposal is not None and proposal.bundle.language == language:
@@ -106,11 +109,20 @@ def default_main(language: str, context: Context) -> str:
     """The name of a file that came without one. The parent's, where it is a plain name: it stands
     outside the fence, and a bundle from elsewhere may call its files anything."""
     proposal = context.parent.proposal
+    suffixes = main_suffixes(language, context)
     if proposal is not None and proposal.bundle.language == language:
         main = proposal.bundle.main
-        if _PLAIN.fullmatch(main):
+        own = language in context.hardware.toolchains
+        if _PLAIN.fullmatch(main) and (not own or main.endswith(suffixes)):
             return main
-    return "kernel" + (main_suffixes(language, context) or (".txt",))[0]
+    return "kernel" + (suffixes or (".txt",))[0]
+
+
+def own_entry(language: str, main: str, context: Context) -> str:
+    """The entry of a candidate that names none: the one that the chip's toolchain states, else that
+    of its kind of file."""
+    own = context.hardware.toolchains.get(language)
+    return own.entry if own is not None and own.entry else default_entry(main)
 
 
 def rule(context: Context) -> str:

@@ -11,6 +11,8 @@ import pytest
 
 from optimizer.evaluation.isolation.processors import account, left_between
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 SPIN = [sys.executable, "-c", "while True: pass"]
 
 

@@ -24,7 +24,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains.base import Loader
 
-pytestmark = pytest.mark.slow(seconds=15)
+pytestmark = pytest.mark.slow(seconds=8)
 
 PROBLEM = """
 import torch

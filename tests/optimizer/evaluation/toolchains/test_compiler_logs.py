@@ -14,6 +14,8 @@ from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc, find_nvcc
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
+pytestmark = pytest.mark.slow(seconds=8)
+
 INDEX = SignatureIndex(load_signatures())
 X86 = Target("x86-64", ("x86-64",), "native", "cpu")
 HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
@@ -35,7 +37,7 @@ CPP = {
     "intrinsic of another target": (
         'return 0; }\n#include <immintrin.h>\n#pragma GCC target("no-avx512f")\n'
         "__m512 z(__m512 a) { return _mm512_add_ps(a, a); }\n",
-        "unsupported_dtype",
+        "compile_error",
     ),
     "not exported": ("return 0; }\n", "link_error"),
 }
@@ -54,7 +56,7 @@ CUDA = {
     "instruction of another target": (
         "return 0; }\n__global__ void k() "
         '{ asm volatile("tcgen05.fence::before_thread_sync;"); }\n',
-        "unsupported_dtype",
+        "compile_error",
     ),
 }
 

@@ -11,6 +11,8 @@ from optimizer.evaluation.toolchains.base import Compiled, Target
 from optimizer.evaluation.toolchains.cuda import Nvcc, find_nvcc
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
+pytestmark = pytest.mark.slow(seconds=7)
+
 HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
 SOURCE = """
 #include "kernlore_abi.h"

@@ -7,7 +7,11 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from optimizer.evaluation.toolchains.processes import Limits, clean_env, members, run
+
+pytestmark = pytest.mark.slow(seconds=3)
 
 
 def test_output_and_status(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -121,7 +122,7 @@ def _sleeping() -> list[Path]:
 
 def test_the_deadline_ends_forked_cases_too(tmp_path: Path, at_once: int) -> None:
     began = time.monotonic()
-    found = compiled(tmp_path / "a", "print('here', flush=True); time.sleep(60)", 4.0)
+    found = compiled(tmp_path / "a", "print('here', flush=True); time.sleep(60)", 2.0)
     assert time.monotonic() - began < 30
     assert found.ok, "a call that is slow without its device is no compile error"
     assert any("did not end within" in note for note in found.notes)
@@ -146,16 +147,18 @@ def test_the_server_ends_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.Mo
     root = str(Path(server.__file__).resolve().parents[4])
     text = text.replace("IDLE_SECONDS = 600.0", "IDLE_SECONDS = 0.5")
     text = text.replace("str(Path(__file__).resolve().parents[4])", repr(root))
+    for prepared in ("    work_out()\n", "    child.host_launcher()\n"):  # takes seconds
+        assert prepared in text
+        text = text.replace(prepared, "")
+    text = re.sub(r"(?s)\nLATER = \(.*?\n\)\n", "\nLATER: tuple[str, ...] = ()\n", text)
     short.write_text(text, encoding="utf-8")
     monkeypatch.setattr(compiling, "SERVER", short)
     compiling._server.cache_clear()
     try:
-        assert compiled(tmp_path / "a").ok
+        assert "SyntaxError" in compiled(tmp_path / "a", "def :").log
         zygote = compiling._server()._zygote
         assert zygote is not None
         zygote._process.wait(30)
         assert members(zygote._process.pid) == ()
-        assert compiled(tmp_path / "b").ok
-        compiling._server().close()
     finally:
         compiling._server.cache_clear()

@@ -24,7 +24,7 @@ from optimizer.evaluation.toolchains.triton.toolchains import (
 )
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=15)
 
 pytest.importorskip("triton")
 
@@ -279,19 +279,21 @@ def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
 
 def test_a_compilation_without_end_is_killed(tmp_path: Path) -> None:
     endless = TWO.replace("for k in range(0, K, BK)", "for k in tl.static_range(0, 10**9, 32)")
-    done = build(endless, tmp_path, seconds=7.0)
+    done = build(endless, tmp_path, seconds=3.0)
     assert not done.ok and done.timed_out
     assert "compilation of kernel matmul timed out" in done.log
-    assert done.seconds < 14
+    assert done.seconds < 10
     assert signals(done.log)[0][1] == "timeout"
 
 
 def test_a_call_that_is_slow_without_its_device_is_no_failure(tmp_path: Path) -> None:
-    slow = TWO.replace("SPILLS", "BLOCK=64").replace("        return c", "        while True: pass")
-    done = build(slow, tmp_path, seconds=7.0)
+    first = "            matmul[(a.shape[0] // 64, 1)](a, b, c, a.shape[1], 64, 64, 32)\n"
+    slow = TWO.replace(first, "").replace("SPILLS", "BLOCK=64")
+    slow = slow.replace("        return c", "        while True: time.sleep(1)")
+    done = build("import time\n" + slow, tmp_path, seconds=3.0)
     assert done.ok and not done.timed_out
-    assert set(done.kernels) == {"matmul", "spills"}
-    assert "did not end within 7 s" in done.notes[0]
+    assert set(done.kernels) == {"spills"}
+    assert "did not end within 3 s" in done.notes[0]
 
 
 def test_a_configuration_that_does_not_fit_is_skipped(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from tests.optimizer.search.output.output_runs import (
 )
 
 pytestmark = [
-    pytest.mark.slow(seconds=50),
+    pytest.mark.slow(seconds=12),
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
 ]
 
@@ -70,43 +71,99 @@ def by_kernel(new, old, x):
 """
 
 
-def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a fresh process that finds the package and torch only."""
+# Each request is code for a fork, in which nothing but torch has been imported.
+FORKS = """
+import json, os, sys, traceback
+import torch
+torch.testing.assert_close(1, 1)  # it imports much when first called
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    code = 1
+    try:
+        exec(compile(request["code"], "test", "exec"), {"__name__": "__main__"})
+        code = 0
+    except BaseException:  # a fork reports whatever ends the code, SystemExit too, by its exit code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+"""
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs code in a process that finds the package and torch only; torch, which takes seconds to
+    import, is imported once."""
+    home = tmp_path_factory.mktemp("lone")
+    lone = home / "site"
+    lone.mkdir()
     site = next(p for p in sys.path if p.endswith("site-packages"))
-    lone = folder / "lone"
-    lone.mkdir(exist_ok=True)
     for path in Path(site).iterdir():  # all but the editable install of this repository
-        skip = path.suffix == ".pth" or path.name.startswith(("__editable__", "kernlore"))
-        if not skip and not (lone / path.name).exists():
+        if not (path.suffix == ".pth" or path.name.startswith(("__editable__", "kernlore"))):
             (lone / path.name).symlink_to(path)
-    env = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{folder}{os.pathsep}{lone}",
-        "KERNLORE_KERNEL_CACHE": str(folder / "cache"),
-        **environment,
-    }
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", HEAD + code],
-        capture_output=True,
+    plain = {"PATH": os.environ["PATH"], "PYTHONPATH": str(lone)}
+    forks = subprocess.Popen(
+        [sys.executable, "-S", "-c", FORKS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        env=env,
-        cwd=folder,
-        check=False,
+        env=plain,
+        cwd=home,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+    assert forks.stdin is not None and forks.stdout is not None
+    talk, answers = forks.stdin, forks.stdout
+
+    def run(folder: Path, code: str, **environment: str) -> None:
+        """`folder` holds the package and is the current folder."""
+        own = {**plain, "KERNLORE_KERNEL_CACHE": str(folder / "cache"), **environment}
+        request = {"folder": str(folder), "environment": own, "code": HEAD + code}
+        talk.write(json.dumps(request) + "\n")
+        talk.flush()
+        assert answers.readline() == "0\n", (home / "log").read_text()[-3000:]
+
+    with forks:
+        yield run
+        talk.close()
 
 
-def written(folder: Path, bundle: Bundle) -> Path:
+@pytest.fixture(scope="module")
+def cpp_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package of the C++ kernel and its problem, for copies."""
+    folder = tmp_path_factory.mktemp("cpp")
+    write(folder, cpp_bundle())
+    return folder
+
+
+@pytest.fixture
+def cpp_package(tmp_path: Path, cpp_files: Path) -> Path:
+    """The package of the C++ kernel, in the test's folder."""
+    shutil.copytree(cpp_files, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "scaled_rows_kernel"
+
+
+def write(folder: Path, bundle: Bundle) -> Path:
     _, tree, outcome = winner_run(bundle)
     return write_module(tree, outcome, problem_in(folder / "problem"), folder)
 
 
-def test_the_cpp_kernel_takes_what_was_measured_and_nothing_else(tmp_path: Path) -> None:
-    package = written(tmp_path, cpp_bundle())
-    assert package.name == "scaled_rows_kernel"
-    names = {path.name for path in package.iterdir()}
-    own = [*(package / "_dispatch").glob("*.py"), package / "__init__.py"]
+def test_the_cpp_kernel_takes_what_was_measured_and_nothing_else(
+    tmp_path: Path, run: Run, cpp_package: Path
+) -> None:
+    assert cpp_package.name == "scaled_rows_kernel"
+    names = {path.name for path in cpp_package.iterdir()}
+    own = [*(cpp_package / "_dispatch").glob("*.py"), cpp_package / "__init__.py"]
     assert len(own) > 5 and not any("optimizer" in path.read_text() for path in own)
     assert {"kernel.cpp", "kernel.so", "kernlore_abi.h", "build.json", "dispatch.json"} <= names
     code = """
@@ -134,8 +191,9 @@ assert by_kernel(pickle.loads(pickle.dumps(new)), old, x)
     run(tmp_path, code)
 
 
-def test_gradients_and_training_are_the_references(tmp_path: Path) -> None:
-    written(tmp_path, cpp_bundle())
+def test_gradients_and_training_are_the_references(
+    tmp_path: Path, run: Run, cpp_package: Path
+) -> None:
     code = """
 new, old = pair(32)
 x = torch.randn(16, 32)
@@ -163,9 +221,10 @@ assert list(inspect.signature(ModelNew).parameters) == ["width", "times"]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "missing", "other_machine"])
-def test_a_library_that_does_not_fit_is_built_anew(tmp_path: Path, damage: str) -> None:
-    package = written(tmp_path, cpp_bundle())
-    spoil(package, damage)
+def test_a_library_that_does_not_fit_is_built_anew(
+    tmp_path: Path, damage: str, run: Run, cpp_package: Path
+) -> None:
+    spoil(cpp_package, damage)
     code = """
 with warnings.catch_warnings(record=True) as seen:
     assert by_kernel(*pair(32), torch.randn(16, 32))
@@ -193,10 +252,9 @@ def spoil(package: Path, damage: str) -> None:
 
 
 def test_without_compiler_the_reference_runs_and_a_warning_says_what_to_install(
-    tmp_path: Path,
+    tmp_path: Path, run: Run, cpp_package: Path
 ) -> None:
-    package = written(tmp_path, cpp_bundle())
-    spoil(package, "garbage")
+    spoil(cpp_package, "garbage")
     empty = tmp_path / "bin"
     empty.mkdir()
     code = """
@@ -211,10 +269,12 @@ assert "g++ is not installed" in new.eval().requires_grad_(False).dispatch(torch
     run(tmp_path, code, PATH=str(empty))
 
 
-def test_a_kernel_that_fails_is_told_and_replaced_by_the_reference(tmp_path: Path) -> None:
+def test_a_kernel_that_fails_is_told_and_replaced_by_the_reference(
+    tmp_path: Path, run: Run
+) -> None:
     bundle = cpp_bundle()
     failing = bundle.source.replace("return 0;", "return 5;")
-    written(tmp_path, Bundle({"k.cpp": failing}, "k.cpp", "cpp", "kernlore_run", {}))
+    write(tmp_path, Bundle({"k.cpp": failing}, "k.cpp", "cpp", "kernlore_run", {}))
     code = """
 with warnings.catch_warnings(record=True) as seen:
     assert not by_kernel(*pair(32), torch.randn(16, 32))
@@ -223,8 +283,8 @@ assert "returned 5" in str(seen[0].message)
     run(tmp_path, code)
 
 
-def test_a_torch_winner_works_on_the_callers_weights(tmp_path: Path) -> None:
-    package = written(tmp_path, torch_bundle())
+def test_a_torch_winner_works_on_the_callers_weights(tmp_path: Path, run: Run) -> None:
+    package = write(tmp_path, torch_bundle())
     assert (package / "kernel.py").is_file()
     code = """
 new, old = pair(32)
@@ -240,10 +300,10 @@ assert not by_kernel(new, old, torch.randn(15, 32))
     run(tmp_path, code)
 
 
-def test_a_kernel_that_cannot_take_the_weights_is_not_used(tmp_path: Path) -> None:
+def test_a_kernel_that_cannot_take_the_weights_is_not_used(tmp_path: Path, run: Run) -> None:
     other = torch_bundle().source.replace("self.scale", "self.other")
     bundle = Bundle({"c.py": other}, "c.py", "torch", "ModelNew", {}, "llm")
-    written(tmp_path, bundle)
+    write(tmp_path, bundle)
     code = """
 with warnings.catch_warnings(record=True) as seen:
     assert not by_kernel(*pair(32), torch.randn(16, 32))
@@ -252,9 +312,9 @@ assert "cannot take the reference's" in str(seen[0].message)
     run(tmp_path, code)
 
 
-def test_a_missing_python_package_is_named(tmp_path: Path) -> None:
+def test_a_missing_python_package_is_named(tmp_path: Path, run: Run) -> None:
     source = "import no_such_package\n" + torch_bundle().source
-    written(tmp_path, Bundle({"c.py": source}, "c.py", "triton", "ModelNew", {}, "llm"))
+    write(tmp_path, Bundle({"c.py": source}, "c.py", "triton", "ModelNew", {}, "llm"))
     code = """
 with warnings.catch_warnings(record=True) as seen:
     assert not by_kernel(*pair(32), torch.randn(16, 32))
@@ -263,7 +323,7 @@ assert "pip install no_such_package" in str(seen[0].message)
     run(tmp_path, code)
 
 
-def test_kernels_that_pack_frozen_weights_start_anew_with_others(tmp_path: Path) -> None:
+def test_kernels_that_pack_frozen_weights_start_anew_with_others(tmp_path: Path, run: Run) -> None:
     packing = cpp_bundle().source.replace(
         "*scale = (const float *)t[1].data;",
         "*given = (const float *)t[1].data; static float scale[64]; static int packed;",
@@ -288,7 +348,7 @@ assert by_kernel(*pair(32), x)
     run(tmp_path, code)
 
 
-def test_modules_beside_the_problem_travel(tmp_path: Path) -> None:
+def test_modules_beside_the_problem_travel(tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "problem"
     folder.mkdir()
     (folder / "my_shift.py").write_text("from my_half import half\nshift = half\n")
@@ -300,7 +360,7 @@ def test_modules_beside_the_problem_travel(tmp_path: Path) -> None:
     run(tmp_path, "assert by_kernel(*pair(32), torch.randn(16, 32))")
 
 
-def test_without_a_winner_it_is_the_reference_and_says_so(tmp_path: Path) -> None:
+def test_without_a_winner_it_is_the_reference_and_says_so(tmp_path: Path, run: Run) -> None:
     _, tree, outcome = no_gain_run()
     package = write_module(tree, outcome, problem_in(tmp_path / "problem"), tmp_path)
     assert "no gain" in (package / "__init__.py").read_text()
@@ -312,7 +372,7 @@ assert "no gain" in new.dispatch(torch.randn(16, 32)).why
     run(tmp_path, code)
 
 
-def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path) -> None:
+def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path, run: Run) -> None:
     """Two cases may look alike and differ in their values only."""
     _, tree, _ = winner_run(cpp_bundle())
     toml = TOML + (
@@ -325,8 +385,8 @@ def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path) -> Non
     run(tmp_path, "assert not by_kernel(*pair(32), torch.randn(16, 32))")
 
 
-def test_the_table_holds_every_measured_case_with_its_interval(tmp_path: Path) -> None:
-    table = json.loads((written(tmp_path, cpp_bundle()) / "dispatch.json").read_text())
+def test_the_table_holds_every_measured_case_with_its_interval(cpp_package: Path) -> None:
+    table = json.loads((cpp_package / "dispatch.json").read_text())
     cases = {row["case"]: row for row in table["cases"]}
     assert {name: row["wins"] for name, row in cases.items()} == {
         "main": True, "slow": False, "shifted": False, "held": True
@@ -336,11 +396,11 @@ def test_the_table_holds_every_measured_case_with_its_interval(tmp_path: Path) -
     assert "another Model" in cases["shifted"]["why"]
 
 
-def test_writing_again_replaces_the_package(tmp_path: Path) -> None:
-    package = written(tmp_path, cpp_bundle())
-    (package / "old.txt").write_text("old")
-    assert written(tmp_path, torch_bundle()) == package
-    assert not (package / "old.txt").exists() and not (package / "kernel.so").exists()
+def test_writing_again_replaces_the_package(tmp_path: Path, cpp_package: Path) -> None:
+    (cpp_package / "old.txt").write_text("old")
+    assert (cpp_package / "kernel.so").exists()
+    assert write(tmp_path, torch_bundle()) == cpp_package
+    assert not (cpp_package / "old.txt").exists() and not (cpp_package / "kernel.so").exists()
 
 
 @pytest.mark.parametrize(

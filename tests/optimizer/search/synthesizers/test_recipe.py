@@ -13,9 +13,11 @@ from kb.errors import InvalidKnowledge
 from kb.hardware.checks import Problems
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import Place, problem_view
@@ -32,6 +34,8 @@ from optimizer.search.synthesizers.recipe.recipe import (
     space,
 )
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, moved, stepped
+
+pytestmark = pytest.mark.slow(seconds=3)
 
 KERNEL = """
 #include "kernlore_abi.h"
@@ -279,7 +283,7 @@ def test_a_limit_is_that_of_the_very_chip() -> None:
     assert proposer.roles(context(start, ()).problem) == ("block", "tile_m")
 
 
-def test_an_instance_is_compiled_and_right(tmp_path: Path) -> None:
+def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> None:
     path = tmp_path / "scale.py"
     path.write_text(PROBLEM, encoding="utf-8")
     problem = load_problem(path)
@@ -291,7 +295,9 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path) -> None:
     )
     bundle = instantiate(recipe(), recipe().defaults, binding, problem.source)
     place = Place(Target("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
-    with Evaluator(problem, place.target, EvaluationSettings(threads=1)) as evaluator:
+    timing = TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0)
+    settings = EvaluationSettings(threads=1, timing=timing)
+    with Evaluator(problem, place.target, settings, pool=pool) as evaluator:
         evaluation = evaluator.evaluate(bundle, place.toolchain)
     assert evaluation.correct, evaluation.log
 

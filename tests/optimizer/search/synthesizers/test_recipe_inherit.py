@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kb.hardware.checks import Problems
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
@@ -14,6 +16,8 @@ from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value, instantiate, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner, fit
+
+pytestmark = pytest.mark.slow(seconds=3)
 
 LIBRARY = Path(__file__).resolve().parents[4] / "skills" / "library"
 SOFTMAX = "cpp-fused-row-softmax"

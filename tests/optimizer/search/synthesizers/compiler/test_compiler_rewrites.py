@@ -20,6 +20,8 @@ from tests.optimizer.search.synthesizers.compiler.small_models import (
 )
 from tests.optimizer.search.synthesizers.compiler.test_weight_rewrites import WEIGHT_CASES
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 SQUARE = "torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.randn(2, 4, 6)"
 LONG = "torch.randn(64, 4), torch.randn(4, 64), torch.randn(64, 3)"
 FLAT = "torch.randn(3, 64), torch.randn(64, 4), torch.randn(4, 64)"

@@ -3,6 +3,7 @@ has time for it, and is compiled once for one evaluation and for no other."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
@@ -22,12 +24,12 @@ from optimizer.search.records import Proposal
 
 from .proposals import SOURCE, drained
 
-pytestmark = pytest.mark.slow(seconds=150)
+pytestmark = pytest.mark.slow(seconds=45)
 
 # Verdicts are tested here; a busy test machine has no timing to offer.
 QUICK = EvaluationSettings(
     seeds=1,
-    call_seconds=3.0,
+    call_seconds=2.0,
     load_seconds=240.0,
     threads=1,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0, seconds=5.0),
@@ -36,10 +38,10 @@ CPU = Target("x86-64", ("x86-64",), "native", "cpu")
 
 
 @pytest.fixture(scope="module")
-def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+def evaluator(tmp_path_factory: pytest.TempPathFactory, pool: RunnerPool) -> Iterator[Evaluator]:
     path = tmp_path_factory.mktemp("problem") / "scaled_softmax.py"
     path.write_text(SOURCE)
-    with Evaluator(load_problem(path), CPU, QUICK) as evaluator:
+    with Evaluator(load_problem(path), CPU, QUICK, pool=pool) as evaluator:
         yield evaluator
 
 
@@ -104,13 +106,13 @@ weights = "{weights}"
     ("weights", "mode"), [("varying", "eager"), ("frozen", "eager"), ("varying", "default")]
 )
 def test_folded_candidates_are_correct_with_weights_that_change(
-    tmp_path: Path, weights: str, mode: str
+    tmp_path: Path, pool: RunnerPool, weights: str, mode: str
 ) -> None:
     """Other sizes in one process; other weights for each seed, and where they vary, each call."""
     path = tmp_path / "folds.py"
     path.write_text(FOLDS)
     (tmp_path / "problem.toml").write_text(SIZES.format(weights=weights))
-    with Evaluator(load_problem(path), CPU, replace(QUICK, seeds=2)) as evaluator:
+    with Evaluator(load_problem(path), CPU, replace(QUICK, seeds=2), pool=pool) as evaluator:
         proposals = drained(replace(problem_view(evaluator.problem, "cpu"), op="conv"))
         wanted = {"mode": mode, "rewrites": FOLDED}
         proposal = next(p for p in proposals if p.values == wanted)
@@ -144,6 +146,26 @@ def test_only_processes_of_one_evaluation_share_what_was_compiled(evaluator: Eva
         assert (evaluation.validity, evaluation.reached) == ("crashed", "benchmark")
 
 
+HAS_THE_COMPILER = (
+    SOURCE.replace("class Model(", "class ModelNew(")
+    + """
+import sys
+
+from_before = "torch._inductor.compile_fx" in sys.modules
+import torch._inductor.cpu_vec_isa as instructions
+
+known = instructions.valid_vec_isa_list.cache_info().currsize
+raise RuntimeError(f"imported before: {from_before}, instructions known: {known}")
+"""
+)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's")
+def test_the_compiler_is_made_ready_once_for_all_candidates(evaluator: Evaluator) -> None:
+    evaluation = evaluated(evaluator, HAS_THE_COMPILER)
+    assert "imported before: True, instructions known: 1" in evaluation.message
+
+
 SLOW = (
     SOURCE.replace("class Model(", "class ModelNew(")
     + """
@@ -155,7 +177,7 @@ class ModelNew(ModelNew):
     def forward(self, x):
         self.calls += 1
         if self.calls == {slow}:
-            time.sleep(5.0)
+            time.sleep(3.0)
         return super().forward(x)
 """
 )

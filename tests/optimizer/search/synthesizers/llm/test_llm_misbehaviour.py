@@ -28,6 +28,8 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import (
     tool_call,
 )
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 Made = Callable[..., LlmSynthesizer]
 Serve = Callable[..., ModelServer]
 RETRIES = 3
@@ -36,13 +38,16 @@ RETRIES = 3
 class NoAnswers:
     """Tools that work and find nothing."""
 
-    def search(self, query: str) -> list[Excerpt]:
+    def lookup_symbol(self, name: str) -> list[Excerpt]:
+        return []
+
+    def search_manual(self, query: str) -> list[Excerpt]:
         return []
 
     def read_section(self, id: str) -> Excerpt:
         raise NotFound(f"no section {id!r}", hint="Search first.")
 
-    def compile_check(self, files: Mapping[str, str]) -> str:
+    def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
         return ""
 
 
@@ -74,7 +79,7 @@ def overflow(body: dict[str, Any], number: int) -> Answered:
 
 
 def tool_loop(body: dict[str, Any], number: int) -> Answered:
-    return Answered(None, [tool_call("search", query="tiles")], finish="tool_calls")
+    return Answered(None, [tool_call("search_manual", query="tiles")], finish="tool_calls")
 
 
 def escape(body: dict[str, Any], number: int) -> Answered:

@@ -17,6 +17,7 @@ from kb.errors import InvalidRequest, StoreError
 from optimizer.evaluation.abi import HEADER
 from optimizer.search.knowledge import Excerpt, Knowledge
 from optimizer.search.records import REFERENCE, Cost, Node
+from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.base import Context, HardwareView
 from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
 from optimizer.search.synthesizers.llm.asker import (
@@ -31,7 +32,7 @@ from optimizer.search.synthesizers.llm.asker import (
 )
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from optimizer.search.synthesizers.llm.prompt import Prompt, compose
-from optimizer.search.synthesizers.llm.settings import Redaction
+from optimizer.search.synthesizers.llm.settings import ModelOptions, Redaction
 from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     EXCERPT_ID,
@@ -205,13 +206,13 @@ def test_templates_interpret_nothing_of_what_fills_them() -> None:
     source = SOURCE + "// {{knowledge}} {0} {policy} %s ${x} \\1\n"
     text = prompt(context(parent=parent(source))).user
     assert "// {{knowledge}} {0} {policy} %s ${x} \\1" in text
-    assert text.count("# What is known") == 1
+    assert text.count("# What is known about what happened") == 1
 
 
 def test_every_place_of_a_template_is_known() -> None:
     with pytest.raises(KeyError):
         rendered("system.md", {})
-    assert VERSION == "v2" and "{{boundary}}" in template("system.md")
+    assert VERSION == "v3" and "{{boundary}}" in template("system.md")
 
 
 @pytest.mark.parametrize(
@@ -244,13 +245,16 @@ def failing(log: str) -> Node:
     return parent(validity="not_compiled", timing="none", log=log, speedup=None)
 
 
+LONG_LOG = "\n".join(f"k.cpp:{n}:4: error: no such name 'name{n}'" for n in range(400))
+
+
 def test_excerpts_go_first_then_earlier_kernels_then_the_log() -> None:
     earlier = replace(parent(), number=1)
     full_context = context(
-        knowledge=knowledge(excerpts=10), seen=(earlier,) * 4, parent=failing("error: x\n" * 2_000)
+        knowledge=knowledge(excerpts=10), seen=(earlier,) * 4, parent=failing(LONG_LOG)
     )
     counted = []
-    for budget in (50_000, 3_500, 3_050, 1_500):
+    for budget in (50_000, 4_500, 3_500, 1_500):
         text = prompt(full_context, budget).user
         kinds = [kind for kind, _ in blocks(text)[0]]
         counts = (kinds.count("excerpt"), kinds.count("earlier"), len(block(text, "log")))
@@ -264,7 +268,15 @@ def test_excerpts_go_first_then_earlier_kernels_then_the_log() -> None:
     assert "10 excerpts, 4 earlier kernels, log cut" in last.left_out
 
 
-def test_the_end_of_a_log_is_what_is_kept() -> None:
+def test_the_end_of_a_long_line_is_kept_and_repetitions_are_counted() -> None:
+    log = "start\n" + "k.cpp:3:4: error: no such name 'vaddd'\n" * 900 + "see the reference\n"
+    shown = block(prompt(context(parent=failing(log))).user, "log")
+    assert shown.splitlines() == [
+        "start",
+        "k.cpp:3:4: error: no such name 'vaddd'   (900 times)",
+        "see the reference",
+    ]
+
     text = prompt(context(parent=failing("start " + "x" * 20_000 + " the real error"))).user
     assert block(text, "log").endswith("the real error")
 
@@ -338,3 +350,19 @@ def test_an_unknown_price_makes_the_sum_unknown() -> None:
     assert total([known, known], 1.0, Cost()).usd == 0.5
     assert total([known, unknown], 1.0, Cost()) == Cost(1.0, 3, 0, None)
     assert total([known], 1.0, Cost(usd=None)).usd is None
+
+
+def test_a_model_without_its_key_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("litellm", reason="the extra `llm` is not installed")
+    for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidRequest, match="openai/any needs a key") as refused:
+        check_keys("hosted_vllm/local,openai/any=2", ModelOptions())
+    assert "export OPENAI_API_KEY=" in refused.value.hint
+    with pytest.raises(InvalidRequest, match="GOOGLE_API_KEY or GEMINI_API_KEY"):
+        check_keys("gemini/any", ModelOptions())
+    check_keys("openai/any", ModelOptions(replay="run_1"))
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    check_keys("openai/any", ModelOptions())

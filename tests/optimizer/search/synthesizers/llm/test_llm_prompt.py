@@ -33,6 +33,7 @@ from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     MOVE_ID,
     SOURCE,
     context,
+    evaluation,
     knowledge,
     parent,
 )
@@ -397,3 +398,37 @@ def test_equal_questions_begin_alike_and_empty_parts_leave_no_gap() -> None:
     assert other.system == composed.system
     start = composed.user.index("# The kernel to start from")
     assert other.user[:start] == composed.user[:start]
+
+
+def refused(number: int, log: str) -> Node:
+    bundle = Bundle({"k.cpp": f"// {number}"}, "k.cpp", "cpp", "kernlore_run", origin="llm")
+    failed = evaluation(validity="not_compiled", log=log, speedup=None)
+    return Node(number, 0, "evaluated", Proposal(bundle, "llm", 0), failed)
+
+
+def test_lessons_hold_each_refusal_once_and_not_what_the_last_log_says() -> None:
+    tried = (
+        refused(1, "k.cpp:3:1: error: 'vload' was not declared\n1 error"),
+        refused(2, "k.cpp:9:4: error: 'vload' was not declared\nk.cpp:8: error: 'half' is no type"),
+        refused(3, "k.cpp:2:2: error: 'half' is no type"),
+    )
+    first = Node(0, None, "evaluated", None, None, problem="nothing was run")
+    given = context(parent=first, seen=tried, tried=tried)
+    text = compose(given, Fence(), budget=6_000, tools=False).user
+    lessons = text.partition("Lessons of this run:")[2].partition("END ---")[0]
+    assert "refused (node 1, 2): k.cpp:9:4: error: 'vload' was not declared" in lessons
+    assert "half" not in lessons and "is no type" in text
+    assert lessons.count("vload") == 1 and "1 error" not in lessons
+
+
+def test_lessons_of_a_compiler_that_prints_codes_alone_and_none_without_memory() -> None:
+    tried = (
+        refused(1, "VL504 line 3: name instead of register"),
+        refused(2, "VL528 line 9: label"),
+    )
+    first = Node(0, None, "evaluated", None, None, problem="nothing was run")
+    given = context(parent=first, seen=tried[1:], tried=tried)
+    text = compose(given, Fence(), budget=6_000, tools=False).user
+    assert "refused (node 1): VL504 line 3: name instead of register" in text
+    forgetful = replace(given, seen=(), with_memory=False)
+    assert "VL504" not in compose(forgetful, Fence(), budget=6_000, tools=False).user

@@ -1,0 +1,103 @@
+"""Joins what proposes cards of symbols from documents with the caller of language models: reading
+documents knows no provider, and the search's caller knows no documents.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kb.errors import InvalidRequest, Unavailable
+from optimizer.search.runs.models import check_keys
+from optimizer.search.synthesizers.llm.asker import (
+    CallFailed,
+    LitellmAsker,
+    RateLimit,
+    Reply,
+    load,
+)
+from optimizer.search.synthesizers.llm.settings import (
+    LlmSettings,
+    ModelOptions,
+    Redaction,
+    models_from,
+)
+from retrieval.knowledge_base import KnowledgeBase
+
+if TYPE_CHECKING:
+    from ingestion.symbols.model import Proposed
+
+OUTPUT_TOKENS = 8_000
+CALL_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class SectionModel:
+    """A language model, by its litellm name, with the failures of the command line."""
+
+    name: str
+    asker: LitellmAsker
+
+    def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> Reply:
+        """The model's reply. Raises Unavailable where there is none."""
+        try:
+            return self.asker.ask(messages, tools)
+        except CallFailed as problem:
+            raise Unavailable(
+                f"the model could not be asked: {problem}",
+                hint="Check its name, its key and --api-base. Run the same command again to go on:"
+                " answers are kept.",
+            ) from problem
+
+
+def section_model(names: str, api_base: str | None) -> SectionModel:
+    """The model of `--models`. Raises InvalidRequest unless it is a single one with a key, and
+    Unavailable without litellm.
+    """
+    models = models_from(names)
+    if len(models) != 1:
+        raise InvalidRequest(
+            f"--models names {len(models)} models",
+            hint="Give a single litellm model name, as openai/gpt-4o.",
+        )
+    load()
+    check_keys(names, ModelOptions(api_base))
+    settings = LlmSettings(
+        models,
+        api_base=api_base,
+        temperature=0.0,
+        max_output_tokens=OUTPUT_TOKENS,
+        timeout_s=CALL_SECONDS,
+    )
+    limit = RateLimit(settings.requests_per_minute)
+    name = models[0].name
+    return SectionModel(name, LitellmAsker(name, settings, limit, Redaction(), random.Random(0)))
+
+
+def propose_symbols(
+    base: KnowledgeBase,
+    hardware: str,
+    model: SectionModel,
+    most: int,
+    say: Callable[[str], None],
+) -> Proposed:
+    """Have a model propose cards for a chip; see `ingestion.symbols.model.propose_cards`. Its
+    answers are kept in `transcripts/symbols` of the data directory.
+    """
+    from ingestion.read import own_languages
+    from ingestion.symbols.model import propose_cards
+
+    chip = base.registry.resolve(hardware)
+    return propose_cards(
+        base.catalog,
+        base.registry,
+        chip,
+        model,
+        model.name,
+        languages=own_languages((chip,), base.registry.all()),
+        transcripts=base.settings.data_dir / "transcripts" / "symbols",
+        most=most,
+        say=say,
+    )

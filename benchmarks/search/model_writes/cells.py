@@ -1,0 +1,268 @@
+"""One cell: a model writes kernels for one problem on one chip in one arm, until one is right.
+
+A cell is a run of the product's own search with models as its only proposers. What is stored makes
+it replayable without a model: the transcripts, and what was measured.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from api.cli.backends.local import LocalTarget
+from benchmarks.search.model_writes.arms import Arm
+from benchmarks.search.model_writes.chips import Chip
+from kb.catalog.knowledge import symbols as symbol_rows
+from kb.prompt_tokens import count_tokens
+from kb.scope import ALL_ACCESS
+from optimizer.evaluation.evaluate import evaluate_files
+from optimizer.search.goal import Goal
+from optimizer.search.records import Node
+from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.synthesizers.llm.settings import ModelOptions
+from optimizer.search.tree import Tree
+from retrieval.symbols import names_in
+
+FIRST_RIGHT = 1e-6  # a target that the first right kernel reaches
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One candidate. `tokens` are those of its prompt; `symbols` the share of the good kernel's
+    names that its prompt has, `fresh` the share of its lines that no earlier prompt had.
+    """
+
+    validity: str
+    cycles: int | None
+    tokens: int
+    symbols: float | None
+    fresh: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of a cell. `good_cycles` are those of the kernel that was written by hand."""
+
+    family: str
+    seed: int
+    problem: str
+    arm: str
+    size: str
+    model: str
+    attempts: tuple[Attempt, ...]
+    good_cycles: int | None
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return f"{self.family}-{self.seed}-{self.problem}-{self.size}-{self.arm}"
+
+    def first(self, *validities: str) -> int | None:
+        """The number of the first attempt with one of these results, from 1."""
+        numbers = (n for n, a in enumerate(self.attempts, 1) if a.validity in validities)
+        return next(numbers, None)
+
+    @property
+    def first_right(self) -> int | None:
+        """The number of the first right attempt."""
+        return self.first("correct")
+
+    @property
+    def first_compiled(self) -> int | None:
+        """The number of the first attempt that compiled."""
+        return self.first("correct", "incorrect", "crashed", "timed_out", "rejected")
+
+
+class _Silent:
+    """A listener of a run that keeps what proposers said."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def node(self, node: Node, tree: Tree) -> None:
+        """Nothing is shown."""
+
+    def log(self, message: str) -> None:
+        """Remember it."""
+        self.messages.append(message)
+
+
+def run_cell(
+    local: LocalTarget,
+    chip: Chip,
+    other: Chip,
+    problem: str,
+    arm: Arm,
+    *,
+    size: str,
+    model: str,
+    candidates: int,
+    options: ModelOptions,
+    out: Path,
+) -> Cell:
+    """Let the model write until a kernel is right or the candidates are spent; keep the result and
+    the transcripts below `out`.
+    """
+    source = arm.source(local.services, chip, other) if arm.source is not None else None
+    goal = Goal(
+        language=chip.language,
+        target=FIRST_RIGHT,
+        candidates=candidates,
+        knowledge=source is not None,
+        memory="both" if arm.memory else "none",
+        synthesizers=("llm",),
+    )
+    listener = _Silent()
+    finished = optimize(
+        local.services,
+        chip.problem(problem),
+        goal,
+        chip.id,
+        listener,
+        models=model,
+        model_options=options,
+        knowledge=source,
+    )
+    transcripts = local.services.settings.data_dir / "transcripts" / finished.run.id
+    prompts = _prompts(transcripts)
+    cell = Cell(
+        chip.family.name,
+        chip.seed,
+        problem,
+        arm.name,
+        size,
+        model,
+        tuple(_attempts(finished, prompts, _good_names(local, chip, problem))),
+        good_cycles(local, chip, problem),
+    )
+    store(cell, transcripts, out)
+    return cell
+
+
+def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
+    """The candidates of a stored cell, proposed again from its transcripts and evaluated anew; no
+    model is asked.
+    """
+    run = unpack_transcripts(folder, cell, local.services.settings.data_dir)
+    goal = Goal(
+        language=chip.language,
+        target=FIRST_RIGHT,
+        candidates=len(cell.attempts),
+        knowledge=False,
+        synthesizers=("llm",),
+    )
+    finished = optimize(
+        local.services,
+        chip.problem(cell.problem),
+        goal,
+        chip.id,
+        _Silent(),
+        models=cell.model,
+        model_options=ModelOptions(replay=run),
+    )
+    return list(finished.tree.nodes[1:])
+
+
+def good_cycles(local: LocalTarget, chip: Chip, problem: str) -> int | None:
+    """Simulated cycles of the kernel that was written by hand."""
+    evaluation = evaluate_files(
+        local.services,
+        chip.problem(problem),
+        chip.good_kernel(problem),
+        hardware=chip.id,
+        language=chip.language,
+    )
+    timings = evaluation.timings
+    return timings[0].cycles if timings else None
+
+
+def _good_names(local: LocalTarget, chip: Chip, problem: str) -> list[str]:
+    """The chip's names that the good kernel uses."""
+    with local.services.catalog.read() as connection:
+        cards = symbol_rows.listed(connection, (chip.id,), access_scope=ALL_ACCESS)
+    source = chip.good_kernel(problem).read_text(encoding="utf-8")
+    return names_in(source, {card.name for card in cards if card.kind != "error"})
+
+
+def _prompts(folder: Path) -> dict[int, str]:
+    """The text of each step's last prompt, by step."""
+    prompts: dict[int, str] = {}
+    for path in sorted(folder.glob("*.json")):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        prompts[row["step"]] = "\n".join(str(m.get("content", "")) for m in row["messages"][:2])
+    return prompts
+
+
+def _attempts(finished: Finished, prompts: Mapping[int, str], names: list[str]) -> list[Attempt]:
+    attempts = []
+    shown: set[str] = set()
+    for node in finished.tree.nodes[1:]:
+        prompt = prompts.get(node.number, "")
+        lines = {line for line in prompt.splitlines() if len(line) > 20}
+        fresh = len(lines - shown) / len(lines) if lines else 0.0
+        shown |= lines
+        present = names_in(prompt, names)
+        evaluation = node.evaluation
+        timings = evaluation.timings if evaluation is not None else ()
+        wrong = evaluation is not None and not evaluation.correct
+        attempts.append(
+            Attempt(
+                evaluation.validity if evaluation is not None else node.state,
+                timings[0].cycles if timings else None,
+                count_tokens(prompt),
+                len(present) / len(names) if names else None,
+                round(fresh, 3),
+                (evaluation.message or evaluation.log)[:300] if wrong and evaluation else "",
+            )
+        )
+    return attempts
+
+
+# -- files
+
+
+def store(cell: Cell, transcripts: Path, out: Path) -> None:
+    """Keep the result as JSON and the transcripts beside it, packed."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(transcripts.glob("*.json"))
+    ]
+    packed = gzip.compress(json.dumps(rows).encode(), mtime=0)
+    (out / f"{cell.name}.transcripts.json.gz").write_bytes(packed)
+    (out / f"{cell.name}.json").write_text(json.dumps(asdict(cell), indent=1) + "\n")
+
+
+def load_cells(folder: Path) -> list[Cell]:
+    """All cells that are kept in a folder, by name."""
+    cells = []
+    for path in sorted(folder.glob("*.json")):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        attempts = tuple(Attempt(**attempt) for attempt in row.pop("attempts"))
+        cells.append(Cell(**row, attempts=attempts))
+    return cells
+
+
+def load_transcripts(folder: Path, cell: Cell) -> list[dict[str, Any]]:
+    """The stored conversations of a cell."""
+    packed = (folder / f"{cell.name}.transcripts.json.gz").read_bytes()
+    rows: list[dict[str, Any]] = json.loads(gzip.decompress(packed))
+    return rows
+
+
+def unpack_transcripts(folder: Path, cell: Cell, data_dir: Path) -> str:
+    """Lay the conversations of a cell where a run replays them from; returns the run's id."""
+    rows = load_transcripts(folder, cell)
+    run = str(rows[0]["run"])
+    target = data_dir / "transcripts" / run
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for row in rows:
+        path = target / f"{row['step']}-{row['attempt']}.json"
+        path.write_text(json.dumps(row), encoding="utf-8")
+    return run

@@ -1,0 +1,306 @@
+"""Whole kernels among the code blocks of a manual: what a model imitates first.
+
+A block counts when it has an entry (a kernel, a function, a directive, a label), a body that uses
+several of the document's names or reads and writes memory, and an end. Commands, configuration and
+output are none. Knows no language: entries are recognised by what many languages share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ingestion.passages import Section
+from ingestion.symbols.cards import Card
+from ingestion.symbols.context import FOREIGN_FENCES
+from ingestion.symbols.drafts import word_set
+from ingestion.symbols.names import tokens_in
+from kb.problem_terms import canonical_op, problem_terms
+
+MAX_KERNEL = 20_000  # characters
+MAX_KERNELS = 50  # of a manual
+MAX_TEXT = 200_000  # characters of all its kernels
+MAX_SHAPES = 16
+_LINES = 4  # of code, without comments: a fragment has fewer
+_SYMBOLS = 3  # different ones that the body of a kernel uses
+
+_NO_LANGUAGE = word_set("text none plain plaintext default code txt pseudocode pseudo")
+
+_DECORATED = re.compile(r"^[ \t]*@[\w.]{0,40}(?:jit|kernel|autotune|heuristics|compile)\b", re.M)
+_PYTHON = re.compile(r"^[ \t]*(?:async )?def[ \t]+(\w++)[ \t]*\(", re.M)
+_MARKED_ENTRY = re.compile(
+    r"(?:__global__|\b__kernel\b|\[\[kernel\]\]|\bextern \"C\"|\bkernel_entry\b|__aicore__)", re.M
+)
+_FUNCTION = re.compile(
+    r"^[ \t]*(?:[A-Za-z_][\w:<>,*&.@\[\]\"() -]{0,160}?[\s*&])?[@%]?(\w++)[ \t]*"
+    r"(?:<[^<>\n]{0,80}>)?\([^;{}]{0,1500}\)[^;(){}\n]{0,200}\{",
+    re.M,
+)
+_DIRECTIVE = re.compile(
+    r"^[ \t]*\.(?:visible[ \t]+\.)?(?:kernel|entry|func|global|globl|amdhsa_kernel|text|type)\b"
+    r"[ \t]*+@?([A-Za-z_][\w.$]*+)?",
+    re.M | re.I,
+)
+_NAMED_ENTRY = re.compile(
+    r"^[ \t]*(?:kernel|routine|proc|procedure|program|func|function|fn|entry|subroutine|task)[ \t]+"
+    r"([A-Za-z_]\w*+)",
+    re.M | re.I,
+)
+_LABEL = re.compile(r"^([A-Za-z_.][\w.$]*+):[ \t]*(?:[#;/].*)?$", re.M)
+_CONTROL = word_set("if for while switch else do return catch")
+_END = re.compile(
+    r"\}\s*;?\s*\Z|\b(?:ret|return|end|endkernel|s_endpgm|exit|halt|stop|done)\b", re.I
+)
+# A name that says so, or an element that is assigned.
+_MEMORY = re.compile(
+    r"(?:\b|_|\.)(?:load|store|ld|st|dma|dma_copy|copy|read|write|fetch|gather|scatter|put|get)"
+    r"\w{0,12}(?=[ \t]*[\w(%.\[])|\w\[[^\]\n]{1,120}\][ \t]*[-+*/|&]?=(?!=)",
+    re.I,
+)
+_ELIDED = re.compile(
+    r"^[ \t]*(?:(?://|#)[ \t]*)?\.\.\.[ \t]*$|^[ \t]*(?:async )?def \w+\(\.\.\.\)", re.M
+)
+_COMMAND = re.compile(
+    r"^\s*(?:[$>%] |>>> |(?:sudo|pip3?|apt|cmake|make|git|cd|export|docker|python3?|conda) )", re.M
+)
+_COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;)")
+_SHAPE = re.compile(r"\b[A-Za-z_]\w{0,40}(?:\[[\w \t+*/,.:-]{1,32}\]){1,4}")
+_WORD = re.compile(r"[a-z]+|\d+")
+
+
+OWN_LINES, OWN_SYMBOLS = 12, 6  # of a whole kernel whose entry is not recognised
+
+
+@dataclass(frozen=True)
+class KernelSample:
+    """A whole kernel in a manual.
+
+    `operator` is canonical and empty where nothing names it; `title` is the section's; `language`
+    that of the fence, or the only one that the document can be about; `shapes` are arguments as
+    the entry writes them, such as `A[64][64]`. `section` is an index, `code` is verbatim, and
+    `symbols` are the names of cards in it, in order of first use."""
+
+    operator: str
+    title: str
+    language: str
+    shapes: tuple[str, ...]
+    section: int
+    code: str
+    symbols: tuple[str, ...]
+
+
+def kernels_of(
+    sections: Sequence[Section], cards: Sequence[Card], languages: Collection[str] = ()
+) -> list[KernelSample]:
+    """The whole kernels of one document in reading order. `languages` are those of the hardware
+    that it is about."""
+    names = {card.name: card for card in cards}
+    by_last = _by_last_part(names)
+    only = next(iter(languages)) if len(languages) == 1 else ""
+    own = {language.lower() for language in languages}
+    kernels: list[KernelSample] = []
+    seen: set[str] = set()
+    text = 0
+    for number, section in enumerate(sections):
+        for code, fence in _blocks(section):
+            if len(code) > MAX_KERNEL or code in seen:
+                continue
+            symbols = _symbols(code, names, by_last)
+            entry = entry_of(code)
+            if entry is None or not _is_whole(code, entry, symbols):
+                # A language of the chip's own may mark its entry in a way that nobody has seen.
+                if fence not in own or not _is_long(code, symbols):
+                    continue
+                entry = entry or Entry("", (), True)
+            if len(kernels) == MAX_KERNELS or text + len(code) > MAX_TEXT:
+                return kernels
+            seen.add(code)
+            text += len(code)
+            kernels.append(
+                KernelSample(
+                    operator=operator_of(entry.name, section.path),
+                    title=section.title,
+                    language=fence or only,
+                    shapes=entry.shapes,
+                    section=number,
+                    code=code,
+                    symbols=symbols,
+                )
+            )
+    return kernels
+
+
+def _blocks(section: Section) -> Iterator[tuple[str, str]]:
+    """Code blocks with their languages; one whose brackets stay open goes on in the next."""
+    pending, language = "", ""
+    for element in section.elements:
+        if element.kind != "code":
+            if element.kind == "title" or len(element.text) > 400:
+                pending = ""
+            continue
+        fence = (element.language or "").lower()
+        fence = "" if fence in _NO_LANGUAGE else fence
+        if fence in FOREIGN_FENCES:
+            continue
+        code = f"{pending}\n{element.text}" if pending and fence == language else element.text
+        if _is_open(code) and len(code) < MAX_KERNEL:
+            pending, language = code, fence
+            continue
+        pending = ""
+        yield code, fence
+    if pending:
+        yield pending, language
+
+
+def _is_open(code: str) -> bool:
+    return code.count("{") > code.count("}") and entry_of(code) is not None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a kernel begins. `marked` is a sign that nothing but a kernel has."""
+
+    name: str
+    shapes: tuple[str, ...]
+    marked: bool
+
+
+def entry_of(code: str) -> Entry | None:
+    """The entry of a block of code, or None."""
+    if len(code) > MAX_KERNEL:
+        return None
+    marked = bool(_DECORATED.search(code) or _MARKED_ENTRY.search(code))
+    for pattern in (_NAMED_ENTRY, _PYTHON, _FUNCTION, _DIRECTIVE, _LABEL):
+        for match in pattern.finditer(code):
+            name = match[1] or ""
+            if name.lower() in _CONTROL:
+                continue
+            kernel = marked or "kernel" in match[0].lower() or pattern is _DIRECTIVE
+            return Entry(name, _shapes(code, match.start()), kernel)
+    return Entry("", (), True) if marked else None
+
+
+def _shapes(code: str, start: int) -> tuple[str, ...]:
+    """Arguments with sizes, from the brackets of the entry's argument list."""
+    opening = code.find("(", start)
+    if opening < 0 or opening - start > 400:
+        return ()
+    depth = 0
+    for place in range(opening, min(len(code), opening + 4_000)):
+        depth += (code[place] == "(") - (code[place] == ")")
+        if depth == 0:
+            shapes = dict.fromkeys(_SHAPE.findall(code[opening:place]))
+            return tuple(shapes)[:MAX_SHAPES]
+    return ()
+
+
+def _is_whole(code: str, entry: Entry, symbols: Sequence[str]) -> bool:
+    lines = [line for line in code.split("\n") if line.strip() and not _COMMENT.match(line)]
+    if len(lines) < _LINES or _COMMAND.match(code):
+        return False
+    if _ELIDED.search(code) or not (_PYTHON.search(code) or _END.search(code)):
+        return False
+    used = [name for name in symbols if name != entry.name]
+    if entry.marked:
+        return len(used) >= _SYMBOLS or bool(_MEMORY.search(code))
+    return len(used) >= _SYMBOLS and bool(_MEMORY.search(code) or len(used) > _SYMBOLS)
+
+
+def _is_long(code: str, symbols: Sequence[str]) -> bool:
+    """Whether a block in the chip's own language is as long and as varied as a whole kernel."""
+    lines = [line for line in code.split("\n") if line.strip() and not _COMMENT.match(line)]
+    if _ELIDED.search(code) or _COMMAND.match(code):
+        return False
+    # The names that it uses may be defined in another document.
+    leading = {line.split()[0] for line in lines}
+    varied = len(symbols) >= OWN_SYMBOLS or len(leading) >= OWN_SYMBOLS
+    return len(lines) >= OWN_LINES and varied
+
+
+def _by_last_part(names: Collection[str]) -> Mapping[str, str]:
+    """`tl.load` for what a document calls `triton.language.load`: its last part, where that is
+    long enough to be no chance."""
+    return {
+        last: name for name in names if (last := name.rpartition(".")[2]) != name and len(last) > 3
+    }
+
+
+def _symbols(code: str, names: Mapping[str, Card], by_last: Mapping[str, str]) -> tuple[str, ...]:
+    used: dict[str, None] = {}
+    for token in tokens_in(code):
+        if token in names:
+            used[token] = None
+            continue
+        head, dot, last = token.rpartition(".")
+        if dot and last in by_last:
+            used[by_last[last]] = None
+        elif dot and head in names:
+            used[head] = None
+    return tuple(used)
+
+
+# What a kernel computes, by the words of its name and headings
+
+_PHRASES: Mapping[str, str] = {
+    "matrix multiplication": "matmul",
+    "matrix multiply": "matmul",
+    "matrix product": "matmul",
+    "matrix matrix": "matmul",
+    "batched matmul": "bmm",
+    "batch matmul": "bmm",
+    "dot product": "reduction",
+    "vector add": "elementwise",
+    "vector addition": "elementwise",
+    "tensor add": "elementwise",
+    "tensor addition": "elementwise",
+    "matrix addition": "elementwise",
+    "element wise": "elementwise",
+    "layer normalization": "layernorm",
+    "rms normalization": "rmsnorm",
+    "batch normalization": "batchnorm",
+    "group normalization": "groupnorm",
+    "row sum": "reduction",
+    "prefix sum": "scan",
+    "cumulative sum": "scan",
+    "average pooling": "pooling",
+    "max pooling": "pooling",
+    "flash attention": "attention",
+    **dict.fromkeys(
+        word_set("add vadd vecadd saxpy axpy relu gelu silu sigmoid tanh swiglu"), "elementwise"
+    ),
+}
+# Also ordinary words: these count last, and the second line only in the name of a kernel.
+_ORDINARY = word_set(
+    "sum truncate sort scan embedding reduce gather scatter pool ragged loss add fm mm transpose"
+)
+_IN_NAMES = word_set("linear copy pad take mean max min binary unary activation single nested")
+
+
+def operator_of(entry: str, path: Sequence[str]) -> str:
+    """The canonical operator that an entry's name or its headings, innermost first, name."""
+    texts = [entry, *reversed(path[-2:])]
+    for ordinary in (False, True):
+        for number, text in enumerate(texts):
+            skipped = _IN_NAMES | (frozenset() if ordinary else _ORDINARY)
+            operator = _operator_in(text, skipped if number or not ordinary else frozenset())
+            if operator:
+                return operator
+    return ""
+
+
+def _operator_in(text: str, skipped: frozenset[str]) -> str:
+    spread = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text[:300]).lower()
+    words = re.findall(r"[a-z]+[0-9]?[a-z]*", spread.replace("_", " ").replace("-", " "))
+    terms = problem_terms()
+    for size in (4, 3, 2, 1):
+        for start in range(len(words) - size + 1):
+            phrase = " ".join(words[start : start + size])
+            if phrase in skipped:
+                continue
+            if phrase in _PHRASES:
+                return _PHRASES[phrase]
+            operator = canonical_op(phrase)
+            if operator in terms.ops:
+                return operator
+    return ""

@@ -1,0 +1,288 @@
+"""Tables whose rows are names of a language: instruction sets, functions, directives, error codes.
+
+Each column is given a role by its header. A table counts when a header says that a column holds
+names, or when the names are marked and the words around the table say what they are; and when most
+rows do hold names. A table of a chip's properties has neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ingestion.elements import Table
+from ingestion.symbols.context import (
+    KIND_WORDS,
+    NEUTRAL_WORDS,
+    SYNTAX_WORDS,
+    is_foreign,
+    kind_in,
+    words_of,
+)
+from ingestion.symbols.drafts import (
+    MAX_FURTHER,
+    MAX_LIMIT,
+    MAX_LIMITS,
+    MAX_MEANING,
+    MAX_OPERAND,
+    MAX_OPERANDS,
+    MAX_SIGNATURE,
+    Draft,
+    Kind,
+    bounded,
+    cut,
+    word_set,
+)
+from ingestion.symbols.names import (
+    CODE,
+    Mention,
+    is_error_code,
+    is_hyphened,
+    is_type_name,
+    looks_coded,
+    mentions_in,
+    without_links,
+    without_ticks,
+)
+
+MAX_ROWS = 1_000
+MAX_COLUMNS = 24
+_NAMING_SHARE = 0.6  # of the rows of a table of names
+
+_OPERANDS = word_set("operand operands argument arguments args parameter parameters")
+_MEANING = word_set(
+    "description meaning effect effects semantics operation summary purpose action definition "
+    "function explanation behavior behaviour remedy result shorthand"
+)
+_LIMITS = word_set(
+    "limit limits limitation limitations restriction restrictions constraint constraints alignment "
+    "range ranges requirement requirements rule rules supported valid allowed legal bound "
+    "bounds"
+)
+# What stands under these is a chip, a setting or a measurement.
+_SUBJECTS = word_set(
+    "property parameter option variable environment field metric counter chip device gpu model "
+    "specification version file directory flag setting key argument feature architecture platform "
+    "package bit bits offset address stage step layer tensor dimension benchmark target"
+)
+_QUANTITY = word_set("number count of per size total max maximum min minimum unit units")
+_PLAIN = re.compile(r"[^\w\s/-]+")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table or list stands: the words nearest first, the names that the document's code
+    uses."""
+
+    section: int
+    around: tuple[str, ...]
+    in_code: Collection[str]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    names: int
+    kind: Kind | None
+    signature: int | None
+    operands: int | None
+    meaning: int | None
+    limits: tuple[int, ...]
+    further: tuple[int, ...]
+
+
+def table_drafts(table: Table, place: Place) -> Iterator[Draft]:
+    """A draft for every name in every row; none for a table that is about something else."""
+    header, rows = _header_and_rows(table)
+    if not rows or len(header) > MAX_COLUMNS:
+        return
+    around = tuple(filter(None, (table.caption, *place.around)))
+    columns = _columns(header, rows, around, place.in_code)
+    if columns is None:
+        return
+    for row in rows[:MAX_ROWS]:
+        yield from _row_drafts(header, row, columns, place.section)
+
+
+def _header_and_rows(table: Table) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The header row that names most columns. Rows that a parser took for headers between parts
+    of a table repeat one cell and are no rows."""
+    header: tuple[str, ...] = ()
+    for row in table.header:
+        if len(set(filter(None, row))) > len(set(filter(None, header))):
+            header = row
+    rows = [row for row in table.rows if len(set(filter(None, row))) > 1 or len(row) == 1]
+    return header, rows
+
+
+def _columns(
+    header: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    around: Sequence[str],
+    in_code: Collection[str],
+) -> _Columns | None:
+    heads = [_head_words(cell) for cell in header] or [[] for _ in rows[0]]
+    named = [_naming(words, n, around) for n, words in enumerate(heads)]
+    shares = [
+        _share([row[n] for row in rows], naming, in_code) if naming is not None else 0.0
+        for n, naming in enumerate(named)
+    ]
+    best = max(range(len(heads)), key=lambda n: (shares[n], -n))
+    if shares[best] < _NAMING_SHARE:
+        return None
+    rest = [n for n in range(len(heads)) if n != best]
+    signature = next(
+        (n for n in rest if SYNTAX_WORDS & {*heads[n]} and _repeats_names(rows, best, n)), None
+    )
+    operands = next((n for n in rest if _OPERANDS & {*heads[n]} and n != signature), None)
+    rest = [n for n in rest if n not in (signature, operands)]
+    meanings = [n for n in rest if _MEANING & {*heads[n]}]
+    worded = meanings or [n for n in rest if _is_prose(rows, n) and not _LIMITS & {*heads[n]}]
+    meaning = max(worded, key=lambda n: _width(rows, n), default=None)
+    limits = tuple(n for n in rest if n != meaning and _LIMITS & {*heads[n]})
+    further = tuple(n for n in rest if n != meaning and n not in limits)
+    naming = named[best]
+    kind = naming.kind if naming else None
+    return _Columns(best, kind, signature, operands, meaning, limits, further)
+
+
+def _repeats_names(rows: Sequence[tuple[str, ...]], names: int, column: int) -> bool:
+    """Whether a column writes the names of its rows with their operands."""
+    return 2 * sum(_written(row[names]) in row[column] for row in rows) >= len(rows)
+
+
+def _written(cell: str) -> str:
+    return without_ticks(cell).split(" ")[0].rstrip(",")
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """Why a column may hold names. `trusted`: its header says so outright."""
+
+    kind: Kind | None
+    trusted: bool
+
+
+def _head_words(cell: str) -> list[str]:
+    return words_of(_PLAIN.sub(" ", without_ticks(cell)))
+
+
+def _naming(words: Sequence[str], column: int, around: Sequence[str]) -> _Naming | None:
+    """What the header of a column promises, or None where it cannot hold names."""
+    context = kind_in(around)
+    if not words:
+        return _Naming(context, False) if context and column < 2 else None
+    if _SUBJECTS & {*words[:1], words[-1]} and not {"operand"} & {*words}:
+        return None
+    if _QUANTITY & {*words} or len(words) > 4:
+        return None
+    head = words[-1]
+    if head in SYNTAX_WORDS | {"name", "code", "mnemonic", "id"} and len(words) > 1:
+        head = words[-2] if words[-2] in KIND_WORDS or words[-2] in NEUTRAL_WORDS else head
+    if column > 0 and KIND_WORDS.get(head) in ("type", "constant", "register"):
+        return None  # the type of what the first column names
+    if head == "code":
+        return _Naming("error", context == "error")
+    if head in KIND_WORDS:
+        kind = KIND_WORDS[head]
+        return _Naming(kind, kind not in ("type", "error", "function"))
+    if head in NEUTRAL_WORDS or head in SYNTAX_WORDS - {"format", "form"}:
+        foreign = context is None or is_foreign(around[:2])
+        return _Naming(context, False) if not foreign or head != "name" else None
+    return None
+
+
+def _share(cells: Sequence[str], naming: _Naming, in_code: Collection[str]) -> float:
+    """How many of the filled cells hold names and nothing else."""
+    filled = [cell for cell in cells if cell.strip()]
+    if not filled or len(filled) * 2 < len(cells):
+        return 0.0
+    good = sum(_names_row(cell, naming, in_code) for cell in filled)
+    return good / len(filled)
+
+
+def _names_row(cell: str, naming: _Naming, in_code: Collection[str]) -> bool:
+    mentions = mentions_in(cell, trusted=naming.trusted, loose=True)
+    return bool(mentions) and all(_is_symbol(m, naming, in_code) for m in mentions)
+
+
+def _is_symbol(mention: Mention, naming: _Naming, in_code: Collection[str]) -> bool:
+    name = mention.name
+    if is_hyphened(name) and not naming.trusted:
+        return False
+    if naming.kind == "error":
+        return is_error_code(name) or looks_coded(name) or (naming.trusted and name.isupper())
+    if naming.trusted or mention.marked:
+        return not name.istitle() or mention.marked
+    if naming.kind == "type" and is_type_name(name):
+        return True
+    return looks_coded(name) or bool(mention.signature) or name in in_code
+
+
+def _row_drafts(
+    header: Sequence[str], row: Sequence[str], columns: _Columns, section: int
+) -> Iterator[Draft]:
+    naming = _Naming(columns.kind, True)
+    mentions = mentions_in(row[columns.names], trusted=True, loose=True)
+    if not mentions or not all(_is_symbol(m, naming, ()) for m in mentions):
+        return
+    syntax = without_ticks(row[columns.signature]) if columns.signature is not None else ""
+    operands = row[columns.operands] if columns.operands is not None else ""
+    meaning = row[columns.meaning] if columns.meaning is not None else ""
+    if not any(map(str.isalnum, meaning)):
+        meaning = _after_names(row[columns.names])
+    limits = bounded((row[n] for n in columns.limits), MAX_LIMITS, MAX_LIMIT)
+    further = bounded(
+        (_headed(header, row, n) for n in columns.further if row[n] and n < len(header)),
+        MAX_FURTHER,
+        MAX_LIMIT,
+    )
+    for mention in mentions:
+        own = len(mentions) == 1 or mention.name in syntax
+        yield Draft(
+            mention.name,
+            section,
+            kind=columns.kind,
+            signature=cut((syntax if own else "") or mention.signature, MAX_SIGNATURE),
+            operands=operands_of(operands),
+            meaning=cut(meaning, MAX_MEANING),
+            limits=limits,
+            further=further,
+        )
+
+
+def _after_names(cell: str) -> str:
+    """What a cell says after the piece of code that it begins with."""
+    first = CODE.match(cell)
+    rest = cell[first.end() :] if first else ""
+    return rest.strip(" |:-\u2013\u2014") if len(rest.split()) > 1 else ""
+
+
+def _headed(header: Sequence[str], row: Sequence[str], column: int) -> str:
+    title = without_ticks(header[column])
+    return f"{title}: {row[column]}" if title else row[column]
+
+
+def _is_prose(rows: Sequence[tuple[str, ...]], column: int) -> bool:
+    """Cells of several words that differ from row to row, rather than numbers or marks."""
+    cells = [row[column] for row in rows if row[column]]
+    words = sum(len(re.findall(r"[A-Za-z]{2,}", cell)) for cell in cells)
+    return words >= 2 * len(cells) > 0 and len(set(cells)) * 2 >= min(len(cells), 8)
+
+
+def _width(rows: Sequence[tuple[str, ...]], column: int) -> int:
+    return sum(len(row[column]) for row in rows)
+
+
+def operands_of(cell: str) -> tuple[tuple[str, str], ...]:
+    """The operands of a cell, cut at commas outside brackets; a cell gives no meanings."""
+    text = without_ticks(without_links(cell))
+    parts: list[str] = []
+    depth = start = 0
+    for place, mark in enumerate(text):
+        depth += (mark in "([{<") - (mark in ")]}>")
+        if mark in ",;" and depth <= 0:
+            parts.append(text[start:place])
+            start = place + 1
+    parts.append(text[start:])
+    return tuple((part, "") for part in bounded(parts, MAX_OPERANDS, MAX_OPERAND))

@@ -1,0 +1,200 @@
+"""Where the document uses its names: the sentences that bound them and the code that shows them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from ingestion.passages import Section
+from ingestion.symbols.context import FOREIGN_FENCES
+from ingestion.symbols.drafts import MAX_LIMIT, MAX_LIMITS, Draft, word_set
+from ingestion.symbols.names import EMPTY_WORDS, NAME, is_word
+from ingestion.symbols.sentences import sentences_of
+
+MAX_EXAMPLES = 4  # lines kept for each name while the best is sought
+MAX_EXAMPLE = 300  # characters
+MAX_EXAMPLE_LINES = 3
+MAX_LINE = 200
+MAX_CODE = 200_000  # characters of all code blocks that are read
+MAX_PROSE = 1_000_000
+
+_BOUND = re.compile(
+    r"\b(?:must|multiples?|aligned|alignment|at most|at least|only|cannot|can't|may not"
+    r"|no more than|no less than"
+    r"|maximum|minimum|exceeds?|up to|limited|not supported|not allowed|unsupported"
+    r"|shall|required|requires|restricted|power of two|divisible|greater than|less than|never)\b",
+    re.I,
+)
+_NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*+(?![\w.])|\b\d+ ?(?:bytes?|bits?|KiB|KB|MB|elements?)\b")
+_LIMITING = re.compile(
+    r"limit|restrict|constrain|align|requirement|rules?\b|caveat|not supported", re.I
+)
+_FIELD = re.compile(r"^[ \t]*:[A-Za-z][^:\n]{0,40}:(?=\s).*$", re.MULTILINE)
+_TICKED = re.compile(r"`{1,2}([^`\n]{1,120})`{1,2}")
+_COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;|--|%%)")
+_IMPORT = re.compile(
+    r"^\s*(?:import ([\w.]{1,80}) as (\w{1,20})"
+    r"|from ([\w.]{1,80}) import (\w{1,40}) as (\w{1,20}))",
+    re.MULTILINE,
+)
+_CALLED = re.compile(r"(?<![\w.:])([A-Za-z_][\w.:]*+)(?=(?:<[^<>\n]{0,60}>)?\s?\()")
+_OPENED = re.compile(r"(?<![\w.:])([A-Za-z_][\w.:]*+)(?=[<{])")
+_LEADING = re.compile(
+    r"^[ \t]*+([.@%]?[A-Za-z_][\w.]*+)(?=[ \t]++[\w%$@(\[\"'#.-]|[ \t]*+;?[ \t]*+$)", re.M
+)
+_SETTING = re.compile(r"\b([A-Z][A-Z0-9]*+_[A-Z0-9_]++)=[\w\"'/.$]")
+_PLURALS = ("s", "es")
+
+
+def limits_for(sections: Sequence[Section], names: Collection[str]) -> Mapping[str, list[str]]:
+    """For each name the sentences that name it and bound it; those of sections about limits
+    first."""
+    first: dict[str, list[str]] = defaultdict(list)
+    later: dict[str, list[str]] = defaultdict(list)
+    budget = MAX_PROSE
+    for section in sections:
+        limiting = any(_LIMITING.search(title[:200]) for title in section.path[-2:])
+        for sentence in _prose(section):
+            budget -= len(sentence)
+            if budget < 0:
+                return _joined(first, later)
+            if not _bounds(sentence):
+                continue
+            for name in _named_in(sentence, names, limiting):
+                (first if limiting else later)[name].append(sentence)
+    return _joined(first, later)
+
+
+def _joined(
+    first: Mapping[str, list[str]], later: Mapping[str, list[str]]
+) -> Mapping[str, list[str]]:
+    return {
+        name: (first.get(name, []) + later.get(name, []))[:MAX_LIMITS] for name in {*first, *later}
+    }
+
+
+def _prose(section: Section) -> Iterator[str]:
+    """Sentences; fields (`:Cycles: 1 to issue`) are none, and a card has them as what they are."""
+    for element in section.elements:
+        if element.kind in ("text", "list"):
+            yield from sentences_of(_FIELD.sub("", element.text))
+
+
+def _bounds(sentence: str) -> bool:
+    if len(sentence) > 2 * MAX_LIMIT:
+        return False
+    return bool(_BOUND.search(sentence) or _NUMBER.search(sentence))
+
+
+def bounding(text: str) -> list[str]:
+    """The sentences of a text that state a bound in words."""
+    return [
+        s for s in sentences_of(_FIELD.sub("", text)) if len(s) <= MAX_LIMIT and _BOUND.search(s)
+    ]
+
+
+def _named_in(sentence: str, names: Collection[str], limiting: bool) -> set[str]:
+    """Names in a sentence: marked as code, or of a shape that no word has. A section about limits
+    may also use a plain word for what it names, in the plural too."""
+    named: set[str] = set()
+    for span in _TICKED.findall(sentence):
+        named.update(token for token in _tokens(span) if token in names)
+    for token in _tokens(sentence):
+        if token in names and not is_word(token):
+            named.add(token)
+        elif limiting and len(token) > 2 and token not in EMPTY_WORDS and token not in _COMMON:
+            stems = [token, *(token.removesuffix(e) for e in _PLURALS if token.endswith(e))]
+            named.update(stem for stem in stems if stem in names and len(stem) > 2)
+    return named
+
+
+_COMMON = word_set("for in out over plus while times one use used block row column")
+
+
+def _tokens(text: str) -> Iterator[str]:
+    for match in NAME.finditer(text):
+        yield match[0].rstrip(".*:")
+
+
+class CodeLines:
+    """The code of a document, to ask which line shows a name best."""
+
+    def __init__(self, sections: Sequence[Section]) -> None:
+        self.names: set[str] = set()
+        self.called: set[str] = set()  # before a bracket
+        self.leading: set[str] = set()  # at the start of a statement, before operands
+        self.settings: set[str] = set()  # NAME=value, as for environment variables
+        self._lines: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
+        self._aliases: dict[str, set[str]] = defaultdict(set)
+        left = MAX_CODE
+        for section in sections:
+            for element in section.elements:
+                self.settings.update(_SETTING.findall(element.text[: MAX_LINE * 100]))
+                if element.kind == "code" and left > 0:
+                    if (element.language or "").lower() not in FOREIGN_FENCES:
+                        self._read(element.text[:left], element.language or "")
+                    left -= len(element.text)
+
+    def _read(self, code: str, language: str) -> None:
+        for match in _IMPORT.finditer(code):
+            whole = match[1] or f"{match[3]}.{match[4]}"
+            self._aliases[whole].add(match[2] or match[5])
+        self.called.update(_CALLED.findall(code))
+        self.leading.update(_OPENED.findall(code))
+        self.leading.update(_LEADING.findall(code))
+        lines = code.split("\n")
+        for number, line in enumerate(lines):
+            if len(line) > MAX_LINE or _COMMENT.match(line):
+                continue
+            for token in _tokens(line):
+                self.names.add(token)
+                # A line that does something with the name shows more than the bare name.
+                cost = len(line.strip()) + (400 if line.strip().rstrip(";:") == token else 0)
+                kept = self._lines[token]
+                if len(kept) < MAX_EXAMPLES or cost < kept[-1][0]:
+                    kept.append((cost, _statement(lines, number), language))
+                    kept.sort(key=lambda line: line[0])
+                    del kept[MAX_EXAMPLES:]
+
+    def example(self, draft: Draft) -> tuple[str, str]:
+        """A line or a few that use a name, and the language of the block."""
+        for name in self._written(draft.name):
+            for _, line, language in self._lines.get(name, ()):
+                if not _is_definition(line, draft.signature):
+                    return line, language
+        return "", ""
+
+    def _written(self, name: str) -> Iterator[str]:
+        """The name, and the forms that imports of the document allow."""
+        yield name
+        module, dot, last = name.rpartition(".")
+        if dot:
+            for alias in sorted(self._aliases.get(module, ())):
+                yield f"{alias}.{last}"
+
+    def uses(self, name: str) -> bool:
+        """Whether code calls a name or begins a statement with it."""
+        return name in self.called or name in self.leading
+
+
+def _is_definition(line: str, signature: str) -> bool:
+    """Whether a line only writes the signature, perhaps with a comment."""
+    words, stated = " ".join(line.split()), " ".join(signature.split())
+    return bool(stated) and (words.startswith(stated) or stated.startswith(words))
+
+
+def _statement(lines: Sequence[str], number: int) -> str:
+    """A line, with the next ones where its brackets stay open."""
+    kept = [lines[number]]
+    depth = _open(lines[number])
+    while depth > 0 and len(kept) < MAX_EXAMPLE_LINES and number + len(kept) < len(lines):
+        kept.append(lines[number + len(kept)])
+        depth += _open(kept[-1])
+    if depth > 0:
+        kept = kept[:1]
+    return "\n".join(line.rstrip() for line in kept).strip()[:MAX_EXAMPLE]
+
+
+def _open(line: str) -> int:
+    return line.count("(") + line.count("[") - line.count(")") - line.count("]")

@@ -1,0 +1,259 @@
+"""Whole kernels that a reader can start from: those of manuals, and those that runs have verified.
+
+A manual's sample belongs to a version of its document. What the chip's own toolchain said about it
+(`status`) stays with equal code in the next version. A kernel of a run has no document; it is there
+because it was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.knowledge.symbols import document_hardware
+from kb.catalog.meta import bump_revision
+from kb.catalog.tables import knowledge as t
+from kb.errors import NotFound
+from kb.ids import derived_id, sha256
+from kb.scope import ALL_ACCESS, ANY
+
+# What the chip's toolchain said of it, in rising order. `refused`: it does not compile.
+Status = Literal["untried", "refused", "compiles", "runs", "right"]
+STATUSES: tuple[Status, ...] = ("untried", "refused", "compiles", "runs", "right")
+
+
+class SampleLike(Protocol):
+    """A whole kernel of a manual (ingestion.samples.kernels.KernelSample)."""
+
+    @property
+    def operator(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def language(self) -> str: ...
+    @property
+    def shapes(self) -> tuple[str, ...]: ...
+    @property
+    def section(self) -> int: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def symbols(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A kernel with its operator, language and argument shapes as written in it. `status` is what
+    the chip's toolchain said of it, `evidence` the sentence for a reader. `document_id` is None for
+    a kernel of a run.
+    """
+
+    id: str
+    title: str
+    operator: str
+    language: str
+    hardware: tuple[str, ...]
+    shapes: tuple[str, ...]
+    symbols: tuple[str, ...]
+    code: str
+    status: Status
+    evidence: str
+    document_id: str | None
+    document_title: str
+    version: int | None
+    section_id: str | None
+    path: tuple[str, ...]
+    run_id: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The form of GET /hardware/{id}/samples."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class VerifiedKernel:
+    """A kernel that a run has found right on a chip."""
+
+    title: str
+    operator: str
+    language: str
+    hardware: str
+    shapes: tuple[str, ...]
+    symbols: tuple[str, ...]
+    code: str
+    evidence: str
+    run_id: str
+
+
+def replace_version_samples(
+    connection: Connection, version_id: str, samples: Sequence[SampleLike], current: bool
+) -> int:
+    """Store the kernels of a version in place of those that it had; where it is `current`, those of
+    the document's other versions leave every answer. Returns their number.
+    """
+    document = connection.execute(
+        sa.select(t.documents)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(t.document_versions.c.id == version_id)
+    ).one()
+    tried = _tried(connection, document.id)
+    if current:
+        connection.execute(
+            t.samples.update().where(t.samples.c.document_id == document.id).values(active=False)
+        )
+    connection.execute(t.samples.delete().where(t.samples.c.version_id == version_id))
+    sections = list(
+        connection.execute(
+            sa.select(t.sections.c.id, t.sections.c.hardware_scope)
+            .where(t.sections.c.version_id == version_id)
+            .order_by(t.sections.c.ordinal)
+        )
+    )
+    scope = document_hardware(connection, document.id)
+    rows = []
+    for n, sample in enumerate(samples):
+        digest = sha256(sample.code)
+        status, evidence = tried.get(digest, ("untried", ""))
+        rows.append(
+            {
+                "id": derived_id("smp", version_id, n),
+                "document_id": document.id,
+                "version_id": version_id,
+                "section_id": sections[sample.section].id,
+                "run_id": None,
+                "title": sample.title,
+                "operator": sample.operator,
+                "language": sample.language,
+                "hardware": sections[sample.section].hardware_scope or scope,
+                "shapes": list(sample.shapes),
+                "symbols": list(sample.symbols),
+                "code": sample.code,
+                "code_sha256": digest,
+                "status": status,
+                "evidence": evidence,
+                "active": current,
+                "created_at": clock.now(),
+                "access_scope": document.access_scope,
+            }
+        )
+    if rows:
+        connection.execute(t.samples.insert(), rows)
+    return len(rows)
+
+
+def _tried(connection: Connection, document_id: str) -> dict[str, tuple[str, str]]:
+    """What was said of earlier code, by its digest."""
+    rows = connection.execute(
+        sa.select(t.samples.c.code_sha256, t.samples.c.status, t.samples.c.evidence).where(
+            t.samples.c.document_id == document_id, t.samples.c.status != "untried"
+        )
+    )
+    return {row.code_sha256: (row.status, row.evidence) for row in rows}
+
+
+def add_verified(
+    connection: Connection, kernel: VerifiedKernel, access_scope: str = ALL_ACCESS
+) -> str:
+    """Keep a right kernel of a run as a sample of its chip, in place of the run's earlier one for
+    this operator; returns its id.
+    """
+    connection.execute(
+        t.samples.delete().where(
+            t.samples.c.run_id == kernel.run_id,
+            t.samples.c.operator == kernel.operator,
+            t.samples.c.language == kernel.language,
+        )
+    )
+    digest = sha256(kernel.code)
+    identity = derived_id("smp", kernel.run_id, digest)
+    connection.execute(
+        t.samples.insert().values(
+            id=identity,
+            document_id=None,
+            version_id=None,
+            section_id=None,
+            run_id=kernel.run_id,
+            title=kernel.title,
+            operator=kernel.operator,
+            language=kernel.language,
+            hardware=[kernel.hardware],
+            shapes=list(kernel.shapes),
+            symbols=list(kernel.symbols),
+            code=kernel.code,
+            code_sha256=digest,
+            status="right",
+            evidence=kernel.evidence,
+            active=True,
+            created_at=clock.now(),
+            access_scope=access_scope,
+        )
+    )
+    bump_revision(connection)
+    return identity
+
+
+def set_status(connection: Connection, sample_id: str, status: Status, evidence: str) -> None:
+    """Store what the chip's toolchain said of a sample. Raises NotFound."""
+    changed = connection.execute(
+        t.samples.update()
+        .where(t.samples.c.id == sample_id)
+        .values(status=status, evidence=evidence)
+    )
+    if changed.rowcount != 1:
+        raise NotFound(
+            f"no sample {sample_id[:80]!r}", hint="GET /hardware/{id}/samples lists them with ids."
+        )
+    bump_revision(connection)
+
+
+def listed(
+    connection: Connection,
+    hardware: Sequence[str] | None = None,
+    access_scope: str = ALL_ACCESS,
+) -> list[Sample]:
+    """Active samples, those of runs first; with `hardware`, those about one of these ids."""
+    query = _SELECT.where(t.samples.c.active.is_(True), t.samples.c.access_scope == access_scope)
+    samples: Iterable[Sample] = map(_sample, connection.execute(query))
+    if hardware is not None:
+        wanted = set(hardware)
+        samples = (s for s in samples if set(s.hardware) & wanted)
+    return sorted(samples, key=lambda s: (s.document_id is not None, s.document_title, s.id))
+
+
+_SELECT = (
+    sa.select(
+        t.samples,
+        t.documents.c.title.label("document_title"),
+        t.document_versions.c.number,
+        t.sections.c.path,
+    )
+    .outerjoin(t.documents, t.documents.c.id == t.samples.c.document_id)
+    .outerjoin(t.document_versions, t.document_versions.c.id == t.samples.c.version_id)
+    .outerjoin(t.sections, t.sections.c.id == t.samples.c.section_id)
+)
+
+
+def _sample(row: sa.Row[Any]) -> Sample:
+    return Sample(
+        id=row.id,
+        title=row.title,
+        operator=row.operator,
+        language=row.language,
+        hardware=tuple(h for h in row.hardware if h != ANY),
+        shapes=tuple(row.shapes),
+        symbols=tuple(row.symbols),
+        code=row.code,
+        status=row.status,
+        evidence=row.evidence,
+        document_id=row.document_id,
+        document_title=row.document_title or "",
+        version=row.number,
+        section_id=row.section_id,
+        path=tuple(row.path or ()),
+        run_id=row.run_id,
+    )

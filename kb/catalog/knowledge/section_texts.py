@@ -1,0 +1,210 @@
+"""Sections read whole: all passages of a section in order, and the documents of a chip section by
+section.
+
+Search finds passages; a reader gets the section that they stand in. What is returned is live and
+within the scope, checked as every hit is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog.engine import portions
+from kb.catalog.knowledge import passages
+from kb.catalog.knowledge.passages import Passage
+from kb.catalog.tables import knowledge as t
+from kb.scope import ScopeFilter
+
+
+@dataclass(frozen=True)
+class WholeSection:
+    """A section with its passages in reading order. `parent_id` is the enclosing section;
+    `source_key` orders documents as they were uploaded by path.
+    """
+
+    id: str
+    seq: int
+    parent_id: str | None
+    ordinal: int
+    level: int
+    path: tuple[str, ...]
+    document_id: str
+    source_key: str
+    passages: tuple[Passage, ...]
+
+
+def whole_sections(
+    connection: Connection, section_ids: Iterable[str], scope: ScopeFilter
+) -> dict[str, WholeSection]:
+    """These sections by id; those without a passage that the scope admits are left out."""
+    sections: dict[str, WholeSection] = {}
+    for part in portions(sorted(set(section_ids))):
+        rows = list(connection.execute(_SELECT.where(t.sections.c.id.in_(part))))
+        members = passages.sections_of(connection, [row.seq for row in rows])
+        live = passages.load(connection, (n for seqs in members.values() for n in seqs), scope)
+        for row in rows:
+            own = tuple(live[seq] for seq in members.get(row.seq, ()) if seq in live)
+            if own:
+                sections[row.id] = _section(row, own)
+    return sections
+
+
+def below(connection: Connection, parent_ids: Collection[str]) -> dict[str, list[str]]:
+    """Ids of the sections directly below these, by parent, in reading order."""
+    children: dict[str, list[str]] = {}
+    for part in portions(sorted(set(parent_ids))):
+        rows = connection.execute(
+            sa.select(t.sections.c.id, t.sections.c.parent_id)
+            .where(t.sections.c.parent_id.in_(part))
+            .order_by(t.sections.c.ordinal)
+        )
+        for row in rows:
+            children.setdefault(row.parent_id, []).append(row.id)
+    return children
+
+
+@dataclass(frozen=True)
+class OwnDocument:
+    """A document about a chip; `characters` counts its live passages about that chip."""
+
+    id: str
+    title: str
+    source_key: str
+    characters: int
+
+
+def documents_about(
+    connection: Connection, hardware: Sequence[str], scope: ScopeFilter
+) -> list[OwnDocument]:
+    """Documents with passages scoped to one of these chips, by source key."""
+    about = t.passage_hardware
+    query = (
+        sa.select(
+            t.documents.c.id,
+            t.documents.c.title,
+            t.documents.c.source_key,
+            sa.func.sum(sa.func.length(t.passages.c.text)).label("characters"),
+        )
+        .join(t.passages, t.passages.c.document_id == t.documents.c.id)
+        .where(
+            t.passages.c.active.is_(True),
+            t.passages.c.access_scope == scope.access_scope,
+            t.documents.c.category.in_(scope.categories),
+            sa.select(about.c.passage_id)
+            .where(about.c.passage_id == t.passages.c.id, about.c.hardware_id.in_(hardware))
+            .exists(),
+        )
+        .group_by(t.documents.c.id)
+        .order_by(t.documents.c.source_key)
+    )
+    return [
+        OwnDocument(row.id, row.title, row.source_key, int(row.characters))
+        for row in connection.execute(query)
+    ]
+
+
+def texts_about(
+    connection: Connection, hardware: Sequence[str], scope: ScopeFilter
+) -> dict[str, str]:
+    """The live text about these chips, by document."""
+    about = t.passage_hardware
+    rows = connection.execute(
+        sa.select(t.passages.c.document_id, t.passages.c.text)
+        .join(t.documents, t.documents.c.id == t.passages.c.document_id)
+        .where(
+            t.passages.c.active.is_(True),
+            t.passages.c.access_scope == scope.access_scope,
+            t.documents.c.category.in_(scope.categories),
+            sa.select(about.c.passage_id)
+            .where(about.c.passage_id == t.passages.c.id, about.c.hardware_id.in_(hardware))
+            .exists(),
+        )
+        .order_by(t.passages.c.seq)
+    )
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row.document_id, []).append(row.text)
+    return {document: "\n".join(parts) for document, parts in texts.items()}
+
+
+def code_in(
+    connection: Connection, hardware: Sequence[str], language: str, scope: ScopeFilter
+) -> list[str]:
+    """The live code about these chips whose fence names the language."""
+    about = t.passage_hardware
+    return list(
+        connection.execute(
+            sa.select(t.passages.c.text)
+            .where(
+                t.passages.c.active.is_(True),
+                t.passages.c.kind == "code",
+                t.passages.c.language == language,
+                t.passages.c.access_scope == scope.access_scope,
+                sa.select(about.c.passage_id)
+                .where(about.c.passage_id == t.passages.c.id, about.c.hardware_id.in_(hardware))
+                .exists(),
+            )
+            .order_by(t.passages.c.seq)
+        ).scalars()
+    )
+
+
+def documents_for_language(connection: Connection, language: str) -> frozenset[str]:
+    """Documents that were uploaded as being about this language."""
+    scopes = t.document_scopes
+    return frozenset(
+        connection.execute(
+            sa.select(scopes.c.document_id).where(
+                scopes.c.kind == "language", scopes.c.value == language
+            )
+        ).scalars()
+    )
+
+
+def sections_of_documents(
+    connection: Connection, document_ids: Sequence[str], scope: ScopeFilter
+) -> list[WholeSection]:
+    """All live sections of these documents, document by document in the given order."""
+    ids = connection.execute(
+        sa.select(t.sections.c.id)
+        .join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
+        .where(t.documents.c.id.in_(document_ids))
+    ).scalars()
+    place = {document_id: n for n, document_id in enumerate(document_ids)}
+    sections = whole_sections(connection, ids, scope).values()
+    return sorted(sections, key=lambda s: (place[s.document_id], s.ordinal))
+
+
+_SELECT = (
+    sa.select(
+        t.sections.c.id,
+        t.sections.c.seq,
+        t.sections.c.parent_id,
+        t.sections.c.ordinal,
+        t.sections.c.level,
+        t.sections.c.path,
+        t.documents.c.id.label("document_id"),
+        t.documents.c.source_key,
+    )
+    .join(t.document_versions, t.document_versions.c.id == t.sections.c.version_id)
+    .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+)
+
+
+def _section(row: Any, own: tuple[Passage, ...]) -> WholeSection:
+    return WholeSection(
+        id=row.id,
+        seq=row.seq,
+        parent_id=row.parent_id,
+        ordinal=row.ordinal,
+        level=row.level,
+        path=tuple(row.path),
+        document_id=row.document_id,
+        source_key=row.source_key,
+        passages=own,
+    )

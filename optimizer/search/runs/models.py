@@ -1,0 +1,66 @@
+"""Language models as proposers of a run: what a search says about them becomes a synthesizer."""
+
+from __future__ import annotations
+
+from kb.errors import InvalidRequest
+from optimizer.search.goal import Goal
+from optimizer.search.loop import Listener
+from optimizer.search.runs.model_tools import ModelTools
+from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.llm.settings import LlmSettings, ModelOptions, models_from
+from retrieval.knowledge_base import KnowledgeBase
+
+
+def check_keys(models: str, options: ModelOptions) -> None:
+    """Raises InvalidRequest where a model's provider needs a key that is not set: to be known
+    before anything is measured for it.
+    """
+    from optimizer.search.synthesizers.llm.asker import missing_keys
+
+    if not models or options.replay is not None:
+        return
+    for model in models_from(models):
+        if names := missing_keys(model.name):
+            raise InvalidRequest(
+                f"{model.name} needs a key, and {' or '.join(names)} is not set",
+                hint=f"export {names[0]}=...; any text will do for a server of your own that"
+                " asks for none.",
+            )
+
+
+def language_models(
+    base: KnowledgeBase,
+    models: str,
+    options: ModelOptions,
+    goal: Goal,
+    listener: Listener,
+    tools: ModelTools,
+) -> Synthesizer:
+    """The synthesizer that asks these models (`name=weight,name`), or replays the transcripts of a
+    run. Raises Unavailable without litellm.
+    """
+    from optimizer.search.synthesizers.llm.asker import price_known, takes_tools
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+    from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+
+    named = models_from(models)
+    with_tools = options.tools
+    if with_tools is None:
+        with_tools = options.replay is None and all(takes_tools(model.name) for model in named)
+    settings = LlmSettings(
+        named,
+        api_base=options.api_base,
+        context_tokens=options.context_tokens,
+        tools=with_tools,
+        timeout_s=options.timeout_s,
+    )
+    for model in settings.models:
+        if goal.usd is not None and not price_known(model.name):
+            listener.log(f"{model.name} has no known price: --usd cannot count what it costs")
+    return LlmSynthesizer(
+        settings,
+        FolderTranscripts(base.settings.data_dir / "transcripts"),
+        tools=tools if with_tools else None,
+        check=tools.unknown_names if options.check and goal.knowledge else None,
+        replay=options.replay,
+    )

@@ -1,0 +1,371 @@
+"""Blocks: the pieces that a context is packed from, each whole, cited and fenced.
+
+A block of text is a section or a whole part of one: code and tables are not cut, it does not start
+in mid-sentence, and where several sections of one parent are wanted, the parent is given instead.
+
+Text of documents is data: each block stands in its own fence, which the text cannot close.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from kb.catalog.knowledge import passages as store
+from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.section_texts import WholeSection, below, whole_sections
+from kb.catalog.knowledge.symbols import Symbol
+from kb.prompt_tokens import count_tokens
+from kb.scope import ANY, ScopeFilter
+from kb.tokens import tokenize
+from retrieval.excerpts import SHAPE, citation, near
+from retrieval.ranking import Ranked
+
+HITS = 60  # passages of a ranking that sections are made of
+CUTOFF = (
+    0.35  # of the best weighed score, below which a section of the chip's documents is left out
+)
+LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
+FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
+SLACK = 4  # by how much the fences of two parts of a section may differ
+SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
+_FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
+_SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
+BRIEF = 160  # characters of a meaning in one line
+_SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a context. `text` is as it goes into the prompt, `passages` are the ids of the
+    passages in it, `sections` those of the sections, `languages` those of the code in it.
+    """
+
+    kind: str
+    id: str
+    text: str
+    tokens: int
+    citation: str = ""
+    passages: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    languages: frozenset[str] = frozenset()
+
+
+def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: str) -> Block:
+    """A text of a document as a block of data."""
+    quoted = _inside(" ".join(source.split())).replace('"', "'")
+    scope = ",".join(h for h in about if h != ANY) or "any"
+    head = f'<excerpt id="{identity}" source="{quoted}" about="{scope}">'
+    whole = f"{head}\n{_inside(text)}\n</excerpt>"
+    return Block(kind, identity, whole, count_tokens(whole), source)
+
+
+def _inside(text: str) -> str:
+    """The text without anything that could open or close an excerpt."""
+    return _FENCE.sub(lambda match: match[0].replace("<", "&lt;"), text)
+
+
+def plain(kind: str, identity: str, text: str) -> Block:
+    """Lines that this program has made, without a fence."""
+    return Block(kind, identity, text, count_tokens(text))
+
+
+# -- sections
+
+
+def section_blocks(
+    connection: Connection,
+    ranked: Sequence[Ranked],
+    scope: ScopeFilter,
+    kind: str,
+    *,
+    own: frozenset[str],
+    largest: int,
+    excluded: frozenset[str] = frozenset(),
+    prefer: Mapping[str, float] | None = None,
+) -> list[Block]:
+    """The sections of the best passages as blocks of at most `largest` tokens, best first; those
+    about the chips `own` come before the others. Sections and passages with an id in `excluded`
+    are left out. `prefer` weighs documents by id, from 0 to 1; without it all count alike.
+    """
+    if largest <= 0:
+        return []
+    hits = store.load(connection, [r.seq for r in ranked[:HITS]], scope)
+    best: dict[str, Passage] = {}
+    weighed = sorted(((_score(r, hits, prefer), r) for r in ranked[:HITS]), key=lambda w: -w[0])
+    for score, entry in weighed:
+        passage = hits.get(entry.seq)
+        if prefer and score < CUTOFF * weighed[0][0]:
+            break
+        if passage is not None and not {passage.id, passage.section_id} & excluded:
+            best.setdefault(passage.section_id, passage)
+    ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
+    sections = whole_sections(connection, best, scope)
+    merged = _parents(connection, sections, scope, largest)
+    blocks: dict[str, Block] = {}
+    for passage in ordered:
+        section = sections.get(passage.section_id)
+        if section is None:
+            continue
+        group = merged.get(section.id, (section,))
+        if group[0].id in blocks:
+            continue
+        block = group_block(kind, group, passage, largest)
+        if block is not None and not excluded & {*block.sections, *block.passages}:
+            blocks[group[0].id] = block
+    return list(blocks.values())
+
+
+def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, float] | None) -> float:
+    passage = hits.get(entry.seq)
+    if passage is None:
+        return 0.0
+    if not prefer:
+        return entry.score
+    return entry.score * (LEAST_PREFERENCE + prefer.get(passage.document_id, 0.0))
+
+
+def _parents(
+    connection: Connection,
+    sections: Mapping[str, WholeSection],
+    scope: ScopeFilter,
+    largest: int,
+) -> dict[str, tuple[WholeSection, ...]]:
+    """For sections that are given with all their siblings: the parent and its children, by id."""
+    by_parent: dict[str, list[str]] = {}
+    for section in sections.values():
+        if section.parent_id is not None:
+            by_parent.setdefault(section.parent_id, []).append(section.id)
+    wanted = {parent for parent, ids in by_parent.items() if len(ids) >= SIBLINGS}
+    children = below(connection, wanted)
+    ids = {*wanted, *(child for group in children.values() for child in group)}
+    texts = whole_sections(connection, ids, scope)
+    merged: dict[str, tuple[WholeSection, ...]] = {}
+    for parent in wanted:
+        group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
+        sizes = (count_tokens(section_text(s.passages)) + HEADING for s in group)
+        if sum(sizes) + FENCE <= largest:
+            merged |= dict.fromkeys((section.id for section in group), group)
+    return merged
+
+
+def group_block(
+    kind: str, group: Sequence[WholeSection], hit: Passage, largest: int
+) -> Block | None:
+    """The sections as one block; of a section that is too long, the part around the hit. None where
+    not even the hit fits.
+    """
+    if len(group) > 1:
+        parts = [f"{'#' * min(s.level, 6)} {s.path[-1]}\n{section_text(s.passages)}" for s in group]
+        passages: Sequence[Passage] = [p for s in group for p in s.passages]
+        return _block(kind, passages, "\n\n".join(parts), [s.id for s in group])
+    whole = group[0].passages
+    block = _block(kind, whole, section_text(whole), [group[0].id])
+    if block.tokens <= largest:
+        return block
+    fence = block.tokens - count_tokens(section_text(whole))
+    part = part_around(whole, hit, largest - fence - SLACK)
+    if not part:
+        return None
+    block = _block(kind, part, section_text(part), [group[0].id])
+    return block if block.tokens <= largest else None
+
+
+def _block(kind: str, passages: Sequence[Passage], text: str, sections: Sequence[str]) -> Block:
+    first = passages[0]
+    block = fenced(kind, first.id, citation(first), first.hardware, text)
+    ids = tuple(p.id for p in passages)
+    languages = frozenset(p.language for p in passages if p.language)
+    return replace(block, passages=ids, sections=tuple(sections), languages=languages)
+
+
+def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list[Passage]:
+    """Passages around the hit that together take at most `largest` tokens, from the beginning of a
+    sentence on; code and tables whole where they fit.
+    """
+    places = [n for n, p in enumerate(passages) if p.id == hit.id]
+    if not places:
+        return []
+    first = last = places[0]
+
+    def fits(low: int, high: int) -> bool:
+        return count_tokens(section_text(passages[low : high + 1])) <= largest
+
+    if not fits(first, last):
+        return []
+    while last + 1 < len(passages) and _one_piece(passages, last + 1) and fits(first, last + 1):
+        last += 1
+    while first > 0 and not _starts_clean(passages, first) and fits(first - 1, last):
+        first -= 1
+    grew = True
+    while grew:
+        grew = False
+        if last + 1 < len(passages) and fits(first, last + 1):
+            last, grew = last + 1, True
+        if first > 0 and fits(first - 1, last):
+            first, grew = first - 1, True
+    # Where the room ends before the beginning of the hit's own sentence, what follows it is left.
+    while first <= last and not _starts_clean(passages, first):
+        first += 1
+    return list(passages[first : last + 1])
+
+
+def _one_piece(passages: Sequence[Passage], place: int) -> bool:
+    """Whether this passage goes on with the code or table before it."""
+    before, passage = passages[place - 1], passages[place]
+    return passage.kind == before.kind and passage.kind in ("code", "table")
+
+
+def _starts_clean(passages: Sequence[Passage], place: int) -> bool:
+    if place == 0:
+        return True
+    if _one_piece(passages, place):
+        return False
+    before, passage = passages[place - 1], passages[place]
+    if before.kind != passage.kind:
+        return True
+    # A passage may be cut behind a semicolon; what follows begins with a small letter.
+    return before.text.rstrip().endswith(_SENTENCE_ENDS) and not passage.text[:1].islower()
+
+
+def section_text(passages: Sequence[Passage]) -> str:
+    """The passages in order as a reader saw them: pieces of one table share its header, pieces of
+    one block of code its fence.
+    """
+    parts: list[str] = []
+    lead, in_code = "", False
+    for passage in passages:
+        code = passage.kind == "code"
+        if in_code and not code:
+            parts.append("```")
+        if code and not in_code and not passage.text.lstrip().startswith("```"):
+            parts.append(f"```{passage.language or ''}")
+            in_code = True
+        elif not code:
+            in_code = False
+        parts.append(passage.shown if passage.lead != lead else passage.text)
+        lead = passage.lead
+    if in_code:
+        parts.append("```")
+    return "\n".join(parts)
+
+
+# -- cards
+
+
+def symbol_line(*symbols: Symbol) -> str:
+    """A card as one entry of a list: signature, meaning, operands, limits, example. Symbols that a
+    document describes in the same words share an entry.
+    """
+    first = symbols[0]
+    heads = [_head(symbol) for symbol in symbols]
+    lines = [f"- {', '.join(heads)} ({first.kind}): {_flat(first.meaning)}".rstrip(": ")]
+    if first.operands:
+        operands = "; ".join(
+            f"{name}: {meaning}" if meaning else name for name, meaning in first.operands
+        )
+        if operands not in heads[0]:
+            lines.append(f"  operands: {_flat(operands)}")
+    meaning = _flat(first.meaning)
+    limits = [_flat(text) for text in first.limits if _flat(text) not in meaning]
+    if limits:
+        lines.append(f"  limits: {' '.join(limits)}")
+    if first.further:
+        lines.append(f"  {_flat('; '.join(first.further))}")
+    for symbol in symbols:
+        if symbol.example:
+            lines.append(_example(symbol.example.strip()))
+    return "\n".join(lines)
+
+
+def brief_line(*symbols: Symbol) -> str:
+    """A card in one line: signature and the first sentence of its meaning."""
+    first = symbols[0]
+    heads = ", ".join(map(_head, symbols))
+    sentence = _SENTENCE.match(_flat(first.meaning))
+    meaning = (sentence[0] if sentence else _flat(first.meaning))[:BRIEF]
+    return f"- {heads} ({first.kind}): {meaning}".rstrip(": ")
+
+
+def _head(symbol: Symbol) -> str:
+    head = symbol.signature or symbol.name
+    return f"`{head}`" if symbol.name in head else f"{symbol.name}: `{head}`"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _example(example: str) -> str:
+    if "\n" not in example:
+        return f"  example: `{example}`"
+    return "  example:\n" + "\n".join(f"    {line}" for line in example.splitlines())
+
+
+def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = ()) -> list[Block]:
+    """The cards in `room` tokens, one block for each document, in the given order. Every name comes
+    before the details of any: what does not fit whole is one line, and whole where room is left,
+    first the names that are `needed`, in their order.
+    """
+    entries: list[tuple[list[Symbol], str]] = []
+    left = room
+    for alike in _alike(symbols):
+        line = brief_line(*alike)
+        cost = count_tokens(line) + 1
+        if cost <= left:
+            left -= cost
+            entries.append((alike, line))
+    rank = {name: number for number, name in enumerate(needed)}
+
+    def urgency(place: int) -> int:
+        return min(rank.get(symbol.name, len(rank)) for symbol in entries[place][0])
+
+    for n in sorted(range(len(entries)), key=urgency):
+        alike, brief = entries[n]
+        whole = symbol_line(*alike)
+        more = count_tokens(whole) - count_tokens(brief)
+        if more <= left:
+            left -= more
+            entries[n] = (alike, whole)
+    groups: dict[str, list[tuple[list[Symbol], str]]] = {}
+    for entry in entries:
+        groups.setdefault(entry[0][0].document_id, []).append(entry)
+    return [_symbol_block(group) for group in groups.values()]
+
+
+def _symbol_block(entries: Sequence[tuple[list[Symbol], str]]) -> Block:
+    """The entries of one document."""
+    first = entries[0][0][0]
+    source = f"{first.document_title} (v{first.version}), symbols"
+    text = "\n".join(line for _, line in entries)
+    block = fenced("symbols", first.id, source, first.hardware, text)
+    sections = dict.fromkeys(symbol.section_id for alike, _ in entries for symbol in alike)
+    return replace(block, sections=tuple(sections))
+
+
+def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
+    """Symbols that share a description, at the place of the first of them."""
+    groups: dict[tuple[object, ...], list[Symbol]] = {}
+    for symbol in symbols:
+        described = (symbol.section_id, symbol.kind, _flat(symbol.meaning), symbol.operands)
+        same = (*described, symbol.limits, symbol.further) if symbol.meaning else (symbol.id,)
+        groups.setdefault(same, []).append(symbol)
+    return list(groups.values())
+
+
+# -- repeats
+
+
+def without_repeats(blocks: Sequence[Block], seen: list[frozenset[str]]) -> list[Block]:
+    """The blocks that do not nearly repeat an earlier one; `seen` grows by their words."""
+    kept = []
+    for block in blocks:
+        bag = frozenset(tokenize(block.text))
+        if any(near(bag, other, SHAPE.duplicate) for other in seen):
+            continue
+        seen.append(bag)
+        kept.append(block)
+    return kept

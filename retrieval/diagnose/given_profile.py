@@ -1,0 +1,79 @@
+"""The profiler output of a request as metrics of that request.
+
+Only what a rule, a move or a skill can read is taken over: a whole report of ncu has a thousand
+counters, and their names would drown the question. Knows no profiler; `retrieval.profiles` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from kb.errors import InvalidRequest
+from kb.hardware.spec import HardwareSpec
+from retrieval.answer import ProfileRead
+from retrieval.diagnose.metrics import MAX_NAME, load_metrics
+from retrieval.diagnose.own_rules import rules_of
+from retrieval.profiles.profile import Profile, time_shares
+from retrieval.profiles.reader import read_profile
+from retrieval.request import RetrieveRequest
+
+MAX_KERNELS = 20  # that an answer lists
+MAX_EXAMPLES = 10  # counters that an error names
+
+
+class Chips(Protocol):
+    """The hardware registry, as far as it is needed here."""
+
+    def get(self, name: str) -> HardwareSpec: ...
+
+    def lineage(self, hardware_id: str) -> tuple[str, ...]: ...
+
+    def all(self) -> Mapping[str, HardwareSpec]: ...
+
+
+def with_profile(
+    request: RetrieveRequest, chips: Chips
+) -> tuple[RetrieveRequest, ProfileRead | None]:
+    """The request with the profile's metrics in place of its text, and what was read. Metrics that
+    the caller gave win.
+
+    Raises InvalidRequest for a profile of an unknown profiler, or without a counter that a rule or
+    the chip's own rules know; and UnknownHardware.
+    """
+    if request.profile is None or request.hardware is None:
+        return with_known_counters(request)
+    lineage = chips.lineage(chips.get(request.hardware).id)
+    return with_known_counters(request, rules_of(chips.all(), lineage).counters)
+
+
+def with_known_counters(
+    request: RetrieveRequest, own_counters: Collection[str] = ()
+) -> tuple[RetrieveRequest, ProfileRead | None]:
+    """The same, where the counters that the chip's own rules read are known."""
+    if request.profile is None:
+        return request, None
+    profile = read_profile(request.profile)
+    unknown = {*load_metrics().normalise(profile.metrics).unrecognised} - {*own_counters}
+    known = {n: v for n, v in profile.metrics.items() if n[:MAX_NAME] not in unknown}
+    if not known:
+        raise _nothing_known(profile)
+    read = ProfileRead(
+        kind=profile.kind,
+        kernel=profile.kernel,
+        metrics=known,
+        unread=len(profile.metrics) - len(known),
+        kernels=tuple(time_shares(profile.kernels)[:MAX_KERNELS]),
+        notes=profile.notes,
+    )
+    return replace(request, profile=None, metrics={**known, **(request.metrics or {})}), read
+
+
+def _nothing_known(profile: Profile) -> InvalidRequest:
+    examples = list(profile.metrics)[:MAX_EXAMPLES]
+    return InvalidRequest(
+        f"no rule reads a counter of this profile of {profile.kind}: {', '.join(examples)}",
+        hint="Measure more of the kernel, or declare the chip's own counters in its description.",
+        details={"counters": examples},
+    )

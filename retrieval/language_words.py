@@ -1,0 +1,46 @@
+"""Text that is written for other machines, known by its words: warps, for who programs a CPU."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+DATA = Path(__file__).with_name("data") / "language_words.toml"
+
+
+@dataclass(frozen=True)
+class WordGroup:
+    """Words that text for one kind of machine uses, and the languages of such machines."""
+
+    languages: frozenset[str]
+    pattern: re.Pattern[str]
+
+
+@lru_cache(maxsize=1)
+def load_groups() -> tuple[WordGroup, ...]:
+    """The groups of language_words.toml."""
+    rows = tomllib.loads(DATA.read_text(encoding="utf-8"))["groups"]
+    return tuple(WordGroup(frozenset(row["languages"]), _pattern(row["words"])) for row in rows)
+
+
+def _pattern(words: Collection[str]) -> re.Pattern[str]:
+    either = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    return re.compile(rf"(?<![\w-])(?:{either})(?![\w-])", re.IGNORECASE)
+
+
+def foreign_words(text: str, languages: Collection[str]) -> int:
+    """How many different words the text uses of machines that have none of these languages. 0 for a
+    chip with languages of its own alone: all general text was written for other machines.
+    """
+    groups = load_groups()
+    if not any(group.languages & set(languages) for group in groups):
+        return 0
+    count = 0
+    for group in groups:
+        if group.languages.isdisjoint(languages):
+            count += len({match.lower() for match in group.pattern.findall(text)})
+    return count

@@ -1,0 +1,155 @@
+"""`perf stat` of Linux: the text, the CSV of `-x` and the JSON lines of `-j`.
+
+Formats, from tools/perf/Documentation/perf-stat.txt and recorded output:
+- CSV: [time of an interval,] value, unit, event, [variance in %,] time counted, share of the time
+  in %, [metric, its unit].
+- JSON: an object on each line with counter-value, unit, event, pcnt-running, metric-value,
+  metric-unit, each where it is known. Some versions leave a comma before the brace.
+- text: value, [unit,] event, [# metric, its unit,] [(share of the time in %)].
+Of the derived metrics those of the top-down analysis are read, in per cent; everything else follows
+from the counts. Events that have a unit (clocks, energy) are no counts and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from retrieval.profiles.profile import Metric, Profile, number
+
+KIND = "perf"
+# More events than counters are multiplexed; below this share of the time a count is a guess.
+MIN_SHARE_PCT = 20.0
+MAX_LINE = 1000  # characters of a line that is looked at
+_UNCOUNTED = "<not (?:supported|counted)>"
+_CSV = re.compile(
+    rf"\s*(?:[\d.]+(?P<separator>[,;\t]))?(?:[\d.]+|{_UNCOUNTED})"
+    r"[,;\t][^,;\t]{0,20}[,;\t][A-Za-z]"
+)
+_TEXT = re.compile(
+    rf"\s*(?P<value>[\d.,'\u202f\xa0]+|{_UNCOUNTED})\s+(?:(?P<unit>[A-Za-z]+)\s+)?(?P<event>[A-Za-z_][^\s#(]*)"
+    r"(?:\s+\((?P<old_unit>msec)\))?\s*(?:#(?P<metric>[^()]*))?(?:\((?P<share>[\d.]+)%\))?\s*"
+)
+_MORE_METRICS = re.compile(r"\s*(?:\S.*?)?\s*#(?P<metric>[^()]*)(?:\([\d.]+%\))?\s*")
+_TOP_DOWN = re.compile(r"\s*(?P<value>-?[\d.]+)?\s*%\s+(?P<name>tma_\w+)\s*")
+_GROUPED = re.compile(r"\d{1,3}(?:[.,'\u202f\xa0]\d{3})+")
+
+
+@dataclass
+class Counts:
+    """Events and what was counted of them; `missing` are events that were not counted, or for too
+    small a share of the time."""
+
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def add(self, event: str, value: float | None, share: float | None) -> None:
+        """Hybrid processors report an event once for each kind of core, and intervals once for
+        each of them: the counts add up."""
+        event = _plain(event)
+        if value is None or (share is not None and share < MIN_SHARE_PCT):
+            self.missing.append(event)
+            return
+        before = self.metrics.get(event)
+        self.metrics[event] = value + (before if isinstance(before, float) else 0.0)
+
+    def add_metric(self, value: float | None, unit: str) -> None:
+        """A derived metric of the top-down analysis; the first of a name stays."""
+        match = _TOP_DOWN.fullmatch(unit)
+        if match is None:
+            return
+        shown = number(match["value"]) if match["value"] else value
+        if shown is not None:
+            self.metrics.setdefault(match["name"], shown)
+
+
+def read(text: str) -> Profile | None:
+    """What was counted; None where the text is not of `perf stat`."""
+    counts = next((c for c in (_json(text), counts_of_csv(text), _text(text)) if c), None)
+    if counts is None:
+        return None
+    missing = [e for e in dict.fromkeys(counts.missing) if e not in counts.metrics]
+    notes = (f"perf did not count {', '.join(missing)}",) if missing else ()
+    return Profile(KIND, "", counts.metrics, (), notes)
+
+
+def counts_of_csv(text: str) -> Counts | None:
+    """The counts in the lines of `perf stat -x,`; None where there is no such line."""
+    if not any(2 * separator in text for separator in ",;\t"):
+        return None  # a count has no unit, so two stand side by side
+    counts = Counts()
+    for line in _lines(text):
+        match = _CSV.match(line)
+        if line.startswith("#") or match is None:
+            continue
+        cells = re.split(r"[,;\t]", line.strip())
+        if match["separator"]:
+            del cells[0]  # the time of the interval
+        if len(cells) > 3 and cells[3].endswith("%"):
+            del cells[3]  # the variance of several runs
+        if len(cells) < 5:
+            continue
+        if not cells[1]:
+            counts.add(cells[2], number(cells[0]), number(cells[4]))
+        if len(cells) > 6:
+            counts.add_metric(number(cells[5]), cells[6])
+    return counts if counts.metrics or counts.missing else None
+
+
+def _json(text: str) -> Counts | None:
+    if '"counter-value"' not in text and '"metric-value"' not in text:
+        return None
+    counts = Counts()
+    for row in _objects(text):
+        if row.get("event") and not row.get("unit"):
+            share = number(row.get("pcnt-running"))
+            counts.add(str(row["event"]), number(row.get("counter-value")), share)
+        counts.add_metric(number(row.get("metric-value")), str(row.get("metric-unit") or ""))
+    return counts if counts.metrics or counts.missing else None
+
+
+def _objects(text: str) -> Iterator[Mapping[str, Any]]:
+    for line in _lines(text):
+        if '"counter-value"' not in line and '"metric-value"' not in line:
+            continue
+        try:
+            row = json.loads(re.sub(r",\s*}\s*$", "}", line.strip()))
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _text(text: str) -> Counts | None:
+    if "Performance counter stats for" not in text and "seconds time elapsed" not in text:
+        return None
+    counts = Counts()
+    for line in _lines(text):
+        match = _TEXT.fullmatch(line)
+        if match is not None:
+            share = number(match["share"]) if match["share"] else None
+            if not match["unit"] and not match["old_unit"]:
+                counts.add(match["event"], _count(match["value"]), share)
+            counts.add_metric(None, match["metric"] or "")
+        elif (more := _MORE_METRICS.fullmatch(line)) is not None:
+            counts.add_metric(None, more["metric"])
+    return counts
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if len(line) <= MAX_LINE)
+
+
+def _count(text: str) -> float | None:
+    """A whole number, with the separator of thousands of whatever country."""
+    digits = re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
+    return number(digits)
+
+
+def _plain(event: str) -> str:
+    """`cpu_core/cycles/` and `cycles:u` are cycles."""
+    inner = event.split("/")[1] if event.count("/") >= 2 else event
+    return inner.split(":", 1)[0]

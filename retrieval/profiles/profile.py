@@ -1,0 +1,85 @@
+"""A profile as data: one kernel's metrics, and the times of all kernels that were seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Metric = float | str  # a number, or a number with its unit as text
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel or operator: how often it ran, and its time altogether in microseconds, 0 where the
+    profile has no times."""
+
+    name: str
+    calls: float
+    us: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a profiler reported.
+
+    `kind` is the profiler, as the reader names it. `metrics` are those of `kernel`, the kernel that
+    takes most of the time (empty where the profiler names none), by the profiler's own names; a
+    value whose unit metrics.toml would not know from the name carries it as text. `kernels` are in
+    falling order of time.
+    """
+
+    kind: str
+    kernel: str = ""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    kernels: tuple[Kernel, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def total_times(runs: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """One entry for each name, the longest first; in the order of the profile where times are
+    equal."""
+    totals: dict[str, Kernel] = {}
+    for run in runs:
+        sofar = totals.get(run.name, Kernel(run.name, 0, 0.0))
+        totals[run.name] = Kernel(run.name, sofar.calls + run.calls, sofar.us + run.us)
+    return tuple(sorted(totals.values(), key=lambda kernel: -kernel.us))
+
+
+def time_shares(kernels: Sequence[Kernel], calls: float = 1) -> list[dict[str, Any]]:
+    """Rows {name, calls, us, pct} of one call where the profile is of so many; `pct` is the share
+    of the time of all kernels."""
+    total = sum(kernel.us for kernel in kernels) or 1.0
+    return [
+        {
+            "name": kernel.name,
+            "calls": kernel.calls if calls == 1 else kernel.calls / calls,
+            "us": kernel.us / calls,
+            "pct": round(100 * kernel.us / total, 2),
+        }
+        for kernel in kernels
+    ]
+
+
+def choice_note(kernels: Sequence[Kernel]) -> tuple[str, ...]:
+    """Which of several kernels the metrics are of, and why; empty for a single one."""
+    if len(kernels) < 2:
+        return ()
+    if not any(kernel.us for kernel in kernels):
+        return (
+            f"the profile has no times: the metrics are of its first kernel, {kernels[0].name}",
+        )
+    share = time_shares(kernels)[0]["pct"]
+    return (f"the metrics are of {kernels[0].name}, {share} % of the time of all kernels",)
+
+
+def number(text: object) -> float | None:
+    """A finite number as profilers print it, "1,234.5" included; None for anything else."""
+    if isinstance(text, bool) or not isinstance(text, int | float | str):
+        return None
+    try:
+        value = float(text.replace(",", "") if isinstance(text, str) else text)
+    except (ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,70 @@
+"""A profiler's output of whatever kind as a `Profile`: the kind is recognised from the text."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from itertools import chain
+
+from kb.errors import InvalidRequest
+from retrieval.profiles import linux_perf, neuron, nsight, proton, rocm, torch_profile
+from retrieval.profiles.profile import Profile
+
+READ = (
+    "What these print is read, unchanged: `ncu --csv`, also with `--page raw`, and ncu's text"
+    " report; rocprof's, rocprofv3's and rocprof-compute's CSV of counters and statistics;"
+    " `perf stat` as text, with `-x,` or with `-j`; Proton's .hatchet file;"
+    " PyTorch's profiler as a table or an exported trace;"
+    " `neuron-profile view --output-format summary-json`."
+)
+_OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
+    torch_profile.read_json,
+    neuron.read,
+    proton.read,
+)
+_OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
+    nsight.read,
+    rocm.read,
+    torch_profile.read_table,
+    linux_perf.read,
+)
+
+
+def read_profile(text: str) -> Profile:
+    """What a profiler printed, with at least one metric. Raises InvalidRequest, which lists what is
+    read, for a text of no known profiler, and for one that reports no counter.
+    """
+    profile = _recognised(text.lstrip("\ufeff"))
+    if profile is None:
+        raise InvalidRequest("the profile is of no profiler that is read here", hint=READ)
+    if not profile.metrics:
+        reasons = "; ".join(profile.notes)
+        raise InvalidRequest(
+            f"the profile of {profile.kind} holds no usable counter"
+            + (f": {reasons}" if reasons else ""),
+            hint="Profile at least one launch of a kernel, with counters or times. " + READ,
+        )
+    return profile
+
+
+def _recognised(text: str) -> Profile | None:
+    decoded = _decoded(text)
+    try:
+        of_json = (read(decoded) for read in _OF_JSON) if decoded is not None else iter(())
+        of_text = (read(text) for read in _OF_TEXT)
+        return next((p for p in chain(of_json, of_text) if p is not None), None)
+    except csv.Error as error:
+        raise InvalidRequest(f"the profile is no readable CSV: {error}", hint=READ) from error
+
+
+def _decoded(text: str) -> object:
+    """The JSON in a text, behind whatever the profiler logged before it; None where there is
+    none."""
+    start = 0 if text.lstrip()[:1] in ("{", "[") else text.find("\n{") + 1
+    if start == 0 and text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(text[start:])
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,210 @@
+"""AMD's profilers: rocprof, rocprofv2, rocprofv3 and rocprof-compute (Omniperf), as CSV.
+
+Formats, from AMD's documentation and recorded files:
+- counters of rocprof and rocprofv2: a row for each dispatch, a column for each counter behind the
+  columns that describe the dispatch (KernelName, grd, wgr, lds, ... BeginNs, EndNs; or Kernel_Name,
+  GRD, ... Start_Timestamp, End_Timestamp).
+- counters of rocprofv3 (`*_counter_collection.csv`): a row for each counter of each dispatch, with
+  Counter_Name and Counter_Value. Its kernel trace has the same columns without those.
+- statistics (`--stats`): Name, Calls, TotalDurationNs, AverageNs, Percentage; rocprof-compute's
+  pmc_kernel_top.csv: Kernel_Name, Count, Sum(ns).
+- a table of `rocprof-compute analyze`, as CSV or as printed: Metric, Avg or Value, Unit, Peak, Pct
+  of Peak.
+Grids are counted in work-items, times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+
+from retrieval.profiles.profile import (
+    Kernel,
+    Metric,
+    Profile,
+    choice_note,
+    number,
+    total_times,
+)
+from retrieval.profiles.tables import Table, find_table
+
+KIND = "rocprof"
+COMPUTE_KIND = "rocprof-compute"
+_KERNEL = ("Kernel_Name", "KernelName")
+_DISPATCH = ("Dispatch_Id", "Index", "Correlation_Id")
+_STARTS, _ENDS = ("Start_Timestamp", "BeginNs"), ("End_Timestamp", "EndNs")
+_AXES = ("X", "Y", "Z")
+# Columns about the dispatch that are metrics, by the name that metrics.toml knows.
+_RESOURCES = {
+    "LDS_Block_Size": ("LDS_Block_Size", "LDS_Per_Workgroup", "Group_Segment_Size", "lds"),
+    "Scratch_Size": ("Scratch_Size", "Scratch_Per_Workitem", "Private_Segment_Size", "scr"),
+    "VGPR_Count": ("VGPR_Count", "Arch_VGPR", "vgpr"),
+}
+_DESCRIBING = frozenset(
+    (
+        *("index", "kernelname", "kernel_name", "kernel_id", "dispatch_id", "correlation_id"),
+        *("correlation_id_internal", "guid", "kind", "agent_id", "gpu-id", "gpu_id", "queue-id"),
+        *("queue_id", "queue-index", "queue_index", "stream_id", "pid", "tid", "process_id"),
+        *("thread_id", "grd", "grid_size", "wgr", "workgroup_size", "accum_vgpr", "sgpr", "fbar"),
+        *("accum_vgpr_count", "sgpr_count", "wave_size", "sig", "obj", "dispatchns", "beginns"),
+        *("endns", "completens", "durationns", "start_timestamp", "end_timestamp"),
+        *("counter_name", "counter_value"),
+        *(f"{size}_{axis}" for size in ("grid_size", "workgroup_size") for axis in "xyz"),
+        *(column.lower() for columns in _RESOURCES.values() for column in columns),
+    )
+)
+# Rows of statistics that are calls of the host and copies.
+_NO_KERNEL = re.compile(
+    r"^(?:hip[A-Z]|hsa_|roctx|async-copy$|(?:HIP|HSA|MARKER|ROCTX)_\w*API|KERNEL_DISPATCH$"
+    r"|MEMORY_(?:COPY|ALLOCATION)|SCRATCH_MEMORY)"
+)
+# Rows of rocprof-compute that are read as a share of the peak: the metric that this is.
+_OF_PEAK = {
+    "Wavefront Occupancy": "occupancy_pct",
+    "vL1D Cache Hit Rate": "l1_hit_pct",
+    "vL1D Cache BW": "l1_throughput_pct",
+    "L2 Cache BW": "l2_throughput_pct",
+}
+# The other rows are read where their unit is one of these: older versions give counts under the
+# same labels.
+_UNITS = ("pct", "percent", "%", "conflicts/access")
+
+
+@dataclass
+class _Dispatch:
+    kernel: str
+    nanoseconds: float
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+
+def read(text: str) -> Profile | None:
+    """The metrics of the kernel that takes most of the time; None where the text is of none of
+    these profilers."""
+    as_csv = _as_csv(text)
+    for columns, read_table in (
+        ((("Metric",), ("Avg", "Value"), ("Unit",)), _compute_rows),
+        ((_KERNEL, _DISPATCH), _counters),
+        ((("Name", *_KERNEL), ("Calls", "Count"), ("TotalDurationNs", "Sum(ns)")), _statistics),
+    ):
+        table = find_table(as_csv, *columns)
+        if table is not None:
+            return read_table(table)
+    return None
+
+
+# -- counters
+
+
+def _counters(table: Table) -> Profile:
+    dispatches = _dispatches(table)
+    runs = [Kernel(d.kernel, 1, d.nanoseconds / 1e3) for d in dispatches]
+    kernels = total_times(runs)
+    if not kernels:
+        return Profile(KIND)
+    leading = [d for d in dispatches if d.kernel == kernels[0].name]
+    leading.sort(key=lambda dispatch: -dispatch.nanoseconds)
+    metrics: dict[str, Metric] = {}
+    for dispatch in leading:  # counters of a further pass belong to another dispatch
+        metrics = {**dispatch.metrics, **metrics}
+    return Profile(KIND, kernels[0].name, metrics, kernels, choice_note(kernels))
+
+
+def _dispatches(table: Table) -> list[_Dispatch]:
+    known: dict[tuple[str, ...], _Dispatch] = {}
+    keys = zip(table.cells("Process_Id", "pid"), table.cells(*_DISPATCH), strict=True)
+    spans = zip(table.cells(*_STARTS), table.cells(*_ENDS), strict=True)
+    long = table.place("Counter_Name") is not None
+    counters = zip(table.cells("Counter_Name"), table.cells("Counter_Value"), strict=True)
+    names = table.cells(*_KERNEL)
+    resources = _resources(table)
+    for place, (row, key, span, counter, name) in enumerate(
+        zip(table.rows, keys, spans, counters, names, strict=True)
+    ):
+        if not name:
+            continue
+        dispatch = known.setdefault(key, _Dispatch(name, _duration(*span)))
+        if dispatch.nanoseconds:
+            dispatch.metrics["DurationNs"] = dispatch.nanoseconds
+        dispatch.metrics |= resources[place]
+        pairs = [counter] if long else zip(table.header, row, strict=False)
+        for counted, text in pairs:
+            value = number(text)
+            if value is not None and counted.lower() not in _DESCRIBING:
+                dispatch.metrics[counted] = value
+    return list(known.values())
+
+
+def _duration(start: str, end: str) -> float:
+    first, last = number(start), number(end)
+    return max(0.0, last - first) if first is not None and last is not None else 0.0
+
+
+def _resources(table: Table) -> list[dict[str, Metric]]:
+    """What each row says about registers, memory and the grid."""
+    rows: list[dict[str, Metric]] = [{} for _ in table.rows]
+    for name, columns in _RESOURCES.items():
+        for row, text in zip(rows, table.cells(*columns), strict=True):
+            value = number(text)
+            if value is not None:
+                row[name] = value
+    grids, groups = _sizes(table, "Grid_Size", "grd"), _sizes(table, "Workgroup_Size", "wgr")
+    for row, grid, group in zip(rows, grids, groups, strict=True):
+        if grid and group:
+            row["workgroup_count"] = grid // group
+    return rows
+
+
+def _sizes(table: Table, name: str, short: str) -> list[float]:
+    """Work-items in each row's grid or workgroup, 0 where unknown."""
+    whole = [number(text) or 0.0 for text in table.cells(name, short)]
+    axes = [[number(text) or 0.0 for text in table.cells(f"{name}_{axis}")] for axis in _AXES]
+    return [size or prod(sizes) for size, *sizes in zip(whole, *axes, strict=True)]
+
+
+# -- statistics
+
+
+def _statistics(table: Table) -> Profile:
+    names = table.cells("Name", *_KERNEL)
+    calls, totals = table.cells("Calls", "Count"), table.cells("TotalDurationNs", "Sum(ns)")
+    kernels = total_times(
+        [
+            Kernel(name, number(count) or 0.0, (number(total) or 0.0) / 1e3)
+            for name, count, total in zip(names, calls, totals, strict=True)
+            if name and not _NO_KERNEL.match(name)
+        ]
+    )
+    if not kernels or not kernels[0].calls:
+        return Profile(KIND)
+    leading = kernels[0]
+    average: dict[str, Metric] = {"DurationNs": leading.us * 1e3 / leading.calls}
+    return Profile(KIND, leading.name, average, kernels, choice_note(kernels))
+
+
+# -- rocprof-compute
+
+
+def _compute_rows(table: Table) -> Profile:
+    metrics: dict[str, Metric] = {}
+    values, units = table.cells("Avg", "Value"), table.cells("Unit")
+    shares = table.cells("Pct of Peak", "Percent of Peak", "PoP")
+    rows = zip(table.cells("Metric"), values, units, shares, strict=True)
+    for label, text, unit, text_of_share in rows:
+        value, share = number(text), number(text_of_share)
+        if label in _OF_PEAK and share is not None:
+            metrics.setdefault(_OF_PEAK[label], share)
+        elif value is not None and unit.lower() in _UNITS:
+            metrics.setdefault(label, value)
+    return Profile(COMPUTE_KIND, "", metrics)
+
+
+def _as_csv(text: str) -> str:
+    """The boxes that `rocprof-compute analyze` prints as lines of CSV; any other text as it is."""
+    if "│" not in text:
+        return text
+    lines = []
+    for line in text.splitlines():
+        cells = [cell.strip().replace('"', "'") for cell in line.strip().strip("│").split("│")]
+        lines.append(",".join(f'"{cell}"' for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,57 @@
+"""CSV tables in a text: the header is looked for by its columns, whatever was printed before it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header and its rows; a row may be shorter or longer than the header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def place(self, *names: str) -> int | None:
+        """Where the first column of one of these names stands; case does not matter."""
+        folded = [name.lower() for name in self.header]
+        return next((folded.index(n.lower()) for n in names if n.lower() in folded), None)
+
+    def cells(self, *names: str) -> Iterator[str]:
+        """The column of one of these names, an empty text in rows that lack it."""
+        place = self.place(*names)
+        for row in self.rows:
+            yield "" if place is None or place >= len(row) else row[place].strip()
+
+
+def find_table(text: str, *columns: Sequence[str]) -> Table | None:
+    """The first table whose header has a column of each group of names, None where there is none.
+    A header that comes again, as in files that were joined, is no row."""
+    groups = [[name.lower() for name in group] for group in columns]
+    if not _holds(text, groups):
+        return None
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        if not _holds(line, groups):
+            continue
+        header = _cells(line)
+        table = Table(header, ())
+        if all(table.place(*group) is not None for group in columns):
+            rows = (tuple(row) for row in csv.reader(lines[place + 1 :]) if row)
+            return Table(header, tuple(row for row in rows if _stripped(row) != header))
+    return None
+
+
+def _holds(text: str, groups: Sequence[Sequence[str]]) -> bool:
+    folded = text.lower()
+    return all(any(name in folded for name in group) for group in groups)
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return _stripped(next(csv.reader([line]), []))
+
+
+def _stripped(row: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell.strip().removeprefix("\ufeff").strip('"') for cell in row)

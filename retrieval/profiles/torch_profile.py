@@ -1,0 +1,197 @@
+"""PyTorch's profiler: the printed table of `key_averages()`, an exported trace, and the events that
+the optimizer's own driver writes.
+
+On a GPU the rows are kernels and their device time. On a CPU they are operators, and the number
+that the dispatcher sees stands for the launches. A table or a trace is of an unknown number of
+calls, so it yields shares and the time of one launch, no launches a call.
+
+Formats, from torch.autograd.profiler_util and recorded tables: columns are parted by two or more
+blanks; "Self CUDA" (XPU, HPU, ...) is the device's time, and operators repeat there the time of the
+kernels that they launch. In a trace, {traceEvents: [{ph, cat, name, ts, dur, args}]}, times are in
+microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from retrieval.profiles.profile import (
+    Kernel,
+    Metric,
+    Profile,
+    choice_note,
+    number,
+    time_shares,
+    total_times,
+)
+
+KIND = "torch_profiler"
+MOVES = re.compile(
+    r"copy|memcpy|contiguous|aten::_?to\b|_to_copy|direct_copy|cat\b|CatArray|transpose_",
+    re.IGNORECASE,
+)
+# Allocations and views that do nothing, and the profiler's own rows.
+IDLE = re.compile(
+    r"^aten::(?:empty\w*|as_strided|view|_?unsafe_view|reshape|resize_|t|expand|select|slice|detach\w*"
+    r"|transpose|unsqueeze|squeeze|permute|item|_local_scalar_dense|lift_fresh|result_type)$"
+    r"|^Profiler|^\[memory\]|^cuda[A-Z]|^cu[A-Z]|^hip[A-Z]|^Activity Buffer|^Runtime"
+)
+Device = Literal["cuda", "cpu"]
+_UNITS = {"us": 1.0, "μs": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6}
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>us|[μµ]s|ms|s)")
+_DEVICE_TIME = re.compile(r"Self (?!CPU)[A-Za-z0-9]+")
+_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
+_ON_HOST = frozenset(("cpu_op", "operator"))
+_ARGUMENTS = {
+    "registers per thread": "registers_per_thread",
+    "shared memory": "shared_memory_per_block_bytes",
+}
+
+
+# -- what the driver saw
+
+
+def read_events(
+    profile: Mapping[str, Any], device: Device
+) -> tuple[dict[str, Metric], tuple[Kernel, ...]]:
+    """Metrics and kernels of {calls, events: [{name, device, calls, cpu_us, device_us}],
+    operators}; no kernel where nothing ran."""
+    field = "device_us" if device == "cuda" else "cpu_us"
+    kernels = total_times(
+        [
+            Kernel(event["name"], event["calls"], event[field])
+            for event in profile["events"]
+            if event["device"] == device and event[field] > 0 and not IDLE.search(event["name"])
+        ]
+    )
+    if not kernels:
+        return {}, ()
+    launches = _launches(profile, kernels, device)
+    return {"kernel_launches": launches, "copies_pct": _copies(kernels)}, kernels
+
+
+def _launches(profile: Mapping[str, Any], kernels: Sequence[Kernel], device: Device) -> float:
+    """Of one call."""
+    if device == "cuda":
+        launches = sum(float(kernel.calls) for kernel in kernels)
+        return launches / float(profile["calls"])
+    names = {name.replace(".", "::"): count for name, count in profile["operators"].items()}
+    return float(sum(count for name, count in names.items() if not IDLE.search(name)))
+
+
+def _copies(kernels: Sequence[Kernel]) -> float:
+    shares = {row["name"]: float(row["pct"]) for row in time_shares(kernels)}
+    return round(sum(share for name, share in shares.items() if MOVES.search(name)), 2)
+
+
+# -- the table
+
+
+def read_table(text: str) -> Profile | None:
+    """The kernels or operators of a printed table; None where the text holds none."""
+    if "# of Calls" not in text or "Self CPU" not in text:
+        return None
+    rows = _table_rows(text.splitlines())
+    device = next((name for row in rows for name in row if _DEVICE_TIME.fullmatch(name)), None)
+    runs = _kernel_rows(rows, device) if device else []
+    runs = runs or [Kernel(row["Name"], _calls(row), _us(row.get("Self CPU"))) for row in rows]
+    return _profile([run for run in runs if run.us > 0 and not IDLE.search(run.name)], bool(device))
+
+
+def _table_rows(lines: Sequence[str]) -> list[dict[str, str]]:
+    """Column to cell for each row of every table."""
+    header: list[str] = []
+    rows: list[dict[str, str]] = []
+    for line in lines:
+        cells = re.split(r"\s{2,}", line.lstrip("#").strip())
+        if cells[0] == "Name" and "# of Calls" in cells:
+            header = cells
+        elif len(cells) == len(header) and cells[0].strip("-"):
+            rows.append(dict(zip(header, cells, strict=True)))
+    return rows
+
+
+def _kernel_rows(rows: Sequence[Mapping[str, str]], device: str) -> list[Kernel]:
+    """Rows that have no time of the host: an operator repeats the time of its kernels, and so does
+    a named range, which has a row for the host too."""
+    of_host = {row["Name"] for row in rows if _us(row.get("CPU total", row.get("Self CPU")))}
+    return [
+        Kernel(row["Name"], _calls(row), _us(row.get(device)))
+        for row in rows
+        if row["Name"] not in of_host
+    ]
+
+
+def _calls(row: Mapping[str, str]) -> float:
+    return number(row["# of Calls"]) or 0.0
+
+
+def _us(cell: str | None) -> float:
+    match = _DURATION.fullmatch(cell or "")
+    return float(match["number"]) * _UNITS[match["unit"]] if match else 0.0
+
+
+# -- JSON
+
+
+def read_json(decoded: object) -> Profile | None:
+    """An exported trace, or the driver's events; None for any other JSON."""
+    if not isinstance(decoded, Mapping):
+        return None
+    if isinstance(decoded.get("traceEvents"), list):
+        return _trace([row for row in decoded["traceEvents"] if isinstance(row, Mapping)])
+    if {"calls", "events", "operators"} <= decoded.keys():
+        try:
+            metrics, kernels = read_events(decoded, "cuda")
+            if not kernels:
+                metrics, kernels = read_events(decoded, "cpu")
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+            return Profile(KIND)  # of another program
+        name = kernels[0].name if kernels else ""
+        return Profile(KIND, name, metrics, kernels, choice_note(kernels))
+    return None
+
+
+def _trace(events: Sequence[Mapping[str, Any]]) -> Profile:
+    whole = [event for event in events if event.get("ph") == "X" and number(event.get("dur"))]
+    on_device = [e for e in whole if str(e.get("cat", "")).lower() in _ON_DEVICE]
+    shown = on_device or list(_outermost(whole))
+    profile = _profile(
+        [Kernel(str(event.get("name", "")), 1, number(event["dur"]) or 0.0) for event in shown],
+        bool(on_device),
+    )
+    arguments = [event.get("args") for event in on_device if event.get("name") == profile.kernel]
+    resources: dict[str, Metric] = {}
+    for known in arguments:
+        for name, metric in _ARGUMENTS.items():
+            value = number(known.get(name)) if isinstance(known, Mapping) else None
+            if value is not None:
+                resources.setdefault(metric, value)
+    metrics = {**profile.metrics, **resources} if profile.metrics else {}
+    return Profile(KIND, profile.kernel, metrics, profile.kernels, profile.notes)
+
+
+def _outermost(events: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Operators of the host that are no part of another one on their thread."""
+    ends: dict[tuple[str, str], float] = {}
+    hosted = [e for e in events if str(e.get("cat", "")).lower() in _ON_HOST]
+    for event in sorted(hosted, key=lambda e: (number(e.get("ts")) or 0.0, -float(e["dur"]))):
+        thread = str(event.get("pid")), str(event.get("tid"))
+        start = number(event.get("ts")) or 0.0
+        if start >= ends.get(thread, start):
+            ends[thread] = start + (number(event["dur"]) or 0.0)
+            if not IDLE.search(str(event.get("name", ""))):
+                yield event
+
+
+def _profile(runs: Sequence[Kernel], on_device: bool) -> Profile:
+    kernels = total_times(runs)
+    if not kernels:
+        return Profile(KIND)
+    metrics: dict[str, Metric] = {"copies_pct": _copies(kernels)}
+    leading = kernels[0]
+    if on_device and leading.calls:
+        metrics["duration_us"] = leading.us / leading.calls
+    return Profile(KIND, leading.name, metrics, kernels, choice_note(kernels))

@@ -1,0 +1,60 @@
+"""Whole sections as excerpts, for a reader who has given no words to look for.
+
+Each section once, in the order of the ranking, from its beginning; of a long one the part around
+its best passage. Text is the document's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from kb.catalog.knowledge import passages as store
+from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.section_texts import whole_sections
+from kb.scope import ScopeFilter
+from kb.tokens import tokenize
+from retrieval.answer import Excerpt
+from retrieval.blocks import part_around, section_text
+from retrieval.excerpts import SHAPE, excerpt_of, near
+from retrieval.ranking import Ranked
+
+# Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
+# manuals have sections of several pages, of which a reader pays for every line.
+LARGEST = 360
+LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
+
+
+def section_excerpts(
+    connection: Connection, ranked: Sequence[Ranked], scope: ScopeFilter, count: int
+) -> list[Excerpt]:
+    """At most `count` excerpts, one a section. A section that nearly repeats an earlier one is left
+    out, and so is what the scope no longer admits.
+    """
+    pool = ranked[: count * LOOKED_AT]
+    by_seq = {entry.seq: entry for entry in ranked}
+    hits = store.load(connection, [entry.seq for entry in pool], scope)
+    best: dict[str, Passage] = {}
+    for entry in pool:
+        passage = hits.get(entry.seq)
+        if passage is not None:
+            best.setdefault(passage.section_id, passage)
+    chosen: list[Excerpt] = []
+    words: list[frozenset[str]] = []
+    for start in range(0, len(best), count):
+        portion = list(best.items())[start : start + count]
+        sections = whole_sections(connection, [section for section, _ in portion], scope)
+        for section_id, hit in portion:
+            section = sections.get(section_id)
+            group = part_around(section.passages, hit, LARGEST) if section is not None else []
+            if not group:
+                group = [hit]
+            bag = frozenset(tokenize(section_text(group)))
+            if any(near(bag, other, SHAPE.duplicate) for other in words):
+                continue
+            words.append(bag)
+            chosen.append(excerpt_of(group, by_seq))
+            if len(chosen) >= count:
+                return chosen
+    return chosen

@@ -1,0 +1,147 @@
+"""The order of sections for a bare signal, where nothing but its name is known.
+
+Words alone do not tell a section about memory bandwidth from one about the bandwidth of shared
+memory: both speak of moving bytes. What does is how the section presents itself: its heading names
+the signal or a topic of it, its text calls the signal by its id, a move for the signal rests on it.
+
+    score = square root of (words + nearness x sum of the weights of what speaks for the section)
+
+where `words` is its best passage's score over the best of all, less where its title is about
+something near the signal. The root keeps the order, and keeps sections that only words speak for
+within reach of those that a heading speaks for: a context leaves out what is far below its best.
+
+Text about no chip that speaks of other machines (warps, for who programs a CPU) comes after what
+does not.
+
+Whoever asks reads sections, so each section stands once, by its best passage; the other passages
+follow after all of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from kb.catalog.knowledge.section_marks import Mark, section_marks
+from kb.tokens import tokenize
+from retrieval.diagnose.signals import Signal
+from retrieval.language_words import foreign_words
+from retrieval.ranking import Ranked
+
+FOREIGN_WORDS = 2  # different ones in a section, from which on it is about other machines
+POOL = 300  # passages of the ranking whose sections are weighed
+ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
+FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
+
+
+@dataclass(frozen=True)
+class SectionWeights:
+    """What speaks for a section, and how much. `heading` is for one that holds the words of the
+    signal's id; one that holds a topic or words of the title counts for a share of it. `aside`
+    is the factor on the words of a section that is titled for something near the signal. `general`
+    is the nearness of text about no chip, `family` that of text about the chip's family or vendor,
+    `foreign` what is left of that of text about no chip that speaks of other machines.
+    """
+
+    heading: float = 1.5
+    named: float = 0.35
+    tagged: float = 0.15
+    moved: float = 0.35
+    aside: float = 0.6
+    family: float = 0.85
+    general: float = 0.6
+    foreign: float = 0.35
+
+
+WEIGHTS = SectionWeights()
+
+
+def by_sections(
+    connection: Connection,
+    ranked: Sequence[Ranked],
+    signal: Signal,
+    move_ids: Collection[str],
+    lineage: Sequence[str],
+    languages: Sequence[str] = (),
+    weights: SectionWeights = WEIGHTS,
+) -> list[Ranked]:
+    """The ranked passages in the order of their sections. `move_ids` are the moves that fit the
+    verdict, `lineage` the chip with its families, nearest first, `languages` those of its kernels.
+    """
+    pool, rest = ranked[:POOL], ranked[POOL:]
+    best = max((entry.score for entry in pool), default=0.0) or 1.0
+    by_seq = {entry.seq: entry for entry in pool}
+    marks = section_marks(connection, by_seq, signal.id, move_ids)
+    sections: dict[str, list[Mark]] = {}
+    for mark in marks:
+        sections.setdefault(mark.section_id, []).append(mark)
+    leads: list[Ranked] = []
+    others: list[Ranked] = []
+    for members in sections.values():
+        entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
+        speaks = _speaks(members, signal, weights)
+        words = entries[0].score / best * _aside(members[0], signal, weights)
+        near = _nearness(members[0], lineage, weights)
+        if near == weights.general and _is_foreign(members, languages):
+            near, words = near * weights.foreign, words * weights.foreign
+        leads.append(replace(entries[0], score=math.sqrt(max(0.0, words + near * speaks))))
+        others += [replace(e, score=FOLLOWING * e.score / best) for e in entries[1:]]
+    tail = [replace(entry, score=0.0) for entry in rest]
+    leads.sort(key=lambda e: (-e.score, e.seq))
+    others.sort(key=lambda e: (-e.score, e.seq))
+    return [*leads, *others, *tail]
+
+
+def _is_foreign(members: Sequence[Mark], languages: Sequence[str]) -> bool:
+    """Whether a section that is about no chip speaks of machines with other languages."""
+    text = "\n".join([*members[0].path[-1:], *(member.text for member in members)])
+    return foreign_words(text, languages) >= FOREIGN_WORDS
+
+
+def _speaks(members: Sequence[Mark], signal: Signal, weights: SectionWeights) -> float:
+    """What the section's heading, text, tags and moves say for it."""
+    return (
+        weights.heading * heading_affinity(members[0].path[-1] if members[0].path else "", signal)
+        + weights.named * any(m.named for m in members)
+        + weights.tagged * any(m.tagged for m in members)
+        + weights.moved * any(m.moved for m in members)
+    )
+
+
+def heading_affinity(heading: str, signal: Signal) -> float:
+    """How clearly a heading names the signal, 0 to 1: by the words of its id, else by one of its
+    `headings`, of which earlier ones count for more. Words of something near it take away.
+    """
+    tokens = tokenize(heading)
+    present = set(tokens)
+    taken = sum(_holds(present, words) for words in signal.elsewhere)
+    own = set(tokenize(signal.id.replace("_", " ")))
+    if own <= present:
+        leads = set(tokens[: len(own)]) == own
+        return (1.0 if leads else 0.9) * ELSEWHERE**taken
+    affinity = 0.0
+    for place, words in enumerate(signal.headings):
+        if _holds(present, words):
+            affinity = max(affinity, 0.8 - 0.4 * place / len(signal.headings))
+    return affinity * ELSEWHERE**taken
+
+
+def _holds(present: set[str], phrase: str) -> bool:
+    words = set(tokenize(phrase))
+    return bool(words) and words <= present
+
+
+def _aside(mark: Mark, signal: Signal, weights: SectionWeights) -> float:
+    present = set(tokenize(mark.path[-1] if mark.path else ""))
+    if _holds(present, signal.id.replace("_", " ")):
+        return 1.0
+    return weights.aside if any(_holds(present, words) for words in signal.elsewhere) else 1.0
+
+
+def _nearness(mark: Mark, lineage: Sequence[str], weights: SectionWeights) -> float:
+    if lineage and lineage[0] in mark.hardware:
+        return 1.0
+    return weights.family if set(lineage) & set(mark.hardware) else weights.general

@@ -1,0 +1,413 @@
+"""What a writer must know about a target whose language no model has seen: how a kernel is
+launched, and the chip's documents whole where they fit, else kernels to start from, cards of the
+language and the sections that answer what a first kernel needs.
+
+It depends on the chip, its language, the operator and the budget alone, not on what just happened:
+the same text stands at the beginning of every context of a run, and prompt caches hold it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from kb.catalog.knowledge import samples as sample_rows
+from kb.catalog.knowledge import symbols as symbol_rows
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.section_texts import (
+    OwnDocument,
+    WholeSection,
+    code_in,
+    documents_about,
+    documents_for_language,
+    sections_of_documents,
+    texts_about,
+)
+from kb.catalog.knowledge.symbols import Symbol
+from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from kb.problem_terms import op_family
+from kb.scope import ScopeFilter
+from retrieval.blocks import (
+    Block,
+    fenced,
+    plain,
+    section_blocks,
+    section_text,
+    symbol_blocks,
+    without_repeats,
+)
+from retrieval.layout import TargetLayout, load_layout
+from retrieval.ranking import Ranked
+from retrieval.symbols import WORD, names_in
+
+CHARS_PER_TOKEN = 6.0  # more than any text takes: a larger text is not counted to know it is large
+QUESTION_SECTIONS = 3  # of each question
+LEAST_SECTION = 400  # tokens that a section may take, however small its share is
+# A document is about the language when it has at least this share of what the one has that is most
+# about it.
+ABOUT_LANGUAGE = 0.2
+WHOLE = "## The documents of this chip, whole"
+WHOLE_OF_LANGUAGE = "## The documents of this chip that are about its language, whole"
+ERROR = "error"  # kind of the cards of error codes, which nobody writes
+
+Search = Callable[[Connection, str, ScopeFilter], list[Ranked]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip with its lineage, and the language that a kernel is to be written in, which its own
+    toolchain compiles. `op` is canonical, or None.
+    """
+
+    hardware: HardwareSpec
+    lineage: tuple[str, ...]
+    language: str
+    toolchain: ToolchainSpec
+    op: str | None
+    access_scope: str
+
+    @property
+    def toolchain_sample(self) -> str:
+        """The kernel that hardware.toml states; empty where it states none."""
+        return self.toolchain.sample
+
+    @property
+    def chips(self) -> frozenset[str]:
+        """Whose documents are the target's own: the chip itself."""
+        return frozenset({self.hardware.id})
+
+
+def target_blocks(
+    connection: Connection,
+    target: Target,
+    layout: TargetLayout,
+    scope: ScopeFilter,
+    search: Search,
+    budget: int,
+    about: Mapping[str, float],
+) -> list[Block]:
+    """The blocks that stand at the beginning, in at most `layout.share` of the budget. `scope` is
+    the request's; `search` ranks the passages of a scope for a question in words; `about` is what
+    `language_documents` gives.
+    """
+    own = own_scope(target, scope)
+    launch = launch_blocks(target)
+    used = sum(block.tokens for block in launch)
+    verified = [s for s in _samples(connection, target) if s.document_id is None]
+    whole = _whole(connection, target, own, int(budget * layout.whole), about)
+    if whole is not None:
+        room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
+        kernels = sample_blocks(verified, target, layout.max_samples, room)
+        return [*launch, *whole, *kernels]
+    return [*launch, *_chosen(connection, target, layout, own, search, budget - used, about)]
+
+
+def own_scope(target: Target, scope: ScopeFilter) -> ScopeFilter:
+    """The documents of the chip itself, in any language."""
+    chip = (target.hardware.id,)
+    return replace(scope, hardware=chip, categories=("hardware",), languages=None)
+
+
+def launch_blocks(target: Target) -> list[Block]:
+    """How a kernel of the target is named, launched and checked, by its hardware.toml."""
+    chain = target.toolchain
+    lines = []
+    if chain.suffix:
+        lines.append(f"A source file ends in {chain.suffix}.")
+    if entry := chain.entry:
+        lines.append(f"The entry is called {entry}.")
+    if interface := chain.interface:
+        lines.append(interface.strip())
+    if not lines:
+        return []
+    source = f"hardware.toml of {target.hardware.id}, language {target.language}"
+    text = "\n".join(lines)
+    head = plain("launch", "launch", "## How a kernel is launched")
+    return [head, fenced("launch", "launch", source, (target.hardware.id,), text)]
+
+
+# -- the documents whole
+
+
+def _whole(
+    connection: Connection,
+    target: Target,
+    own: ScopeFilter,
+    room: int,
+    about: Mapping[str, float],
+) -> list[Block] | None:
+    """The chip's documents in their order, or, where they take too much, those of them that are
+    about the language; None where these do too, or where there are none.
+    """
+    every = documents_about(connection, (target.hardware.id,), own)
+    of_language = [d for d in every if about.get(d.id, 0.0) >= ABOUT_LANGUAGE]
+    for documents in (every, of_language):
+        if documents and sum(d.characters for d in documents) <= room * CHARS_PER_TOKEN:
+            title = WHOLE if documents == every else WHOLE_OF_LANGUAGE
+            blocks = _documents(connection, documents, own, title)
+            if sum(block.tokens for block in blocks) <= room:
+                return blocks
+    return None
+
+
+def _documents(
+    connection: Connection, documents: Sequence[OwnDocument], own: ScopeFilter, title: str
+) -> list[Block]:
+    sections = sections_of_documents(connection, [d.id for d in documents], own)
+    blocks = [plain("manual", "manual", title)]
+    for document in documents:
+        members = [s for s in sections if s.document_id == document.id]
+        if members:
+            blocks.append(_document(document, members))
+    return blocks
+
+
+def _document(document: OwnDocument, sections: Sequence[WholeSection]) -> Block:
+    parts = []
+    for section in sections:
+        heading = (
+            f"{'#' * min(max(section.level, 1), 6)} {section.path[-1]}" if section.path else ""
+        )
+        parts.append("\n".join(filter(None, [heading, section_text(section.passages)])))
+    passages = tuple(p.id for section in sections for p in section.passages)
+    first = sections[0].passages[0]
+    block = fenced(
+        "manual",
+        document.id,
+        f"{document.title} (v{first.version})",
+        first.hardware,
+        "\n\n".join(parts),
+    )
+    return replace(block, passages=passages, sections=tuple(s.id for s in sections))
+
+
+# -- what is chosen where they do not fit
+
+
+def _chosen(
+    connection: Connection,
+    target: Target,
+    layout: TargetLayout,
+    own: ScopeFilter,
+    search: Search,
+    budget: int,
+    about: Mapping[str, float],
+) -> list[Block]:
+    samples = [
+        s
+        for s in _samples(connection, target)
+        if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
+    ]
+    kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
+    room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
+    symbols = own_symbols(connection, target.lineage, target.language, target.access_scope)
+    names = [s for s in by_use(symbols, about) if s.kind != ERROR]
+    # A first kernel is written like those that are shown: it needs their names in detail.
+    used = names_in("\n".join(kernel.text for kernel in kernels), {s.name for s in names})
+    needed = _riskiest(used, symbols)
+    cards = symbol_blocks(names, room, needed)
+    if cards:
+        title = "## Names of the language: signature, meaning, operands, limits, one example"
+        cards = [plain("symbols", "symbols", title), *cards]
+        cards += _limits(symbols, needed, int(budget * layout.errors))
+    room = int(budget * layout.share) - _tokens(kernels) - _tokens(cards)
+    errors = frozenset(s.section_id for s in symbols if s.kind == ERROR)
+    sections = _answers(connection, target, layout, own, search, room, about, errors)
+    if sections:
+        head = plain("section", "sections", "## From the documents of this chip")
+        sections = [head, *sections]
+    return [*kernels, *cards, *sections]
+
+
+def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list[Block]:
+    """What the error codes mean that the cards of `needed` names speak of. A manual often states a
+    limit there and nowhere else.
+    """
+    codes = {symbol.name: symbol for symbol in symbols if symbol.kind == ERROR}
+    stated = _codes_of(symbols)
+    named = dict.fromkeys(code for name in needed for code in stated.get(name, ()))
+    return symbol_blocks([codes[name] for name in named], room)
+
+
+def _riskiest(names: Sequence[str], symbols: Sequence[Symbol]) -> list[str]:
+    """The names, those first whose cards speak of most error codes."""
+    stated = _codes_of(symbols)
+    return sorted(names, key=lambda name: -len(stated.get(name, ())))
+
+
+def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
+    """The error codes that the cards of each name speak of."""
+    codes = {symbol.name for symbol in symbols if symbol.kind == ERROR}
+    stated: dict[str, list[str]] = {}
+    for symbol in symbols:
+        if symbol.kind != ERROR:
+            said = "\n".join((*symbol.limits, *symbol.further))
+            stated.setdefault(symbol.name, []).extend(names_in(said, codes))
+    return stated
+
+
+def own_symbols(
+    connection: Connection, lineage: Sequence[str], language: str | None, access_scope: str
+) -> list[Symbol]:
+    """The cards of a lineage that may be of this language."""
+    cards = symbol_rows.listed(connection, lineage, access_scope=access_scope)
+    return [card for card in cards if load_layout().may_be(card.language, language)]
+
+
+def _tokens(blocks: Sequence[Block]) -> int:
+    return sum(block.tokens for block in blocks)
+
+
+def texts_of(connection: Connection, hardware: str, access_scope: str) -> list[str]:
+    """The live text of a chip's own documents."""
+    own = ScopeFilter((hardware,), ("hardware",), access_scope=access_scope)
+    return list(texts_about(connection, (hardware,), own).values())
+
+
+def by_use(symbols: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
+    """The symbols of the documents that are about the language, those of the one that is most so
+    first.
+    """
+    own = [s for s in symbols if about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE]
+    return sorted(own, key=lambda s: (-about[s.document_id], s.document_title, s.ordinal))
+
+
+def language_documents(
+    connection: Connection, target: Target, own: ScopeFilter
+) -> dict[str, float]:
+    """How much each document of the chip is about its language: id -> 0 to 1, 1 for the most.
+
+    A document that was uploaded for the language counts 1. For the others it is the number of
+    words that the document shares with kernels in the language, error codes and names of the chip,
+    each divided by the number of documents that have it: words of every language count little, and
+    the chip's own names decide.
+    """
+    texts = texts_about(connection, (target.hardware.id,), own)
+    declared = documents_for_language(connection, target.language)
+    code = code_in(connection, (target.hardware.id,), target.language, own)
+    sources = [target.toolchain_sample, *code, target.language, target.hardware.id]
+    sources += [signature.pattern for signature in target.hardware.signatures]
+    names = {word for source in sources for word in WORD.findall(source) if len(word) > 1}
+    title = target.hardware.name.lower()
+    words = {document: names & set(WORD.findall(text)) for document, text in texts.items()}
+    for document, text in texts.items():
+        if title in text.lower():
+            words[document].add(title)
+    counts = Counter(word for present in words.values() for word in present)
+    scores = {d: sum(1 / counts[word] for word in present) for d, present in words.items()}
+    most = max(scores.values(), default=0.0)
+    shares = {document: score / most for document, score in scores.items()} if most else {}
+    return {**shares, **{document: 1.0 for document in declared if document in texts}}
+
+
+def _answers(
+    connection: Connection,
+    target: Target,
+    layout: TargetLayout,
+    own: ScopeFilter,
+    search: Search,
+    room: int,
+    about: Mapping[str, float],
+    without: frozenset[str],
+) -> list[Block]:
+    """Sections that answer the layout's questions, each question in turn; not those `without`."""
+    seen: list[frozenset[str]] = []
+    per_question: list[list[Block]] = []
+    largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
+    for _, query in layout.questions:
+        ranked = search(connection, query, own)
+        blocks = section_blocks(
+            connection,
+            ranked,
+            own,
+            "section",
+            own=target.chips,
+            largest=largest,
+            excluded=without,
+            prefer=about,
+        )
+        per_question.append(without_repeats(blocks[: 2 * QUESTION_SECTIONS], seen))
+    chosen: list[Block] = []
+    for turn in range(QUESTION_SECTIONS):
+        for blocks in per_question:
+            if turn < len(blocks) and blocks[turn].tokens <= room:
+                chosen.append(blocks[turn])
+                room -= blocks[turn].tokens
+    return chosen
+
+
+# -- kernels to start from
+
+
+def _samples(connection: Connection, target: Target) -> list[Sample]:
+    """The target's samples, the most useful first: right ones of a run, the same operator, the same
+    family, what the toolchain took; of equal ones the shorter.
+    """
+    stored = _stored(connection, target)
+    family = op_family(target.op) if target.op else None
+    by_code: dict[str, Sample] = {}
+    for sample in stored:
+        by_code.setdefault(" ".join(sample.code.split()), sample)
+
+    def place(sample: Sample) -> tuple[object, ...]:
+        same = sample.operator == target.op if target.op else False
+        related = bool(sample.operator) and op_family(sample.operator) == family
+        quality = sample_rows.STATUSES.index(sample.status)
+        stated = sample.language == target.language
+        own = target.hardware.id in sample.hardware
+        return (sample.status == "refused", not same, not related, -quality, not own, not stated)
+
+    return sorted(by_code.values(), key=lambda s: (place(s), len(s.code), s.id))
+
+
+def _stored(connection: Connection, target: Target) -> list[Sample]:
+    """The stored kernels that may be in the language."""
+    return [
+        sample
+        for sample in sample_rows.listed(connection, target.lineage, target.access_scope)
+        if load_layout().may_be(sample.language, target.language)
+    ]
+
+
+def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: int) -> list[Block]:
+    """At most `count` whole kernels in `room` tokens, under a heading; the one that hardware.toml
+    states counts among them.
+    """
+    head = plain("sample", "samples", "## Whole kernels in this language")
+    blocks: list[Block] = []
+    left = room - head.tokens
+    for block in [*_stated_sample(target), *(_sample(s, target) for s in samples)]:
+        if len(blocks) < count and block.tokens <= left:
+            blocks.append(block)
+            left -= block.tokens
+    return [head, *blocks] if blocks else []
+
+
+def _stated_sample(target: Target) -> list[Block]:
+    code = target.toolchain_sample
+    if not code:
+        return []
+    source = f"hardware.toml of {target.hardware.id}, sample"
+    text = f"```{target.language}\n{code.strip()}\n```"
+    return [fenced("sample", "stated-sample", source, (target.hardware.id,), text)]
+
+
+def _sample(sample: Sample, target: Target) -> Block:
+    about = [f"operator {sample.operator}"] if sample.operator else []
+    about += [f"arguments {', '.join(sample.shapes)}"] if sample.shapes else []
+    said = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
+    about += [said] if said else []
+    where = " > ".join(sample.path[-2:])
+    source = (
+        f"{sample.document_title} (v{sample.version}), {where}"
+        if sample.document_id
+        else f"run {sample.run_id}, {sample.title}"
+    )
+    head = f"{sample.title}: {'; '.join(about)}" if about else sample.title
+    text = f"{head}\n```{sample.language or target.language}\n{sample.code.rstrip()}\n```"
+    block = fenced("sample", sample.id, source, sample.hardware, text)
+    sections = (sample.section_id,) if sample.section_id else ()
+    return replace(block, sections=sections)

@@ -1,0 +1,75 @@
+"""What is known of a chip's languages: its symbols and its samples, listed and searched, and
+corrections of a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kb.catalog.knowledge import samples, symbols
+from kb.catalog.knowledge.proposed_symbols import SymbolStatus
+from kb.errors import InvalidRequest
+from kb.scope import ALL_ACCESS
+from retrieval.knowledge_base import KnowledgeBase
+from retrieval.symbols import search_symbols
+
+MAX_LISTED = 2_000
+
+
+def list_symbols(
+    base: KnowledgeBase,
+    hardware: str,
+    query: str = "",
+    limit: int = MAX_LISTED,
+    access_scope: str = ALL_ACCESS,
+    status: SymbolStatus = "accepted",
+) -> list[dict[str, Any]]:
+    """Cards of a chip and of what stands above it: all in the order of their documents, or those
+    that a query means, best first. Cards that a model has proposed count from when a person has
+    accepted them; `status` lists the others. Raises UnknownHardware and InvalidRequest.
+    """
+    _check_limit(limit)
+    lineage = base.registry.lineage(base.registry.resolve(hardware))
+    with base.catalog.read() as connection:
+        cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=access_scope)
+    if query.strip():
+        embed = base.embedder.encode_query if base.dense_ready and len(cards) <= 500 else None
+        cards = search_symbols(query, cards, embed, limit)
+    return [card.as_json() for card in cards[:limit]]
+
+
+def list_samples(
+    base: KnowledgeBase,
+    hardware: str,
+    operator: str = "",
+    access_scope: str = ALL_ACCESS,
+) -> list[dict[str, Any]]:
+    """Whole kernels for a chip: those that runs have verified first, then those of its manuals;
+    with `operator`, only those that compute it. Raises UnknownHardware.
+    """
+    lineage = base.registry.lineage(base.registry.resolve(hardware))
+    with base.catalog.read() as connection:
+        kernels = samples.listed(connection, lineage, access_scope)
+    return [k.as_json() for k in kernels if not operator or k.operator == operator]
+
+
+def correct_symbol(
+    base: KnowledgeBase,
+    symbol_id: str,
+    fix: Mapping[str, Any],
+    actor: str = "person",
+    access_scope: str = ALL_ACCESS,
+) -> dict[str, Any]:
+    """Correct a card, now and in every later version of its document, or accept or reject one that
+    a model has proposed by its `status`; the card afterwards. Raises InvalidRequest and NotFound.
+    """
+    fields = {name: value for name, value in fix.items() if value is not None}
+    return symbols.correct(
+        base.catalog, symbol_id, fields, actor, access_scope=access_scope
+    ).as_json()
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= MAX_LISTED:
+        raise InvalidRequest(f"limit is {limit}", hint=f"Use 1 to {MAX_LISTED}.")

@@ -1,0 +1,159 @@
+"""`kernlore runs propose`: a scripted model here, the evaluation in another process that sees only
+a zip, and the next round from what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from optimizer.search.portable.session import CEILINGS
+from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
+from tests.catalogs import fresh_data_dir
+from tests.known_device import known_ceilings
+from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
+
+pytestmark = [
+    pytest.mark.slow(seconds=25),
+    pytest.mark.skipif(find_spec("litellm") is None, reason="the extra `llm` is not installed"),
+]
+
+PROBLEM = """\
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x + 1
+
+
+def get_inputs():
+    return [torch.randn(64, 32)]
+
+
+def get_init_inputs():
+    return []
+"""
+KERNEL = """\
+#include "kernlore_abi.h"
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {
+  const float *x = (const float *)t[0].data;
+  float *y = (float *)t[c->inputs + c->parameters].data;
+  for (int64_t i = 0; i < t[0].shape[0] * t[0].shape[1]; i++) y[i] = %s;
+  return 0;
+}
+"""
+RIGHT = {"correct", "unmeasured"}  # the latter on a machine that is never quiet
+BODIES = ("2 * x[i] + 1", "twice(x[i])", "x[i] + x[i] + 1", "1 + 2 * x[i]")
+
+
+def answer(body: str) -> Answered:
+    head = {"plan": f"y = {body}", "used": [], "language": "cpp", "main": "kernel.cpp"}
+    return Answered(f"{json.dumps(head)}\n\nFile: kernel.cpp\n```\n{KERNEL % body}```\n")
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelServer]:
+    server = ModelServer(lambda body, number: answer(BODIES[number % len(BODIES)]))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-local-test-0123456789abcdef")
+    (tmp_path / "mine.py").write_text(PROBLEM, encoding="utf-8")
+    return fresh_data_dir(tmp_path / "home")
+
+
+def propose(home: Path, model: ModelServer, target: str | Path, batch: Path, *more: str) -> Ran:
+    options = ("--models", "openai/gpt-4o-mini", "--api-base", model.url, "--drafts", "2")
+    return kernlore("runs", "propose", target, *options, "-o", batch, *more, "--json", data=home)
+
+
+def evaluated(batch: Path, out: Path) -> Path:
+    """What the machine with the device does."""
+    out.mkdir()
+    (out / CEILINGS).write_text(json.dumps(known_ceilings().as_json()), encoding="utf-8")
+    environment = {n: os.environ[n] for n in ("PATH", "HOME", "TMPDIR") if n in os.environ}
+    command = [sys.executable, str(batch), "--out", str(out), "--finalists", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out / "results.zip"
+
+
+def test_the_second_round_starts_from_what_the_first_measured(
+    home: Path, model: ModelServer, tmp_path: Path
+) -> None:
+    new = ("--hardware", "x86-64", "--language", "cpp", "--knowledge", "off")
+    first = propose(home, model, tmp_path / "mine.py", tmp_path / "one.zip", *new)
+    assert first.code == 0, first.err
+    (row,) = first.json["runs"]
+    run = row["run"]
+    assert row["drafts"] == 2 and row["note"] == "" and len(model.requests) == 2
+    prompts = [prompt_of(request) for request in model.requests]
+    assert "the device is on another machine" in prompts[0]
+    assert "under-way" not in prompts[0] and f"y = {BODIES[0]}" in prompts[1]
+    listed = kernlore("runs", "list", "--json", data=home).json
+    assert [(r["run"], r["state"]) for r in listed] == [(run, "waiting")]
+
+    results = evaluated(tmp_path / "one.zip", tmp_path / "first")
+    (imported,) = kernlore("runs", "import", results, "--json", data=home).json
+    assert (imported["run"], imported["state"]) == (run, "finished")
+    tree = kernlore("runs", "tree", run, "--json", data=home).json
+    assert tree[1]["verdict"] in RIGHT and tree[2]["verdict"] == "not_compiled"
+
+    second = propose(home, model, run, tmp_path / "two.zip")
+    assert second.code == 0, second.err
+    shown = prompt_of(model.requests[2])
+    assert "BEGIN verdict" in shown and "the device is on another machine" not in shown
+    kernlore("runs", "import", evaluated(tmp_path / "two.zip", tmp_path / "second"), data=home)
+    tree = kernlore("runs", "tree", run, "--json", data=home).json
+    assert [node["number"] for node in tree] == [0, 1, 2, 3, 4]
+    assert {node["verdict"] for node in tree[3:]} <= RIGHT
+
+    again = kernlore("runs", "import", results, "--json", data=home)
+    assert again.code == 2 and again.json["code"] == "conflict"
+    assert len(kernlore("runs", "tree", run, "--json", data=home).json) == 5
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("mine.py", (), "--hardware is not given"),
+        ("run_none", (), "no run run_none"),
+        ("nowhere.py", ("--hardware", "x86-64"), "nowhere.py"),
+        ("mine.py", ("--hardware", "h1000"), "h1000"),
+        ("mine.py", ("--hardware", "h200", "--language", "cpp"), "runs no cpp"),
+    ],
+)
+def test_a_batch_that_cannot_be_says_what_is_missing(
+    home: Path,
+    model: ModelServer,
+    tmp_path: Path,
+    target: str,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    place = tmp_path / target if target.endswith(".py") else target
+    refused = propose(home, model, place, tmp_path / "b.zip", *options, "--knowledge", "off")
+    assert refused.code == 2 and set(refused.json) == ERROR_KEYS
+    assert message in refused.json["message"] and refused.json["hint"]
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_models_that_say_nothing_leave_no_batch_and_no_run(home: Path, tmp_path: Path) -> None:
+    silent = ModelServer(lambda body, number: Answered("I would rather not."))
+    new = ("--hardware", "x86-64", "--language", "cpp", "--knowledge", "off")
+    done = propose(home, silent, tmp_path / "mine.py", tmp_path / "b.zip", *new)
+    silent.close()
+    assert done.code != 0 and "no model proposed a candidate" in done.json["message"]
+    assert not (tmp_path / "b.zip").exists()
+    assert kernlore("runs", "list", "--json", data=home).json == []

@@ -1,0 +1,113 @@
+"""The tables of the benchmark of models that write for drawn chips, and stored cells replayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.search.model_writes.__main__ import RESULTS
+from benchmarks.search.model_writes.cells import Attempt, Cell, load_cells, replayed
+from benchmarks.search.model_writes.chips import FAMILIES, draw, other_documents
+from benchmarks.search.model_writes.report import (
+    about_arms,
+    bootstrap,
+    by_arm,
+    by_cell,
+    cycles_ratio,
+    pairs,
+    tokens_to_right,
+)
+from kb.errors import InvalidRequest
+from tests.retrieval.drawn_bases import DrawnBase
+
+pytestmark = pytest.mark.slow(seconds=10)
+
+MOST_ATTEMPTS, MOST_CELLS = 3, 6
+
+
+def replayable() -> list[Cell]:
+    """Stored cells that take little time, each family and arm before a second of it."""
+    short = [c for c in load_cells(RESULTS) if 1 <= len(c.attempts) <= MOST_ATTEMPTS]
+    places: dict[tuple[str, str], int] = {}
+    turns = []
+    for cell in short:
+        turn = places[cell.family, cell.arm] = places.get((cell.family, cell.arm), 0) + 1
+        turns.append((turn, cell.name, cell))
+    return [cell for _, _, cell in sorted(turns, key=lambda t: t[:2])][:MOST_CELLS]
+
+
+def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
+    attempts = tuple(
+        Attempt(v, cycles if v == "correct" else None, 1_000 * n, 0.5, 0.25)
+        for n, v in enumerate(validities, 1)
+    )
+    return Cell("block", seed, "softmax", arm, "manual-alone", "m", attempts, 100)
+
+
+def test_a_cell_says_when_it_first_compiled_and_was_right() -> None:
+    cell = made("ours", "not_compiled", "incorrect", "correct")
+    assert (cell.first_compiled, cell.first_right) == (2, 3)
+    assert tokens_to_right(cell) == 6_000 and cycles_ratio(cell) == 2.0
+    none = made("ours", "not_compiled")
+    assert (none.first_compiled, none.first_right, cycles_ratio(none)) == (None, None, None)
+    assert cell.name == "block-1-softmax-manual-alone-ours"
+
+
+def test_the_tables_count_what_happened() -> None:
+    cells = [
+        made("ours", "correct"),
+        replace(made("ours", "not_compiled", "correct"), problem="matmul"),
+        made("nothing", "not_compiled"),
+        replace(made("nothing", "incorrect"), problem="matmul"),
+    ]
+    nothing, ours = [line.split(" | ") for line in by_arm(cells).splitlines()[2:]]
+    # cells; compiled at 1, 4, 8; right at 1, 4, 8; attempts, tokens, cycles
+    assert ours[3:11] == ["ours", "2", "1/2", "2/2", "2/2", "1/2", "2/2", "2/2"]
+    assert ours[11:14] == ["1.5", "2,000", "2.00"]
+    assert nothing[3:14] == ["nothing", "2", *["1/2"] * 3, *["0/2"] * 3, "-", "-", "-"]
+    assert by_arm([made("ours", "correct"), made("ours", "correct", seed=2)]).count("ours") == 2
+    compared = pairs(cells).splitlines()
+    assert len(compared) == 3 and compared[2].startswith("| nothing | 2 | +0.50 [")
+    assert compared[2].endswith("| +1.00 [+1.00, +1.00] |")
+    assert "| not_compiled correct | 2.00 |" in by_cell(cells)
+    assert pairs(cells[:2]) == "No pair of arms has common cells."
+    assert about_arms(["placebo"]).startswith("* `placebo`: another chip's manual")
+
+
+def test_the_interval_is_of_the_mean_and_the_same_each_time() -> None:
+    values = [1.0] * 6 + [0.0] * 4
+    low, high = bootstrap(values)
+    assert (low, high) == bootstrap(values) and 0.2 <= low < 0.6 < high <= 0.9
+    assert bootstrap([1.0] * 5) == (1.0, 1.0)
+
+
+def test_other_documents_are_enough_or_refused(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}.md").write_text("word " * 100)
+    assert [p.name for p in other_documents(tmp_path, 150)] == ["0.md", "1.md"]
+    with pytest.raises(InvalidRequest, match="have 300 words, not 301"):
+        other_documents(tmp_path, 301)
+
+
+@pytest.mark.parametrize("cell", replayable(), ids=lambda cell: cell.name)
+def test_a_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) -> None:
+    """No model is asked; the chip is drawn again, its tools judge again."""
+    base = DrawnBase(tmp_path, model_cache)
+    try:
+        chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
+        base.describe(chip)
+        nodes = replayed(base.local, chip, cell, RESULTS)
+    finally:
+        base.local.close()
+    results = [n.evaluation.validity if n.evaluation is not None else n.state for n in nodes]
+    assert results == [attempt.validity for attempt in cell.attempts]
+    for node, attempt in zip(nodes, cell.attempts, strict=True):
+        timings = node.evaluation.timings if node.evaluation is not None else ()
+        assert (timings[0].cycles if timings else None) == attempt.cycles
+
+
+def test_there_are_stored_cells() -> None:
+    if not replayable():
+        pytest.skip("benchmarks/results/model_writes has no cell of at most 3 attempts")

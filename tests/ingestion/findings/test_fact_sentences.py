@@ -1,0 +1,142 @@
+"""Facts in running text: what is read, and the many sentences that are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestion.findings.fact_sentences import read_sentence, statements
+from ingestion.findings.facts import propose_facts
+from ingestion.formats import parse
+
+KB, MB, GB = 2**10, 2**20, 2**30
+
+
+def stated(sentence: str) -> dict[str, float | int]:
+    return {s.key: s.value for s in read_sentence(sentence)}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "facts"),
+    [
+        ("Each core has 1464 KiB of L1.", {"l1_size": 1464 * KB}),
+        ("Each tile has 624 KB of scratchpad RAM.", {"shared_memory_per_unit": 624 * KB}),
+        ("The X9 ASIC contains 80 tiles.", {"compute_units": 80}),
+        ("The X90 has 132 SMs and 80 GB of HBM3.", {"compute_units": 132, "memory_size": 80 * GB}),
+        ("The chip runs at 1.85 GHz.", {"clock_boost": 1.85e9}),
+        (
+            "It has HBM2e with 64 GB at 1.6 TB/s.",
+            {"memory_size": 64 * GB, "memory_bandwidth": 1.6e12},
+        ),
+        ("A warp has 32 threads.", {"warp_size": 32}),
+        ("Threads run in wavefronts of 64 work-items.", {"warp_size": 64}),
+        ("The L2 cache has a capacity of 50 MB.", {"l2_size": 50 * MB}),
+        ("L2 cache size: 50 MB", {"l2_size": 50 * MB}),
+        (
+            "The peak memory bandwidth of the attached HBM2 is 1.2 TB per second.",
+            {"memory_bandwidth": 1.2e12},
+        ),
+        (
+            "The peak memory bandwidth of the GPU is 3.2 TB/s (1.6 TB/s per die).",
+            {"memory_bandwidth": 3.2e12},
+        ),
+        (
+            "There are a total of 120 compute units, organized in eight shader engines.",
+            {"compute_units": 120},
+        ),
+        (
+            "An SM holds up to 64 warps, 2,048 threads and 32 blocks.",
+            {"max_warps_per_unit": 64, "max_threads_per_unit": 2048, "max_blocks_per_unit": 32},
+        ),
+        ("A block may contain up to 1024 threads.", {"max_threads_per_block": 1024}),
+        ("A thread can use at most 255 registers.", {"max_registers_per_thread": 255}),
+        ("Shared memory is organized into 32 banks.", {"shared_memory_banks": 32}),
+        ("Board power is up to 700 W.", {"power": 700}),
+        ("The GPU is composed of eight XCDs.", {"chiplets": 8}),
+        ("Four stacks of HBM2 for a total of 32 GB feed the GPU.", {"memory_size": 32 * GB}),
+        (
+            "The X90 has 132 SMs, HBM3 at 3.35 TB/s and 700 W.",
+            {"compute_units": 132, "memory_bandwidth": 3.35e12},
+        ),
+        ("Shared memory per SM: 48 KB", {"shared_memory_per_unit": 48 * KB}),
+        ("Max threads per SM: 2048", {"max_threads_per_unit": 2048}),
+        ("Memory bandwidth: 3.35 TB/s", {"memory_bandwidth": 3.35e12}),
+        ("The vector length is 1024 bits.", {"vector_bits": 1024}),
+        ("The vector registers are 128 bytes wide.", {"vector_bits": 1024}),
+    ],
+)
+def test_what_a_sentence_states(sentence: str, facts: dict[str, float]) -> None:
+    assert stated(sentence) == facts
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "For example, each core has 48 KB of L1.",
+        "If each core has 48 KB of L1, the tile fits.",
+        "Each core has 48 KB more L1 than before.",
+        "The L2 cache is larger than 40 MB.",
+        "The L2 cache is about 50 MB.",
+        "The L2 cache is up to 50 MB.",
+        "The L2 cache is 40 to 50 MB.",
+        "The L2 cache is 40 MB or 50 MB.",
+        "The L2 cache is 1 MB in this product and 2 MB in that.",
+        "The L2 cache is 2 x 25 MB.",
+        "The L2 cache is 4 MB per die.",
+        "All units of the die share a 4 MB L2 cache.",
+        "The L2 cache has a hit rate of 50.",
+        "The L1 instruction cache of each core is 32 KB.",
+        "The measured memory bandwidth is 1.4 TB/s.",
+        "Each memory channel provides 2 GB of GDDR6 memory.",
+        "Two GPUs have 128 GB of HBM memory together, and both devices share it.",
+        "The memory clock runs at 1.2 GHz.",
+        "A cycle counter exists in the reference domain, running at 27 MHz.",
+        "The peak FP8 performance is 3958 TFLOPS with sparsity.",
+        "The peak FP64 performance per die is 22.6 TFLOPS.",
+        "The output is split into 32 tiles.",
+        "The chip has 16 DRAM tiles.",
+        "The first 16 threads of a warp load the row.",
+        "Software can write to the low 1 MiB of L1.",
+        "Set `l2_cache_size = 50 MB` in the L2 cache section.",
+        "The kernel uses 48 KB of shared memory per SM.",
+        "Is the L2 cache 50 MB?",
+        "In CPX each device has 38 compute units.",
+        "In compute mode 2 the device has 38 compute units.",
+        "Threads per block: 256",
+        "L2 cache: 4 MB per die",
+        "Vector engines deliver a total of 1 TFLOPS of FP32 computations.",
+        "The vector unit delivers 1 TFLOPS of FP32.",
+        "The UltraServers deliver 314 TB/s of HBM bandwidth.",
+        "There is an area of 256 KB of L1 space.",
+    ],
+)
+def test_what_is_left_alone(sentence: str) -> None:
+    assert stated(sentence) == {}
+
+
+def test_a_list_is_read_with_what_announces_it() -> None:
+    text = b"""# The chip
+
+Each X9 ASIC contains:
+
+* [80x Compute tile](tile.md), also known as workers. Either 64 or 80 are available.
+* 18x DRAM tile, together 12 GiB of GDDR6
+"""
+    facts = propose_facts(parse(text, "chip.md").elements)
+    assert [(f.key, f.value, f.text_value) for f in facts] == [
+        ("compute_units", 80, "80"),
+        ("memory_size", 12 * GB, "12 GiB"),
+    ]
+    assert facts[0].sentence == "Each X9 ASIC contains 80x Compute tile, also known as workers."
+    assert facts[0].locator == repr(facts[0].sentence) and facts[0].cell is None
+
+
+def test_markup_line_ends_and_code_are_not_in_the_way() -> None:
+    text = "The **L2 cache** of the\n[chip](x.md) is `50 MB`. See `f(50 MB)` for the L2 cache."
+    assert [(s.key, s.quantity) for s in statements(text)] == [("l2_size", "50 MB")]
+    code = b"# A\n\n```\nThe L2 cache is 50 MB.\n```\n"
+    assert propose_facts(parse(code, "a.md").elements) == []
+
+
+def test_a_number_that_two_facts_claim_is_left_out() -> None:
+    assert stated("Each SM has 128 KB of L1 and shared memory.") == {}
+    assert stated("The L2 cache is 40 MB, so the L2 cache size is 50 MB.") == {}

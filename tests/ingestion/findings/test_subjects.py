@@ -1,0 +1,152 @@
+"""Whom a value is about: the chip, its family, another chip, or nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ingestion.findings.facts import LocatedFact, propose_facts
+from ingestion.findings.proposals import Source, proposals
+from ingestion.findings.subjects import DocumentSubjects, Subject
+from ingestion.formats import parse
+from ingestion.passages import split_sections
+from kb.catalog.hardware import Fact
+from kb.hardware.spec import HardwareSpec
+
+REGISTRY = {
+    spec.id: spec
+    for spec in (
+        HardwareSpec("acme", "Acme GPUs", "acme", kind="vendor"),
+        HardwareSpec("dune2", "Acme Dune 2", "acme", "acme", ("qx90a",), kind="family"),
+        HardwareSpec("mi250x", "Acme Magic MI250X", "acme", "dune2"),
+        HardwareSpec("granite", "Stone Granite", "stone"),
+    )
+}
+
+
+def subject(
+    header: str = "",
+    sentence: str = "",
+    sections: Sequence[str] = (),
+    titles: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    hardware: Sequence[str] = ("mi250x",),
+) -> Subject | None:
+    return DocumentSubjects(hardware, REGISTRY, titles, texts).of(header, sentence, (), sections)
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("MI250X", "chip"),
+        ("Acme Magic MI250X GPU", "chip"),
+        ("mi-250x", "chip"),
+        ("MI250X PCIe", "unclear"),
+        ("MI250X / MI100", "unclear"),
+        ("Compute mode 1", "unclear"),
+        ("Dune 2", "family"),
+        ("Value", "chip"),
+        ("", "chip"),
+        ("MI100", None),
+        ("MI 300A", None),
+        ("Dune 3", None),
+        ("qx908", None),
+        ("V100", None),
+        ("RTX 4090", None),
+        ("Granite", None),
+    ],
+)
+def test_a_table_header(header: str, kind: str | None) -> None:
+    named = subject(header)
+    assert (named.kind if named else None) == kind
+
+
+def test_the_nearest_text_that_names_a_chip_decides() -> None:
+    title = ("Acme MI100 guide",)
+    assert subject(titles=title) is None
+    assert subject(titles=("mi100.md",)) is None
+    in_section = subject(sections=("Chips", "The MI250X", "Memory"), titles=title)
+    assert in_section == Subject("mi250x", "Acme Magic MI250X", "chip")
+    assert subject(sentence="On the MI100 it is 4.", sections=("The MI250X",)) is None
+    assert subject(sentence="The MI250X has what the MI100 has.") is None
+    both = subject(sections=("MI100 and MI250X",))
+    assert both is not None and both.kind == "unclear"
+    of_family = subject(sections=("Dune 2 cards",), titles=title)
+    assert of_family is not None and of_family.kind == "family"
+    mode = subject("Mode 1", sections=("The MI250X",))
+    assert mode == Subject("mi250x", "Mode 1", "unclear")
+
+
+def test_a_form_of_the_board_is_unclear() -> None:
+    card = subject(sentence="The MI250X PCIe card has 64 GB.")
+    assert card is not None and (card.kind, card.text) == ("unclear", "PCIe")
+    bus = subject(sentence="The MI250X is attached by PCIe Gen 4.")
+    assert bus is not None and bus.kind == "chip"
+
+
+def test_where_nothing_is_named_the_declared_chip_holds_if_the_document_is_about_it() -> None:
+    assert subject() == Subject("mi250x", "", "chip")
+    crowded = subject(texts=["The MI100 is old.", "The MI300 is new.", "The MI250X is here."])
+    assert crowded == Subject("mi250x", "", "unclear")
+    own = subject(texts=["The MI250X is here.", "The MI250X is good.", "The MI100 is old."])
+    assert own == Subject("mi250x", "", "chip")
+    several = subject(hardware=("mi250x", "granite"))
+    assert several is not None and several.kind == "unclear"
+    second = subject("Granite", hardware=("mi250x", "granite"))
+    assert second == Subject("granite", "Granite", "chip")
+
+
+@pytest.mark.parametrize("text", ["FP16", "INT8", "HBM128", "ISO-8601", "the 1024 threads", "A4"])
+def test_no_names(text: str) -> None:
+    assert subject(text) == Subject("mi250x", text, "unclear")
+
+
+TABLE = """
+| Model  | Compute units | L2 cache (MiB) |
+|--------|---------------|----------------|
+| MI100  | 120           | 8              |
+| MI250X | 220           | 16             |
+| Rubble | 60            | 4              |
+"""
+
+
+def rows(text: str, title: str = "Chips", hardware: Sequence[str] = ("mi250x",)) -> list[Fact]:
+    sections = split_sections(parse(text.encode(), "a.md").elements)
+    located = [LocatedFact(f, s.path) for s in sections for f in propose_facts(s.elements)]
+    source = Source("doc_1", "ver_1", title, "a.md")
+    return proposals(located, source, hardware, REGISTRY, [])
+
+
+def test_of_a_table_of_chips_only_the_own_row_is_proposed() -> None:
+    assert [(f.key, f.number, f.subject, f.subject_kind) for f in rows(TABLE)] == [
+        ("compute_units", 220, "MI250X", "chip"),
+        ("l2_size", 16 * 2**20, "MI250X", "chip"),
+    ]
+
+
+def test_a_document_of_another_chip_proposes_nothing() -> None:
+    text = "# Acme MI100\n\n| Property | Value |\n|---|---|\n| L2 cache | 8 MB |\n"
+    assert rows(text, "Acme MI100") == []
+    assert rows("# Limits\n\nThe L2 cache is 8 MB.\n", "Acme MI100") == []
+
+
+def test_a_sentence_becomes_a_row_with_its_document_section_and_words() -> None:
+    text = "# Guide\n\n## Memory of the MI250X\n\nThe L2 cache is 16 MB.\n"
+    [fact] = rows(text, "Acme guide")
+    assert (fact.key, fact.number, fact.text) == ("l2_size", 16 * 2**20, "16 MB")
+    assert (fact.origin, fact.status, fact.title) == ("sentence", "proposed", "Acme guide")
+    assert fact.locator == "Guide > Memory of the MI250X: 'The L2 cache is 16 MB.'"
+    assert fact.cell == {"sentence": "The L2 cache is 16 MB."}
+    assert fact.holds_for_owner
+
+
+def test_sentences_that_repeat_or_contradict_each_other() -> None:
+    again = "# MI250X\n\nThe L2 cache is 16 MB.\n\nIt has an L2 cache of 16 MB.\n"
+    assert len(rows(again)) == 1
+    against = "# MI250X\n\nThe L2 cache is 16 MB.\n\nIt has an L2 cache of 8 MB.\n"
+    assert rows(against) == []
+
+
+def test_a_document_about_no_hardware_proposes_nothing() -> None:
+    assert rows(TABLE, hardware=()) == []

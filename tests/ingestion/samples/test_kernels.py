@@ -1,0 +1,163 @@
+"""Whole kernels are told from fragments, commands and configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestion.formats import parse
+from ingestion.passages import split_sections
+from ingestion.samples.kernels import (
+    MAX_KERNELS,
+    KernelSample,
+    entry_of,
+    kernels_of,
+    operator_of,
+)
+from ingestion.symbols.cards import cards_of
+from tests.ingestion.samples.drawn_chips import CHIPS
+
+TRITON = """\
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(x_ptr + at, mask=at < n) + tl.load(y_ptr + at, mask=at < n)
+    tl.store(out_ptr + at, total, mask=at < n)
+"""
+CUDA = """\
+__global__ void rms_norm(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  float scale = rsqrtf(x[i] * x[i] / n);
+  y[i] = x[i] * scale;
+}
+"""
+ASSEMBLY = """\
+.kernel softmax
+    ldt t0, [x0]
+loop:
+    mulacc a0, t0, t0   // square
+    stt [x1], t0
+    halt
+"""
+OPCODES = """\
+## Opcodes
+
+| Opcode | Effect |
+|---|---|
+| ldt | load a tile |
+| stt | store a tile |
+| mulacc | multiply and add |
+"""
+
+
+def kernels_in(text: str, languages: Collection[str] = ()) -> list[KernelSample]:
+    """The kernels of a Markdown text, with its own cards."""
+    sections = split_sections(parse(text.encode(), "a.md").elements)
+    return kernels_of(sections, cards_of(sections), languages)
+
+
+def fenced(code: str, language: str = "", title: str = "Sample") -> str:
+    return f"## {title}\n\n```{language}\n{code}\n```\n"
+
+
+def test_the_worked_sample_of_a_drawn_manual() -> None:
+    chip = CHIPS.draw(7)
+    [kernel] = kernels_in(CHIPS.manual(chip), ["novac"])
+    assert kernel.operator == "matmul" and kernel.language == "novac"
+    assert kernel.shapes == ("A[64][64]", "B[64][64]", "C[64][64]")
+    assert kernel.title == "2.3 Worked sample: a tiled matrix product"
+    assert kernel.code.startswith("kernel kernlore_run(") and kernel.code.endswith("}")
+    assert kernel.symbols[:2] == ("const", "tile")
+    assert {chip["opcodes"][name] for name in ("load", "store", "mac")} <= set(kernel.symbols)
+
+
+@pytest.mark.parametrize(
+    ("code", "language", "title", "operator"),
+    [
+        (TRITON, "python", "First steps", "elementwise"),
+        (CUDA, "cpp", "Norms", "rmsnorm"),
+        (ASSEMBLY, "", "Example", "softmax"),
+    ],
+)
+def test_kernels_of_other_languages(code: str, language: str, title: str, operator: str) -> None:
+    [kernel] = kernels_in(OPCODES + fenced(code, language, title))
+    assert kernel.code == code.rstrip("\n") and kernel.language == language
+    assert kernel.operator == operator
+
+
+def test_symbols_stand_in_order_of_first_use() -> None:
+    [kernel] = kernels_in(OPCODES + fenced(ASSEMBLY))
+    assert kernel.symbols == ("ldt", "mulacc", "stt")
+
+
+def test_a_fence_without_a_language_is_in_the_only_one() -> None:
+    assert [k.language for k in kernels_in(fenced(CUDA), ["quill"])] == ["quill"]
+    assert [k.language for k in kernels_in(fenced(CUDA), ["quill", "cpp"])] == [""]
+    assert [k.language for k in kernels_in(fenced(CUDA, "text"), ["quill"])] == ["quill"]
+
+
+def test_a_kernel_over_two_blocks_is_joined_only_when_it_is_open() -> None:
+    head, tail = CUDA[: CUDA.index("  float")], CUDA[CUDA.index("  float") :]
+    text = f"{fenced(head, 'cpp')}\nThen scale and store:\n\n```cpp\n{tail}```\n"
+    [kernel] = kernels_in(text)
+    assert kernel.code.startswith("__global__") and "y[i] = x[i] * scale" in kernel.code
+    assert len(kernels_in(f"{fenced(CUDA, 'cpp')}\n```cpp\n{CUDA.replace('x', 'v')}```\n")) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "language"),
+    [
+        ("cd build\ncmake ..\nmake -j\nstore x[1]", "bash"),
+        ('{"kernel": {\n"load": 1,\n"store": 2,\n"end": 3}}', "json"),
+        ("$ ./run kernel\nload x\nstore x\nend\ndone", ""),
+        ("ldt t0, [x0]\nstt [x1], t0", ""),
+        ("__global__ void f(float* x);\nfloat a;\nfloat b;\nfloat c;", "cpp"),
+        ("@triton.jit\ndef f(x_ptr):\n    a = tl.load(x_ptr)\n    ...\n    tl.store(x_ptr, a)", ""),
+        ("def main():\n    args = parse()\n    print(args)\n    return run(args)", "python"),
+        ("error: kernel f: load x[3] is out of range\n note: here\n note: there\n ^", ""),
+    ],
+)
+def test_what_is_no_whole_kernel(code: str, language: str) -> None:
+    assert kernels_in(fenced(code, language)) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "operator"),
+    [
+        ("fused_softmax_kernel", (), "softmax"),
+        ("run", ("Guide", "Layer normalization"), "layernorm"),
+        ("run", ("Flash Attention", "Forward"), "attention"),
+        ("matmulTiled", (), "matmul"),
+        ("conv2d_fwd", (), "conv"),
+        ("row_max", (), "reduction"),
+        ("run", ("Copy the results",), ""),
+        ("run", ("Overview",), ""),
+    ],
+)
+def test_operators_by_name_and_heading(entry: str, path: tuple[str, ...], operator: str) -> None:
+    assert operator_of(entry, path) == operator
+
+
+def test_kernels_are_bounded() -> None:
+    many = "\n".join(fenced(CUDA.replace("rms_norm", f"norm_{n}"), "cpp") for n in range(80))
+    assert len(kernels_in(many)) == MAX_KERNELS
+    assert kernels_in(fenced(CUDA.replace("y[i]", "y[i] = 0;\n" * 3_000 + "y[i]"), "cpp")) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet='ab_.:(){}[]@=;,<>" \ndefkrnl', max_size=300))
+def test_no_code_raises(code: str) -> None:
+    kernels_in(fenced(code.replace("`", "")))
+
+
+@pytest.mark.parametrize(
+    "piece", ["a()", "a(", "a(\n", "def a(", "a b ", ".a ", "a:\n", "<a(", "a[", "a()\n"]
+)
+def test_no_code_takes_long(piece: str) -> None:
+    start = time.perf_counter()
+    entry_of(piece * (20_000 // len(piece)))
+    assert time.perf_counter() - start < 3

@@ -1,0 +1,404 @@
+"""Cards of manuals in several forms, through the real parsers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestion.elements import Element, ElementKind
+from ingestion.formats import parse
+from ingestion.passages import Section, split_sections
+from ingestion.symbols.cards import MAX_CARDS, Card, cards_of
+from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS
+
+pytestmark = pytest.mark.slow(seconds=6)
+
+# Documents of real chips, where they lie beside this checkout.
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
+
+ASSEMBLER = """\
+# Orbit assembler
+
+## Opcodes
+
+| Opcode | Operands | Operation | Restrictions | Cycles |
+|---|---|---|---|---|
+| ldt | dst, [addr] | load a tile | addr is a multiple of 32 | 20 |
+| stt | [addr], src | store a tile | addr is a multiple of 32 | 20 |
+| mulacc, addacc | acc, a, b | multiply or add into acc | | 4 |
+
+## Error messages
+
+- `E1042`: scratchpad overflow. Use smaller tiles.
+- `E1043`: bad shape.
+
+## tl.load(pointer, mask=None, other=None)
+
+Reads a block of memory. More is said elsewhere. This is a third sentence.
+
+### Parameters
+
+- `pointer`: the first element
+- `mask`: lanes that are read
+
+## `vsync` - wait for all lanes
+
+Every lane must reach it.
+
+```orbit
+vsync all
+```
+
+## Alignment
+
+`ldt` needs 32 bytes. A `mulacc` takes at most 8 accumulators. Nothing is said of `stt`.
+
+## Example
+
+```orbit
+.kernel softmax
+    ldt t0, [x0]
+    mulacc a0, t0, t0
+    stt [x1], t0
+    halt
+```
+"""
+
+LISTED = """\
+Zeta ISA
+========
+
+Directives
+----------
+
+.. list-table:: Directives of Zeta
+   :header-rows: 1
+
+   * - Directive
+     - Meaning
+   * - ``.tile``
+     - Reserves scratchpad. At most 8 per kernel.
+   * - ``.entry``
+     - Marks the kernel.
+
+Functions
+---------
+
+.. py:function:: zt.load(pointer, mask=None)
+
+   Loads a block.
+
+   :param pointer: where it starts
+   :param mask: which lanes
+
+.. c:function:: int zt_open(int device, const char *name)
+
+   Opens the device.
+
+Keywords
+--------
+
+``pad``
+    Adds unused words to each row.
+
+``acc``
+    Reserves vector registers. Must be a multiple of 4.
+
+Restrictions
+------------
+
+The pointer of ``zt.load`` must be aligned to 64 bytes.
+"""
+
+PAGE = """\
+<html><head><title>Quill</title></head><body><h1>Quill API</h1>
+<h2>Instructions</h2>
+<table><thead><tr><th>Mnemonic</th><th>Syntax</th><th>Description</th><th>Cycles</th></tr></thead>
+<tr><td>VADD</td><td>VADD dst, src1, src2</td><td>Adds two vectors.</td><td>4</td></tr>
+<tr><td>VLD</td><td>VLD dst, [addr]</td><td>Loads a vector.</td><td>20</td></tr></table>
+<h2>Functions</h2>
+<dl class="py function"><dt class="sig sig-object py"><span>q.</span><span>dot</span>(<em>a</em>,
+<em>b</em>)<a class="headerlink" href="#q.dot">&#182;</a></dt>
+<dd><p>Matrix product of two tiles.</p><dl class="field-list"><dt>Parameters</dt><dd><ul>
+<li><p><strong>a</strong> &#8211; left tile</p></li><li><p><strong>b</strong> &#8211; right tile</p>
+</li></ul></dd></dl></dd></dl>
+<div class="memitem"><div class="memproto"><table class="memname"><tr><td>void q_copy
+</td><td>(</td><td>float *&#160;</td><td><em>dst</em>, </td></tr><tr><td></td><td></td>
+<td>int&#160;</td><td><em>n</em></td></tr><tr><td></td><td>)</td></tr></table></div>
+<div class="memdoc"><p>Copies n words.</p></div></div>
+<h2>Chip</h2><table><tr><th>Property</th><th>Value</th></tr><tr><td>L1_SIZE</td><td>64 KiB</td></tr>
+<tr><td>clock_mhz</td><td>900</td></tr></table></body></html>
+"""
+
+
+def cards_in(text: str, name: str = "a.md", languages: Collection[str] = ()) -> dict[str, Card]:
+    """The cards of a text by name."""
+    sections = split_sections(parse(text.encode(), name).elements)
+    return {card.name: card for card in cards_of(sections, languages)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_manual_gives_its_language_and_nothing_else(seed: int) -> None:
+    chip = CHIPS.draw(seed)
+    manual = CHIPS.manual(chip)
+    cards = cards_in(manual, languages=["novac"])
+    codes = set(re.findall(r"^\| ([A-Z]+\d+) \|", manual, re.MULTILINE))
+    keywords = {"const", "tile", "acc", "for", "pad"}
+    assert len(codes) == 14 and len(chip["opcodes"]) == 18
+    assert cards.keys() == {*chip["opcodes"].values(), *codes, *keywords}
+    assert {cards[code].kind for code in codes} == {"error"}
+    assert {cards[name].kind for name in chip["opcodes"].values()} == {"instruction"}
+    assert {cards[name].kind for name in keywords} == {"keyword"}
+
+
+def test_a_card_of_the_drawn_manual_holds_what_a_kernel_needs() -> None:
+    chip = CHIPS.draw(7)
+    cards = cards_in(CHIPS.manual(chip), languages=["novac"])
+    mac = cards[chip["opcodes"]["mac"]]
+    assert mac.operands == (("acc C", ""), ("tile A", ""), ("tile B", ""))
+    assert mac.meaning.startswith("C += A x B as matrices")
+    assert mac.example == f"{mac.name} sum, a, b;" and mac.language == "novac"
+    assert "Columns of tiles are a multiple of 32, or one." in cards["tile"].limits
+
+
+def test_an_assembler_without_ticks() -> None:
+    cards = cards_in(ASSEMBLER)
+    load = cards["ldt"]
+    assert (load.kind, load.meaning) == ("instruction", "load a tile")
+    assert load.operands == (("dst", ""), ("[addr]", ""))
+    assert load.limits == ("addr is a multiple of 32", "`ldt` needs 32 bytes.")
+    assert load.example == "ldt t0, [x0]" and load.language == "orbit"
+    assert load.further == ("Cycles: 20",)
+    assert cards["addacc"].meaning == cards["mulacc"].meaning
+    assert cards["mulacc"].limits == ("A `mulacc` takes at most 8 accumulators.",)
+
+
+def test_headings_that_are_names() -> None:
+    cards = cards_in(ASSEMBLER)
+    load = cards["tl.load"]
+    assert load.signature == "tl.load(pointer, mask=None, other=None)"
+    assert load.operands == (("pointer", "the first element"), ("mask", "lanes that are read"))
+    assert load.meaning == "Reads a block of memory. More is said elsewhere."
+    assert cards["vsync"].example == "vsync all"
+    assert cards["vsync"].meaning == "Every lane must reach it."
+    assert cards["E1042"].kind == "error" and "smaller tiles" in cards["E1042"].meaning
+    assert "pointer" not in cards and "mask" not in cards
+
+
+def test_restructured_text() -> None:
+    cards = cards_in(LISTED, "a.rst")
+    assert cards.keys() == {".tile", ".entry", "zt.load", "zt_open", "pad", "acc"}
+    assert cards[".tile"].kind == "directive"
+    assert cards[".tile"].limits == ("At most 8 per kernel.",)
+    assert cards["zt.load"].operands == (("pointer", "where it starts"), ("mask", "which lanes"))
+    assert cards["zt.load"].limits == ("The pointer of ``zt.load`` must be aligned to 64 bytes.",)
+    assert cards["zt_open"].signature == "int zt_open(int device, const char *name)"
+    assert cards["pad"].kind == "keyword"
+    assert cards["pad"].meaning == "Adds unused words to each row."
+
+
+def test_a_page_of_sphinx_and_doxygen() -> None:
+    cards = cards_in(PAGE, "a.html")
+    assert cards.keys() == {"VADD", "VLD", "q.dot", "q_copy"}
+    assert cards["VADD"].signature == "VADD dst, src1, src2"
+    assert cards["q.dot"].operands == (("a", "left tile"), ("b", "right tile"))
+    assert cards["q.dot"].meaning == "Matrix product of two tiles."
+    assert cards["q_copy"].signature == "void q_copy ( float * dst, int n )"
+    assert cards["q_copy"].meaning == "Copies n words."
+
+
+def test_places_of_one_name_are_one_card() -> None:
+    text = """# Reference
+
+## Instructions
+
+| Instruction | Effect |
+|---|---|
+| `vadd` | adds tiles |
+
+## `vadd`
+
+### Syntax
+
+```
+vadd dst, src1, imm
+```
+"""
+    [card] = cards_in(text).values()
+    assert (card.meaning, card.signature) == ("adds tiles", "vadd dst, src1, imm")
+
+
+def test_prototypes_stubs_and_listings() -> None:
+    text = """# Runtime functions
+
+```c
+// Opens the device.
+int zt_open(int device, const char *name);
+void zt_copy(float *to,
+             const float *from, int n);
+```
+
+```python
+def load(pointer: Pointer, mask: Mask = None) -> Tile:
+    \"\"\"Load a block.\"\"\"
+    ...
+```
+
+## Vector instructions
+
+```
+vle8.v   vd, (rs1), vm  # 8-bit load
+vle16.v  vd, (rs1), vm  # 16-bit load
+vse8.v   vd, (rs1), vm  # 8-bit store
+```
+
+## A program
+
+```c
+int total = zt_sum(a, b);
+Grid grid(x, y);
+return zt_close(total);
+```
+"""
+    cards = cards_in(text)
+    assert cards.keys() == {"zt_open", "zt_copy", "load", "vle8.v", "vle16.v", "vse8.v"}
+    assert cards["zt_open"].meaning == "Opens the device."
+    assert "const float *from, int n)" in cards["zt_copy"].signature
+    assert cards["load"].meaning == "Load a block."
+    assert cards["vle8.v"].signature == "vle8.v   vd, (rs1), vm"
+    assert cards["vle8.v"].operands[1] == ("(rs1)", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## Core\n\n| Property | Value |\n|---|---|\n| `L1_SIZE` | 64 |\n| `lanes` | 32 |",
+        "## Chips\n\n| GPU | Name | Memory |\n|---|---|---|\n| H1 | `gfx90a` | 64 |",
+        "## Environment variables\n\n| Name | Meaning |\n|---|---|\n| `Q_HOME` | its folder |",
+        "## Parameters\n\n- `alpha`: the scale\n- `beta`: the shift",
+        "## Installation\n\n- `cmake`: builds it\n- `setup.py`: installs it",
+        "## Quick start\n\nUse `pip` and read `README.md`.\n\n```bash\npip install quill\n```",
+        "## Speed\n\n| Operation | Cycles |\n|---|---|\n| Matrix product | 4 |\n| Sum | 2 |",
+        "## DeepMind\n\nA company.\n\n## Node.js\n\nA program.\n\n## v1.2\n\nA release.",
+        "## Files\n\n| Name | Purpose |\n|---|---|\n| `main.cpp` | entry |\n| `lib/` | code |",
+    ],
+)
+def test_what_is_no_part_of_a_language(text: str) -> None:
+    assert cards_in(text) == {}
+
+
+def test_names_and_signatures_have_no_ticks() -> None:
+    text = (
+        "## Functions\n\n| Function | Meaning |\n|---|---|\n| [`__dot(a, b)`](x.md) | `a` by `b` |"
+    )
+    [card] = cards_in(text).values()
+    assert (card.name, card.signature, card.meaning) == ("__dot", "__dot(a, b)", "`a` by `b`")
+
+
+def test_cards_are_bounded() -> None:
+    rows = "\n".join(f"| op_{n} | {'long ' * 90} |" for n in range(900))
+    parts = [f"## Part {part}\n\n| Instruction | Effect |\n|---|---|\n" for part in range(3)]
+    text = "\n\n".join(head + rows.replace("op_", f"op{n}_") for n, head in enumerate(parts))
+    cards = cards_in(text)
+    assert len(cards) == MAX_CARDS
+    assert max(len(card.meaning) for card in cards.values()) <= 400
+
+
+KINDS: tuple[ElementKind, ...] = ("text", "list", "code", "table")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(KINDS),
+            st.text(alphabet="ab_.`*:-|()<>[]{}#;,= \n1A", max_size=120),
+        ),
+        max_size=8,
+    )
+)
+def test_no_text_raises(parts: list[tuple[ElementKind, str]]) -> None:
+    elements = tuple(Element(kind, text) for kind, text in parts)
+    titles = [text for _, text in parts if text.strip()][:2]
+    title = Element("title", titles[0] if titles else "Instructions", level=1)
+    cards_of([Section((title.text,), 1, None, elements, title)])
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["`", "a(", "a_b ", "* ", "()", "[a](", "a.", "a::", "<a", "#a ", "x = ", ":a:`", "a, ", "__"],
+)
+def test_no_text_takes_long(piece: str) -> None:
+    long = piece * (100_000 // len(piece))
+    elements = [Element(kind, long) for kind in ("text", "list", "code")]
+    elements.append(
+        parse(f"| Instruction |\n|---|\n| {long[:5_000]} |".encode(), "a.md").elements[0]
+    )
+    start = time.perf_counter()
+    cards_of([Section(("Instructions",), 1, None, tuple(elements), None)])
+    assert time.perf_counter() - start < 5
+
+
+# name of a document, cards at least, some of them
+REAL = [
+    ("amd_instinct/HIP/docs/reference/kernel_language.rst", 200, "__shared__ atomicAdd __ballot"),
+    ("nvidia_gpu/cutlass/media/docs/cutlass_compiler/cute_dialect.rst", 60, "cute.make_layout"),
+    (
+        "riscv_vector/riscv-matrix-extension-spec/spec/riscv_matrix_extension_proposal.pdf",
+        80,
+        "mfmacc.d mmaccu.w.b",
+    ),
+    (
+        "tenstorrent_wormhole/tt-isa-documentation/WormholeB0/TensixTile/TensixCoprocessor/"
+        "VectorUnit.md",
+        40,
+        "SFPADD SFPMAD SFPLOADMACRO",
+    ),
+    ("aws_trainium/aws-neuron-sdk/compiler/error-codes/index.rst", 50, "NCC_EVRF007"),
+    ("aws_trainium/aws-neuron-sdk/nki/api/nki.api.shared.rst", 20, "nki.language.invert"),
+    (
+        "huawei_ascend/triton-ascend/docs/en/architecture_design_and_core_features.md",
+        3,
+        "tl.extract_slice",
+    ),
+    (
+        "intel_xe/intel-xpu-backend-for-triton/claude/reference/operations-reference.md",
+        10,
+        "triton_gen.sub_group_block_read",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "least", "some"), REAL)
+def test_real_documents_give_many_cards(name: str, least: int, some: str) -> None:
+    path = CORPUS / name
+    if not path.is_file():
+        pytest.skip("the corpus of chip documentation is not beside this checkout")
+    sections = split_sections(parse(path.read_bytes(), path.name).elements)
+    cards = {card.name for card in cards_of(sections)}
+    assert len(cards) >= least and set(some.split()) <= cards
+
+
+def test_fields_of_an_entry_are_no_limits() -> None:
+    text = """Instructions
+============
+
+``vadd ~d, ~a``
+---------------
+
+``~d`` becomes ``~d`` + ``~a``. Only ``vadd`` takes an odd register.
+
+:Operands: ``~d`` vector register (written); ``~a`` at most 16
+:Cycles: 1 to issue, at least 3 until ``vadd`` ends
+:Errors: E12
+"""
+    sections = split_sections(parse(text.encode(), "isa.rst").elements)
+    card = next(card for card in cards_of(sections) if card.name == "vadd")
+    assert all("Cycles" not in limit and "to issue" not in limit for limit in card.limits)
+    assert any("odd register" in limit for limit in card.limits)

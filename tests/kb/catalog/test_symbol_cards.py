@@ -1,0 +1,151 @@
+"""Cards of names through versions, corrections and deletion, read from documents as users upload
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kb.catalog.knowledge import symbols
+from kb.catalog.knowledge.symbols import Symbol
+from kb.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+pytestmark = pytest.mark.slow(seconds=6)
+
+MANUAL = """\
+# Orbit assembler
+
+## Opcodes
+
+| Opcode | Operands | Operation | Restrictions | Cycles |
+|---|---|---|---|---|
+| ldt | dst, [addr] | load a tile | addr is a multiple of 32 | 20 |
+| stt | [addr], src | store a tile | addr is a multiple of 32 | 20 |
+
+## Error messages
+
+- `E1042`: scratchpad overflow. Use smaller tiles.
+- `E1043`: bad shape.
+"""
+REVISED = MANUAL.replace("| stt |", "| put |") + "\nThe tile unit has a queue.\n"
+OTHER = """\
+# Comet assembler
+
+## Opcodes
+
+| Opcode | Operands | Operation |
+|---|---|---|
+| ldt | dst, addr | fetch a page |
+| jmp | label | go on at a label |
+"""
+
+
+def upload(store: Store, text: str, name: str = "orbit.md", hardware: str = "h100") -> str:
+    return str(store.ingest(name, text, hardware=(hardware,)).document_id)
+
+
+def cards(store: Store, *hardware: str, **given: Any) -> list[Symbol]:
+    with store.catalog.read() as connection:
+        return symbols.listed(connection, hardware or None, **given)
+
+
+def card(store: Store, name: str, hardware: str = "h100") -> Symbol:
+    [only] = [c for c in cards(store, hardware) if c.name == name]
+    return only
+
+
+def test_a_manual_leaves_its_cards_in_order(store: Store) -> None:
+    upload(store, MANUAL)
+    assert [c.name for c in cards(store, "h100")] == ["ldt", "stt", "E1042", "E1043"]
+    load = card(store, "ldt")
+    assert load.meaning == "load a tile" and load.limits == ("addr is a multiple of 32",)
+    assert load.path[-1] == "Opcodes" and load.document_title == "Orbit assembler"
+    assert (load.hardware, load.version, load.corrected) == (("h100",), 1, False)
+    assert card(store, "E1042").kind == "error"
+    json = load.as_json()
+    assert json["operands"] == [list(pair) for pair in load.operands] and "ordinal" not in json
+
+
+def test_a_new_version_replaces_the_cards(store: Store) -> None:
+    document = upload(store, MANUAL)
+    assert upload(store, REVISED) == document
+    assert [c.name for c in cards(store)] == ["ldt", "put", "E1042", "E1043"]
+    assert {c.version for c in cards(store)} == {2}
+
+
+def test_reading_the_same_version_again_doubles_nothing(store: Store) -> None:
+    upload(store, MANUAL)
+    before = cards(store)
+    with store.catalog.write() as connection:
+        version = store.documents.version_id(connection, before[0].document_id, None, "all")
+        assert symbols.replace_version_symbols(connection, version, [], current=True) == 0
+    assert cards(store) == []
+
+
+def test_cards_are_of_their_chip_alone(store: Store) -> None:
+    upload(store, MANUAL)
+    upload(store, OTHER, "comet.md", "mi300x")
+    assert {c.name for c in cards(store, "mi300x", "amd", "any")} == {"ldt", "jmp"}
+    assert card(store, "ldt").meaning != card(store, "ldt", "mi300x").meaning
+    assert "jmp" not in {c.name for c in cards(store, "h100", "hopper", "nvidia", "any")}
+    with store.catalog.read() as connection:
+        named = symbols.listed(connection, names={"ldt", "jmp"})
+        nobody = symbols.listed(connection, access_scope="team-b")
+    assert sorted(c.name for c in named) == ["jmp", "ldt", "ldt"] and nobody == []
+
+
+def test_a_correction_survives_the_next_version(store: Store) -> None:
+    upload(store, MANUAL)
+    load = card(store, "ldt")
+    fixed = symbols.correct(store.catalog, load.id, {"meaning": "load 32 bytes"}, "ana")
+    assert fixed == replace(load, meaning="load 32 bytes", corrected=True)
+    symbols.correct(store.catalog, load.id, {"limits": ["not in a loop"]}, "ana")
+    upload(store, REVISED)
+    after = card(store, "ldt")
+    assert (after.version, after.meaning, after.corrected) == (2, "load 32 bytes", True)
+    assert after.limits == ("not in a loop",) and after.signature == load.signature
+    assert not card(store, "put").corrected
+
+
+def test_a_correction_of_an_earlier_version_s_card_holds_now(store: Store) -> None:
+    """Somebody may have listed the cards before the next version came."""
+    upload(store, MANUAL)
+    listed_before = card(store, "ldt")
+    upload(store, REVISED)
+    symbols.correct(store.catalog, listed_before.id, {"meaning": "load 32 bytes"}, "ana")
+    assert card(store, "ldt").meaning == "load 32 bytes"
+    assert card(store, "ldt").corrected and card(store, "ldt").version == 2
+
+
+@pytest.mark.parametrize(
+    "fix", [{}, {"name": "x"}, {"limits": "one text"}, {"meaning": 3}, {"limits": [1]}]
+)
+def test_a_correction_that_says_nothing_sensible_is_refused(
+    store: Store, fix: dict[str, object]
+) -> None:
+    upload(store, MANUAL)
+    load = card(store, "ldt")
+    with pytest.raises(InvalidRequest):
+        symbols.correct(store.catalog, load.id, fix, "ana")
+    assert card(store, "ldt") == load
+
+
+def test_who_may_not_see_a_card_can_not_correct_it(store: Store) -> None:
+    upload(store, MANUAL)
+    for identity, scope in ((card(store, "ldt").id, "team-b"), ("sym_nonesuch", "all")):
+        with pytest.raises(NotFound):
+            symbols.correct(store.catalog, identity, {"meaning": "mine"}, "eve", access_scope=scope)
+
+
+def test_a_deleted_document_leaves_no_card(store: Store) -> None:
+    document = upload(store, MANUAL)
+    upload(store, OTHER, "comet.md", "mi300x")
+    store.documents.delete(document)
+    assert {c.name for c in cards(store)} == {"ldt", "jmp"}
+    assert store.rows("symbols") == 2

@@ -1,0 +1,50 @@
+"""Tokens are counted by a real tokenizer, without a network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kb import prompt_tokens
+from kb.errors import Unavailable
+from kb.prompt_tokens import count_tokens
+
+
+def test_known_counts() -> None:
+    assert count_tokens("") == 0
+    assert count_tokens("hello world") == 2
+    assert 3 <= count_tokens("vadd.f32 %r1, %r2, %r3") <= 20
+
+
+def test_text_that_looks_like_a_control_token_is_plain_text() -> None:
+    assert count_tokens("<|endoftext|>") > 1
+
+
+def test_parts_take_at_least_as_many_as_the_whole() -> None:
+    parts = ["## Heading", "A sentence. Another one.", "```c\nint x = 3;\n```", "| a | b |"]
+    assert count_tokens("\n\n".join(parts)) <= sum(count_tokens(part) + 1 for part in parts)
+
+
+def test_counting_needs_no_network() -> None:
+    script = (
+        "import socket\n"
+        "def refuse(*a, **k): raise OSError('no network')\n"
+        "socket.socket.connect = refuse\n"
+        "from kb.prompt_tokens import count_tokens\n"
+        "print(count_tokens('hello world'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+def test_without_the_tokenizer_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    prompt_tokens._encoding.cache_clear()
+    try:
+        with pytest.raises(Unavailable) as caught:
+            count_tokens("a")
+        assert "pip install kernlore" in caught.value.hint
+    finally:
+        prompt_tokens._encoding.cache_clear()

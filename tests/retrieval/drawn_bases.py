@@ -1,0 +1,70 @@
+"""A knowledge base with drawn chips of both example families and their documents."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
+from api.services import Services
+from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw
+from ingestion.uploads import Upload
+from retrieval.answer import Answer
+from retrieval.request import RetrieveRequest
+from tests.shared import BUILTIN
+
+UNRELATED = 20  # documents
+
+
+class DrawnBase:
+    """A data directory below a folder. Documents are read and not embedded: found by words."""
+
+    def __init__(self, folder: Path, model_cache: Path) -> None:
+        self.folder = folder
+        if model_cache.exists():
+            shutil.copytree(model_cache, folder / "data" / "models")
+        self.local = LocalTarget(read_settings(folder / "data"))
+
+    @property
+    def services(self) -> Services:
+        return self.local.services
+
+    def add(self, family: str, seed: int, *, declared: bool = True) -> Chip:
+        """Draw a chip and upload its documents; `declared` says which language they are about."""
+        chip = draw(FAMILIES[family], seed, self.folder / "chips")
+        self.describe(chip)
+        languages = (chip.language,) if declared else ()
+        self.upload(
+            Upload(p.name, p.read_bytes(), hardware=(chip.id,), languages=languages)
+            for p in chip.documents
+        )
+        return chip
+
+    def describe(self, chip: Chip) -> None:
+        """Register the chip's hardware.toml."""
+        description = (chip.folder / "hardware.toml").read_text(encoding="utf-8")
+        self.local.add_hardware(tomllib.loads(description), "hardware.toml")
+
+    def upload(self, uploads: Iterable[Upload]) -> None:
+        for upload in uploads:
+            self.services.uploads.submit(upload)
+        with self.services.parser_pool() as parsers:
+            self.services.worker(parsers).read_all(threading.Event())
+
+    def ask(self, hardware: str, **given: object) -> Answer:
+        request = RetrieveRequest(hardware=hardware, **given)  # type: ignore[arg-type]
+        return self.services.retriever.retrieve(request)
+
+
+def unrelated(hardware: str) -> list[Upload]:
+    """Texts about other chips and their languages, uploaded as if they were about this one."""
+    paths = sorted((BUILTIN / "hardware").glob("*/*.md"))[:UNRELATED]
+    assert len(paths) == UNRELATED
+    return [
+        Upload(f"{path.parent.name}-{path.name}", path.read_bytes(), "hardware", (hardware,))
+        for path in paths
+    ]

@@ -1,0 +1,162 @@
+"""Proton's tree, PyTorch's table, trace and events, and Neuron's summary."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval.diagnose.metrics import normalise
+from retrieval.profiles import neuron, proton
+from retrieval.profiles.torch_profile import read_events, read_json, read_table
+
+
+def test_proton_sums_launches_of_a_kernel() -> None:
+    leaf = {"frame": {"name": "add"}, "metrics": {"count": 5, "time (ns)": 5000.0}, "children": []}
+    other = {"frame": {"name": "sum"}, "metrics": {"count": 10, "time (ns)": 15_000.0}}
+    scope = {"frame": {"name": "scope"}, "metrics": {}, "children": [leaf, other]}
+    root = {"frame": {"name": "ROOT"}, "metrics": {}, "children": [scope, leaf]}
+    profile = proton.read([root, {"CUDA": {"0": {"arch": "90"}}}])
+    assert profile is not None and profile.kernel == "sum"
+    assert profile.metrics == {"duration_us": 1.5}
+    assert [(k.name, k.calls, k.us) for k in profile.kernels] == [("sum", 10, 15), ("add", 10, 10)]
+    # A root alone, and one without times.
+    assert proton.read(root) == profile
+    empty = proton.read([{"frame": {"name": "ROOT"}, "children": []}])
+    assert empty is not None and empty.metrics == {}
+
+
+@pytest.mark.parametrize(
+    "other", [[], {}, [1], {"tree": "x"}, [{"frame": {"name": "x"}, "children": 3}]]
+)
+def test_other_json_is_no_tree(other: object) -> None:
+    assert proton.read(other) is None
+
+
+def event(name: str, device: str, calls: int, us: float) -> dict[str, object]:
+    return {"name": name, "device": device, "calls": calls, "cpu_us": us, "device_us": us}
+
+
+def test_events_of_a_gpu_and_the_share_of_copies() -> None:
+    events = [
+        event("aten::mul", "cpu", 10, 40.0),
+        event("cudaLaunchKernel", "cpu", 20, 30.0),
+        event("add_kernel", "cuda", 10, 60.0),
+        event("Memcpy DtoD (Device -> Device)", "cuda", 10, 40.0),
+    ]
+    seen = {"calls": 5, "events": events, "operators": {"aten.mul": 2}}
+    metrics, kernels = read_events(seen, "cuda")
+    assert metrics == {"kernel_launches": 4.0, "copies_pct": 40.0}
+    assert [k.name for k in kernels] == ["add_kernel", "Memcpy DtoD (Device -> Device)"]
+    assert normalise(metrics).unrecognised == ()
+    profile = read_json(seen)
+    assert profile is not None and profile.metrics == metrics
+    of_cpu, (kernel,) = read_events(seen, "cpu")
+    assert of_cpu == {"kernel_launches": 2.0, "copies_pct": 0.0} and kernel.name == "aten::mul"
+    assert read_events({"calls": 1, "events": []}, "cuda") == ({}, ())
+
+
+# Of a GPU: the operator repeats the time of its kernel, and so does the range `step`.
+GPU_TABLE = """\
+-------------------------  ------------  ------------  ------------  ------------  ------------
+                     Name    Self CPU %      Self CPU     CPU total     Self CUDA    # of Calls
+-------------------------  ------------  ------------  ------------  ------------  ------------
+                     step         0.00%       0.000us       0.000us       4.000ms             2
+                     step        10.00%     321.677us       1.200ms       0.000us             2
+                aten::mul         3.00%      79.572us     130.805us       3.000ms             8
+void vectorized_kernel...         0.00%       0.000us       0.000us       3.000ms             8
+            Memcpy DtoD          0.00%       0.000us       0.000us       1.000ms             4
+         cudaLaunchKernel         9.00%      50.000us      50.000us       0.000us            12
+-------------------------  ------------  ------------  ------------  ------------  ------------
+Self CPU time total: 1.250ms
+Self CUDA time total: 4.000ms
+"""
+# Recorded with PyTorch on a CPU; the column "CPU time avg" is left out.
+CPU_TABLE = """\
+----------------------  ------------  ------------  ------------  ------------  ------------
+                  Name    Self CPU %      Self CPU   CPU total %     CPU total    # of Calls
+----------------------  ------------  ------------  ------------  ------------  ------------
+        aten::_softmax        69.68%       4.347ms        69.68%       4.347ms             3
+              aten::mm        14.52%     905.645us        14.58%     909.661us             3
+           aten::copy_         9.86%     615.133us         9.93%     619.260us             3
+           aten::empty         0.63%      39.469us         0.63%      39.469us             6
+----------------------  ------------  ------------  ------------  ------------  ------------
+Self CPU time total: 6.238ms
+"""
+
+
+def test_the_table_of_a_gpu_counts_each_kernel_once() -> None:
+    profile = read_table("compiled\n" + GPU_TABLE)
+    assert profile is not None and profile.kernel == "void vectorized_kernel..."
+    assert profile.metrics == {"copies_pct": 25.0, "duration_us": 375.0}
+    assert [kernel.us for kernel in profile.kernels] == [3000, 1000]
+
+
+def test_the_table_of_a_cpu_has_operators() -> None:
+    profile = read_table(CPU_TABLE)
+    assert profile is not None and profile.kernel == "aten::_softmax"
+    assert profile.metrics == {"copies_pct": 10.48}
+    assert [kernel.name for kernel in profile.kernels][1:] == ["aten::mm", "aten::copy_"]
+
+
+def span(category: str, name: str, start: float, us: float, **args: object) -> dict[str, object]:
+    placed = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2}
+    return {**placed, "ts": start, "dur": us, "args": args}
+
+
+def test_a_trace_of_a_gpu_and_of_a_cpu() -> None:
+    host = [
+        span("cpu_op", "aten::contiguous", 0, 30),
+        span("cpu_op", "aten::clone", 1, 28),
+        span("cpu_op", "aten::mm", 40, 70),
+        {"ph": "M", "name": "process_name"},
+    ]
+    kernel = {"registers per thread": 64, "shared memory": 4096, "grid": [8, 1, 1]}
+    device = [
+        span("kernel", "gemm", 50, 60, **kernel),
+        span("kernel", "gemm", 150, 30, **kernel),
+        span("gpu_memcpy", "Memcpy DtoD", 120, 10),
+    ]
+    of_gpu = read_json({"schemaVersion": 1, "traceEvents": host + device})
+    assert of_gpu is not None and of_gpu.kernel == "gemm"
+    assert of_gpu.metrics == {
+        "copies_pct": 10.0,
+        "duration_us": 45.0,
+        "registers_per_thread": 64,
+        "shared_memory_per_block_bytes": 4096,
+    }
+    of_cpu = read_json({"traceEvents": host})
+    assert of_cpu is not None and of_cpu.metrics == {"copies_pct": 30.0}
+    nothing = read_json({"traceEvents": []})
+    assert nothing is not None and nothing.metrics == {}
+
+
+SUMMARY = {
+    "total_time": 0.003,
+    "tensor_engine_active_time_percent": 0.18,
+    "mfu_estimated_percent": 0.06,
+    "mbu_estimated_percent": 0.72,
+    "hbm_read_bytes": 31_017_606,
+    "hbm_write_bytes": 11_101_448,
+    "instance_type": "trn2",
+}
+
+
+def test_the_longest_program_of_a_neuron_summary() -> None:
+    profile = neuron.read({"a1b2": SUMMARY, "c3d4": {**SUMMARY, "total_time": 0.001}})
+    assert profile is not None and profile.kernel == "a1b2"
+    assert "instance_type" not in profile.metrics
+    values = normalise(profile.metrics).values
+    assert values["duration_us"] == pytest.approx(3000)
+    assert (values["dram_read_bytes"], values["dram_write_bytes"]) == (31_017_606, 11_101_448)
+    assert values["dram_throughput_pct"] == pytest.approx(72)
+    assert [round(kernel.us) for kernel in profile.kernels] == [3000, 1000]
+
+
+@pytest.mark.parametrize("wrapped", [SUMMARY, {"summary": [SUMMARY], "instructions": []}])
+def test_a_summary_alone_and_within_the_whole_profile(wrapped: dict[str, object]) -> None:
+    profile = neuron.read(wrapped)
+    assert profile is not None and profile.metrics["mbu_estimated_percent"] == 0.72
+
+
+@pytest.mark.parametrize("other", [[], {"total_time": 3}, {"a": {"total_time": 1}}])
+def test_other_json_is_no_summary(other: object) -> None:
+    assert neuron.read(other) is None

@@ -1,0 +1,143 @@
+"""What comes first when a signal is all that is known, and what a chip's languages keep out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrieval.answer import Answer
+from retrieval.diagnose.signals import load_signals
+from retrieval.language_words import foreign_words
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from retrieval.signal_sections import heading_affinity
+from tests.conftest import Store
+
+LONG = " ".join(f"Bytes of row {n} are read once when place {n} is near." for n in range(12))
+LANGUAGES = {
+    "hip": "Wavefronts read 64 lanes of a row, and memory bandwidth is shared by dies.",
+    "triton": "Programs mask their loads; block pointers advance over columns of a tensor.",
+    "cute": "Layouts compose, copy atoms are partitioned, and bandwidth follows the atoms.",
+}
+CHIP = f"""\
+# Manual of the chip
+
+## Shared memory bandwidth is 128 bytes a cycle
+
+Keep data in shared memory: the memory bandwidth of shared memory moves many bytes, and memory
+bandwidth is what a tile that is read often needs. Larger transfers use the full bandwidth.
+
+## Memory bound: count bytes first
+
+First sentence about HBM. Count what is fetched, then what is needed, before a tile is changed.
+{LONG}
+
+## Latency bound
+
+Loads wait.
+"""
+GENERAL = """\
+# Memory bound
+
+## What memory bound means
+
+`memory_bound` says that the bus is full. Fuse what comes next, so that an intermediate result is
+never written.
+"""
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    tmp_path_factory: pytest.TempPathFactory,
+    embedder: object,
+    parsers: object,
+    tagger: object,
+) -> Iterator[Retriever]:
+    store = Store(tmp_path_factory.mktemp("signals"), embedder, parsers, tagger)  # type: ignore[arg-type]
+    store.register_hardware()
+    store.submit("chip.md", CHIP, hardware=("h100",))
+    store.submit("general.md", GENERAL, category="guidance")
+    for language, advice in LANGUAGES.items():
+        text = f"# Memory bound {language}\n\n{advice}"
+        store.submit(f"{language}.md", text, category="guidance", languages=(language,))
+    store.submit("cute-h100.md", "# Layouts\n\nOf tiles.", hardware=("h100",), languages=("cute",))
+    store.worker().drain()
+    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    yield opened
+    opened.close()
+    store.catalog.close()
+
+
+def answered(retriever: Retriever, **given: object) -> Answer:
+    return retriever.retrieve(RetrieveRequest(**{"hardware": "h100", **given}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("signal", "heading", "least", "most"),
+    [
+        ("memory_bound", "Memory bound: count bytes first", 1.0, 1.0),
+        ("memory_bound", "Ridge points: memory bound against compute bound", 0.3, 0.5),
+        ("memory_bound", "Shared memory bandwidth is 128 bytes a cycle", 0.2, 0.4),
+        ("memory_bound", "The HBM of this chip", 0.4, 0.6),
+        ("memory_bound", "How to install it", 0.0, 0.0),
+        ("bank_conflict", "Swizzles against bank conflicts", 0.9, 0.9),
+    ],
+)
+def test_a_heading_names_a_signal(signal: str, heading: str, least: float, most: float) -> None:
+    assert least <= heading_affinity(heading, load_signals().get(signal)) <= most
+
+
+def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
+    retriever: Retriever,
+) -> None:
+    excerpts = answered(retriever, signal="memory_bound").excerpts
+    sections = [e.section.rpartition(" > ")[2] for e in excerpts]
+    assert sections[0] == "Memory bound: count bytes first"
+    assert "What memory bound means" in sections[:3]
+    assert len(sections) == len(set(sections))
+    assert excerpts[0].text.startswith("First sentence about HBM.")
+    assert excerpts[0].text.rstrip().endswith("place 11 is near.")
+
+
+def test_words_of_the_caller_rank_passages_as_before(retriever: Retriever) -> None:
+    asked = answered(retriever, signal="memory_bound", query="bytes of shared memory a cycle")
+    assert asked.excerpts[0].section.endswith("Shared memory bandwidth is 128 bytes a cycle")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({}, {"triton", "cute"}),  # declared, and named by a document of the chip itself
+        ({"language": "cute"}, {"cute"}),
+        ({"hardware": "mi300x"}, {"triton"}),
+        ({"hardware": None}, {"hip", "triton", "cute"}),
+    ],
+)
+def test_only_what_the_chip_can_run_is_shown(
+    retriever: Retriever, given: dict[str, str], shown: set[str]
+) -> None:
+    excerpts = answered(retriever, signal="memory_bound", k=20, **given).excerpts
+    titles = {e.document.title.rpartition(" ")[2] for e in excerpts}
+    assert titles & {"hip", "triton", "cute"} == shown
+
+
+def test_an_answer_is_the_same_each_time(retriever: Retriever) -> None:
+    first, second = (answered(retriever, signal="latency_bound") for _ in range(2))
+    assert [e.id for e in first.excerpts] == [e.id for e in second.excerpts]
+    assert first.context == second.context
+
+
+@pytest.mark.parametrize(
+    ("text", "languages", "count"),
+    [
+        ("Each warp reads 128 bytes; warps of a thread block share them.", ("cpp",), 3),
+        ("Each warp reads 128 bytes; warps of a thread block share them.", ("triton", "cuda"), 0),
+        ("Each warp reads 128 bytes.", (), 0),
+        ("Each warp reads 128 bytes.", ("novac",), 0),
+        ("Vectorise with AVX2 intrinsics.", ("triton", "hip"), 2),
+        ("A warped SMALL surface.", ("cpp",), 0),
+    ],
+)
+def test_words_of_other_machines(text: str, languages: tuple[str, ...], count: int) -> None:
+    assert foreign_words(text, languages) == count

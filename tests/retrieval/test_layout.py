@@ -1,0 +1,85 @@
+"""The shipped layout of contexts, and layouts that do not fit together."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from typing import Any
+
+import pytest
+
+from kb.errors import InvalidKnowledge
+from retrieval.diagnose.signals import DATA
+from retrieval.layout import layout_from, load_layout
+from retrieval.request import TASKS
+
+RAW: dict[str, Any] = tomllib.loads((DATA / "layout.toml").read_text(encoding="utf-8"))
+
+
+def changed(*path: str, value: Any) -> dict[str, Any]:
+    """The shipped layout with another value at a path; None removes it."""
+    raw: dict[str, Any] = copy.deepcopy(RAW)
+    place = raw
+    for name in path[:-1]:
+        place = place[name]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return raw
+
+
+def test_the_shipped_layout_is_whole() -> None:
+    layout = load_layout()
+    assert layout == layout_from(RAW) and set(layout.tasks) == set(TASKS)
+    assert layout.target.whole <= layout.target.share < 1
+    assert len({name for name, _ in layout.target.questions}) == len(layout.target.questions) == 7
+    assert all(query for _, query in layout.target.questions)
+    assert layout.largest_section > 0 and "triton" in layout.known_languages
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (("tasks", "write"), None, "must lay out write, repair"),
+        (("tasks", "dance"), RAW["tasks"]["ask"], "must lay out"),
+        (("target", "samples"), 0.5, "exceed target.share"),
+        (("most", "gossip"), 100, "unknown block gossip"),
+        (("tasks", "ask", "blocks"), ["gossip"], "task ask names the unknown block gossip"),
+        (("tasks", "ask", "shares"), {"hardware": 1.0}, "must cover its blocks"),
+        (("tasks", "write", "shares", "hardware"), 0.9, "add up to at most 1"),
+        (("tasks", "repair", "shares", "moves"), 0.01, "must cover its blocks"),
+    ],
+)
+def test_a_layout_that_does_not_fit_together_is_refused(
+    path: tuple[str, ...], value: Any, reason: str
+) -> None:
+    with pytest.raises(InvalidKnowledge, match=reason):
+        layout_from(changed(*path, value=value))
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted", "may"),
+    [
+        ("", "novac", True),
+        ("novac", "novac", True),
+        ("text", "novac", True),  # what a manual called its fence
+        ("python", "novac", False),
+        ("cuda", "cuda", True),
+        ("cuda", "triton", False),
+        ("cuda", None, True),
+    ],
+)
+def test_only_a_known_language_is_held_apart(stated: str, wanted: str | None, may: bool) -> None:
+    assert load_layout().may_be(stated, wanted) is may
+
+
+def test_a_first_kernel_in_a_known_language_is_taught_by_guides_first() -> None:
+    layout = load_layout()
+    known = layout.for_known()
+    assert layout.tasks["write"].blocks[0] == "hardware"
+    assert known.tasks["write"].blocks[0] == "guidance"
+    assert known.tasks["repair"] == layout.tasks["repair"]
+    assert known.bound("write", "hardware", 5_000) == 700
+    assert known.bound("repair", "hardware", 5_000) == 5_000
+    assert layout.bound("write", "guidance", 5_000) == layout.most["guidance"]

@@ -1,0 +1,84 @@
+"""What a log or a question names comes first: the section that defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kb.catalog.knowledge.symbols import Symbol
+from retrieval.named_sections import is_distinct
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.conftest import Store
+
+FILLER = "\n\n".join(
+    f"## Note {n}\n\nAn operand of the wrong type is reported by the compiler, see case {n}."
+    for n in range(12)
+)
+MANUAL = f"""\
+# Manual
+
+{FILLER}
+
+## Errors
+
+| Code | Meaning |
+| --- | --- |
+| QX0417 | A queue is drained twice. |
+| QX0418 | A tile is too wide. |
+
+## Instructions
+
+| Instruction | Syntax | Meaning |
+| --- | --- | --- |
+| `vdrain.q` | `vdrain.q q, n` | Empties a queue. |
+| `vadd.f` | `vadd.f d, a, b` | Adds two registers. |
+| `load` | `load d, a` | Reads memory. |
+"""
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
+) -> Iterator[Retriever]:
+    store = Store(tmp_path_factory.mktemp("named"), embedder, parsers, tagger)  # type: ignore[arg-type]
+    store.register_hardware()
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    yield opened
+    opened.close()
+    store.catalog.close()
+
+
+def first(retriever: Retriever, **given: str) -> str:
+    request = RetrieveRequest(hardware="h100", **given)  # type: ignore[arg-type]
+    return retriever.retrieve(request).excerpts[0].text
+
+
+def test_an_error_code_brings_its_own_row(retriever: Retriever) -> None:
+    log = "k.qs:7: QX0417 operand of the wrong type is reported by the compiler, see case"
+    assert "QX0417" in first(retriever, log=log)
+
+
+def test_a_name_in_a_question_brings_what_defines_it(retriever: Retriever) -> None:
+    asked = "is an operand of the wrong type of vdrain.q reported by the compiler"
+    assert "vdrain.q" in first(retriever, query=asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "distinct"),
+    [
+        ("QX0417", "error", True),
+        ("vadd.f", "instruction", True),
+        (".tile", "directive", True),
+        ("MVMUL", "instruction", True),
+        ("load", "instruction", False),
+        ("add", "function", False),
+    ],
+)
+def test_a_word_of_running_text_is_no_name(name: str, kind: str, distinct: bool) -> None:
+    card = Symbol(
+        "sym_1", name, kind, "", "", (), "", (), "", (), (), "doc_1", "t", 1, "sec_1", (), 0
+    )
+    assert is_distinct(name, [card]) is distinct

@@ -1,0 +1,160 @@
+"""Names are found in texts, looked up in words, and unknown ones of a draft are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kb.catalog.knowledge.symbols import Symbol
+from kb.embedding import Vectors
+from retrieval.blocks import symbol_blocks, symbol_line
+from retrieval.symbols import (
+    names_in,
+    nearest_names,
+    search_symbols,
+    unknown_line,
+    unknown_names,
+)
+
+MEANINGS = {
+    "ldt": "load a tile from memory",
+    "stt": "store a tile to memory",
+    "mulacc": "multiply and add into an accumulator",
+    "vsync": "wait for all lanes",
+    "vmax": "largest element of a row",
+    "vexp": "exponential of each element",
+    "halt": "end the kernel",
+    ".kernel": "begin a kernel",
+    ".tile": "declare a tile",
+    "E1042": "scratchpad overflow",
+}
+DRAFT = """\
+.kernel softmax
+.tile t0, 64
+    ldt t0, [x0]      ; ldmatrix would be another chip's
+loop:
+    mulac a0, t0, t0  // a slip
+    cp.async t0, x1
+    stt [x1], t0
+    vsync all
+    halt
+"""
+
+
+def symbol(name: str, meaning: str = "", **given: object) -> Symbol:
+    fields: dict[str, object] = {
+        "id": f"sym_{name}",
+        "name": name,
+        "kind": "error" if name.startswith("E1") else "instruction",
+        "language": "orbit",
+        "signature": "",
+        "operands": (),
+        "meaning": meaning,
+        "limits": (),
+        "example": "",
+        "further": (),
+        "hardware": ("orbit-1",),
+        "document_id": "doc_1",
+        "document_title": "Orbit manual",
+        "version": 1,
+        "section_id": "sec_1",
+        "path": ("Orbit manual", "Opcodes"),
+        "ordinal": 0,
+    }
+    return Symbol(**{**fields, **given})  # type: ignore[arg-type]
+
+
+CARDS = [symbol(name, meaning) for name, meaning in MEANINGS.items()]
+
+
+def test_names_stand_in_a_text_as_whole_words() -> None:
+    text = "Use stt. after ldt; mulaccumulate and ldt2 are none, `kernel` and vsync() are."
+    assert names_in(text, set(MEANINGS)) == ["stt", "ldt", ".kernel", "vsync"]
+    assert names_in("%r3 and $r4 and r5", {"r3", "%r4", "r5"}) == ["r3", "%r4", "r5"]
+
+
+def test_a_name_is_found_by_itself_by_a_slip_and_by_what_it_does() -> None:
+    def first(query: str) -> str:
+        return search_symbols(query, CARDS, None, 3)[0].name
+
+    assert first("ldt") == "ldt" and first("MULACC") == "mulacc"
+    assert first("mulac") == "mulacc" and first("exponential of an element") == "vexp"
+    assert search_symbols("zzzz qqqq", CARDS, None, 3) == []
+    assert len(search_symbols("tile", CARDS, None, 2)) == 2
+
+
+def test_unknown_names_of_a_draft_with_the_nearest_known_ones() -> None:
+    unknown = unknown_names(DRAFT, CARDS)
+    assert [(u.name, u.line) for u in unknown] == [("mulac", 5), ("cp.async", 6)]
+    assert unknown[0].nearest[0] == "mulacc"
+    line = unknown_line(unknown[0])
+    assert line.startswith("- `mulac` (line 5 of the draft) is no name that the documents")
+    assert "near it: mulacc" in line
+    assert unknown[0].as_json() == {"name": "mulac", "line": 5, "nearest": unknown[0].nearest}
+
+
+def test_too_few_cards_do_not_make_a_vocabulary() -> None:
+    assert unknown_names(DRAFT, CARDS[:7]) == [] and unknown_names("", CARDS) == []
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        "    ldt t0, [x0]\n    stt [x1], t0\n    halt\n",
+        "# cp.async t0, x1\n; wgmma t0, t1\n// mma t0, t1\n/* foo bar,\nbaz qux */ ldt t0, x\n",
+        "size = 3\nloop: ldt t0, x\nname(t0, 3)\n",
+        "ldt 'cp.async t0; foo t1', x\n",
+        "LDT t0, x\nVSync all\n",
+    ],
+)
+def test_what_a_draft_gives_a_name_and_what_is_no_statement_is_not_unknown(draft: str) -> None:
+    assert unknown_names(draft, CARDS) == []
+
+
+def test_nearest_by_meaning_where_the_spelling_says_nothing() -> None:
+    def embed(text: str) -> Vectors:
+        return np.array([float("lane" in text or "barrier" in text), 0.1])
+
+    near = nearest_names("barrier_sync_cta", CARDS, embed)
+    assert near[0] == "vsync"
+    assert nearest_names("qqqq", CARDS, None) == ()
+
+
+def test_a_card_as_an_entry_of_a_list() -> None:
+    card = symbol(
+        "ldt",
+        "load a\n tile",
+        signature="ldt dst, [addr]",
+        operands=(("dst", "a tile"), ("addr", "")),
+        limits=("addr is a multiple of 32",),
+        further=("20 cycles",),
+        example="ldt t0, [x0]",
+    )
+    assert symbol_line(card).splitlines() == [
+        "- `ldt dst, [addr]` (instruction): load a tile",
+        "  operands: dst: a tile; addr",
+        "  limits: addr is a multiple of 32",
+        "  20 cycles",
+        "  example: `ldt t0, [x0]`",
+    ]
+
+
+def test_cards_fill_their_room_and_no_more_and_alike_ones_share_an_entry() -> None:
+    alike = [symbol("vadd", "of each element"), symbol("vsub", "of each element")]
+    [block] = symbol_blocks(alike, 200)
+    assert block.text.count("of each element") == 1 and "vadd" in block.text
+    assert 'source="Orbit manual (v1), symbols" about="orbit-1"' in block.text
+    for room in range(-5, 200, 7):
+        lines = [
+            line
+            for b in symbol_blocks(CARDS, room)
+            for line in b.text.splitlines()
+            if line.startswith("- ")
+        ]
+        assert sum(len(line) // 8 for line in lines) <= max(room, 0)
+    assert symbol_blocks(CARDS, 0) == []
+    two = [*CARDS[:1], symbol("jmp", "go on", document_id="doc_2", document_title="Comet")]
+    assert [b.citation for b in symbol_blocks(two, 200)] == [
+        "Orbit manual (v1), symbols",
+        "Comet (v1), symbols",
+    ]

@@ -1,0 +1,15 @@
+"""What the benches of these tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.skills.trials.curated import KeptDevice
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_kept_processes() -> Iterator[None]:
+    yield
+    KeptDevice.end()

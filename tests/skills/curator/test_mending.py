@@ -1,0 +1,161 @@
+"""Which pairs of kernels mend an error, and which errors are a lesson."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optimizer.search.synthesizers.llm.conversation import Transcript
+from skills.curator.mended_runs import drafts_in
+from skills.curator.mending import MOST_CHANGED, Draft, Mend, lessons_of, mends_of
+from skills.trajectories.records import Side, Step, Trajectory
+from tests.skills.curator.planted import free, measured, trajectory
+
+REST = "".join(f"  y[{n}] = x[{n}];\n" for n in range(9))
+UNKNOWN = "k.cpp:2:3: error: unknown function 'scale2'; stop"
+
+
+def kernel(first: str, rest: str = REST) -> str:
+    return f"void kernlore_run(float *x, float *y) {{\n  {first}\n{rest}}}\n"
+
+
+def side(number: int, text: str, log: str = "", validity: str = "correct", **other: Any) -> Side:
+    proposal = free(text)
+    bundle = replace(proposal.bundle, origin=other.pop("origin", "llm"))
+    speedup = None if log else 1.0
+    evaluation = measured(f"ev-{number}", speedup, validity=validity, **other)
+    return Side(number, replace(proposal, bundle=bundle), replace(evaluation, log=log))
+
+
+def mended(
+    rest: str = REST,
+    *,
+    log: str = UNKNOWN,
+    validity: str = "not_compiled",
+    child: bool = True,
+    after: Side | None = None,
+    run: str = "run_1",
+    **other: Any,
+) -> Trajectory:
+    """A kernel that failed, and a right one as its child or as the next one of its parent."""
+    root = Side(0, None, measured("ev-0", None))
+    failed = side(1, kernel("scale2(x);", rest), log, validity, **other)
+    right = after or side(2, kernel("scale(x);", rest), **other)
+    steps = (Step(root, failed), Step(failed if child else root, right))
+    made: Trajectory = trajectory(*steps, run=run)
+    return made
+
+
+def other_problem(made: Trajectory) -> Trajectory:
+    return replace(made, subject=replace(made.subject, name="other", sha256="cd" * 32))
+
+
+def mends(*runs: Trajectory) -> list[Mend]:
+    return [mend for run in runs for mend in mends_of(run).mends]
+
+
+@pytest.mark.parametrize("child", [True, False])
+def test_a_child_and_the_next_kernel_of_the_parent_mend(child: bool) -> None:
+    [mend] = mends(mended(child=child))
+    assert (mend.failed, mend.node, mend.outcome) == (1, 2, "right")
+    assert mend.words == "error: unknown function <name>; stop"
+    assert [line.strip() for line in mend.lines.gone] == ["scale2(x);"]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (mended(after=side(2, kernel("scale(x);"), UNKNOWN, "not_compiled")), "not mended"),
+        (mended(after=side(2, kernel("scale2( x );"))), "the code is its parent's"),
+        (mended(after=side(2, kernel("scale(x);\n" * (MOST_CHANGED + 1)))), "lines changed"),
+        (mended(validity="crashed", after=side(2, kernel("scale(x);"), "error: a b c",
+                                               "not_compiled")), "not mended"),
+        (mended(after=side(2, kernel("scale(x);"), flags=("odd",))), "flagged for review"),
+    ],
+)  # fmt: skip
+def test_what_is_no_mend_says_why(made: Trajectory, reason: str) -> None:
+    judged = mends_of(made)
+    assert judged.mends == ()
+    assert any(reason in decision.reason for _, decision in judged.decisions), judged.decisions
+
+
+def test_an_unlike_kernel_of_the_same_parent_is_no_repair() -> None:
+    unlike = side(2, "int kernlore_run() { return 3; }\n")
+    assert mends_of(mended(child=False, after=unlike)).decisions == ()
+
+
+@pytest.mark.parametrize("child", [True, False])
+def test_kernels_of_recipes_mend_nothing(child: bool) -> None:
+    assert mends_of(mended(child=child, origin="recipe")).decisions == ()
+
+
+def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() -> None:
+    one = mends(mended())
+    assert lessons_of(one)[0] == []
+    copies = mends(mended(), mended(REST + "  y[0] += 1;\n", run="run_2"))
+    assert lessons_of(copies)[0] == []
+    unlike = "".join(f"  float a{n} = x[{n}] * {n};\n" for n in range(9))
+    [lesson], _ = lessons_of(mends(mended(), mended(unlike, run="run_2")))
+    assert {mend.run for mend in lesson.shown} == {"run_1", "run_2"}
+    far = other_problem(mended(REST + "  y[0] += 1;\n", run="run_2"))
+    assert len(lessons_of(mends(mended(), far))[0]) == 1
+    other_chip = replace(far, hardware="h100")
+    assert lessons_of(mends(mended(), other_chip))[0] == []
+
+
+def wrong(after: str, rest: str = REST, run: str = "run_1") -> Trajectory:
+    """A kernel whose results are wrong, and its right child."""
+    message = "y is off by 0.5 at [3] where 1e-3 is allowed"
+    root = Side(0, None, measured("ev-0", None))
+    before = side(1, kernel("x[0] = 1;", rest), validity="incorrect", message=message)
+    steps = Step(root, before), Step(before, side(2, kernel(after, rest)))
+    made: Trajectory = trajectory(*steps, run=run)
+    return made
+
+
+def test_wrong_results_are_a_lesson_only_where_the_changes_agree() -> None:
+    rest = REST + "  y[1] = 0;\n"
+    same = other_problem(wrong("barrier();", rest, "run_2"))
+    apart = other_problem(wrong("x[0] = 2;", rest, "run_2"))
+    assert len(lessons_of(mends(wrong("barrier();"), same))[0]) == 1
+    assert "no line in common" in lessons_of(mends(wrong("barrier();"), apart))[1][0]
+
+
+# -- drafts of a conversation
+
+
+def test_the_last_draft_that_did_not_compile_counts_as_the_failed_kernel() -> None:
+    root, right = Side(0, None, measured("ev-0", None)), side(1, kernel("scale(x);"))
+    made = trajectory(Step(root, right))
+    drafts = [
+        Draft({"kernel.cpp": kernel("scale1(x);")}, "error: an earlier message"),
+        Draft({"kernel.cpp": kernel("scale2(x);")}, UNKNOWN),
+    ]
+    [mend] = mends_of(made, drafts={1: drafts}).mends
+    assert (mend.draft, mend.node, mend.validity) == (2, 1, "not_compiled")
+
+
+def test_drafts_are_read_from_a_stored_conversation() -> None:
+    def call(identity: str, files: Any) -> dict[str, Any]:
+        arguments = json.dumps({"files": files})
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": identity, "function": {"name": "compile_draft", "arguments": arguments}}
+            ],
+        }
+
+    def answer(identity: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": identity, "content": f"BEGIN\n{text}\nEND"}
+
+    messages = [
+        *(call("1", {"k.cpp": "a"}), answer("1", "error: a\n  b")),
+        *(call("2", {"k.cpp": "b"}), answer("2", "It compiles.")),
+        *(call("3", "no files"), answer("3", "failed: no files")),
+    ]
+    drafts = drafts_in(Transcript("run_1", 1, 0, "m", "v3", messages))
+    assert drafts == [Draft({"k.cpp": "a"}, "error: a\n  b"), Draft({"k.cpp": "b"}, "")]
