@@ -89,6 +89,8 @@ def pytest_configure() -> None:
     does, and is not disturbed by it: a measurement that is goes on longer, is repeated twice, and
     has no result in the end.
     """
+    # Importing litellm would ask the network for prices, three times.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return

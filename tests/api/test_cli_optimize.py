@@ -21,7 +21,7 @@ from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
-from optimizer.search.portable.session import CEILINGS
+from optimizer.search.portable.launch import CEILINGS
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process

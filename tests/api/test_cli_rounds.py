@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.search.portable.session import CEILINGS
+from optimizer.search.portable.launch import CEILINGS
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import known_ceilings

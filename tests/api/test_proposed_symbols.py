@@ -64,7 +64,6 @@ def manual(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
 
     def answer(body: dict[str, Any], number: int) -> Answered:

@@ -35,7 +35,8 @@ from optimizer.evaluation.records import Interval
 from optimizer.search import confirm
 from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.portable.session import CEILINGS, RESULTS, write_session
+from optimizer.search.portable.launch import CEILINGS, RESULTS
+from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore

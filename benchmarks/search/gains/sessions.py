@@ -24,7 +24,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.roofline import READS_A_PART, achieved, work_of
 from optimizer.search.confirm import Outcome, outcome_from_json
-from optimizer.search.portable.session import RESULTS
+from optimizer.search.portable.launch import RESULTS
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 

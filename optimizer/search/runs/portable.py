@@ -26,7 +26,7 @@ from optimizer.search.knowledge import Query
 from optimizer.search.output.account import model_costs
 from optimizer.search.output.module import write_module
 from optimizer.search.output.report import write_report
-from optimizer.search.portable.session import write_session
+from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes

@@ -23,7 +23,7 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener, Search
-from optimizer.search.portable.session import Drafted, write_session
+from optimizer.search.portable.packing import Drafted, write_session
 from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.search.portable.session import CEILINGS, RESULTS, SESSION, WHY_FAILED, main
+from optimizer.search.portable.launch import CEILINGS, RESULTS, SESSION, WHY_FAILED, main
 from tests.known_device import known_ceilings
 
 pytestmark = pytest.mark.slow(seconds=20)

@@ -90,6 +90,12 @@ def test_a_session_needs_torch_and_what_torch_requires() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_starts_a_session_needs_nothing() -> None:
+    """It waits for processes that import torch themselves."""
+    done = refused("import optimizer.search.portable.launch\n", {"kb", "optimizer"})
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "module", ["optimizer.search.bench.local", "optimizer.search.bench.catalog_store"]
 )

@@ -10,7 +10,8 @@ import pytest
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
-from optimizer.search.portable.session import SESSION, write_session
+from optimizer.search.portable.launch import SESSION
+from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.snapshot import (
     KEPT_EXCERPTS,
     Snapshot,

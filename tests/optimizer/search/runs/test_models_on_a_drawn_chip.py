@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import (
 from tests.retrieval.drawn_bases import DrawnBase
 from tests.shared import copy_knowledge
 
-pytest.importorskip("litellm", reason="the extra `llm` is not installed")
-pytestmark = pytest.mark.slow(seconds=20)
+pytestmark = [
+    pytest.mark.slow(seconds=20),
+    pytest.mark.skipif(find_spec("litellm") is None, reason="the extra `llm` is not installed"),
+]
 
 MODEL = "openai/scripted"
 SLIP = "vaddq"  # no instruction of the chip

@@ -36,11 +36,7 @@ def waits() -> list[float]:
 
 
 @pytest.fixture
-def synthesizer(
-    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., LlmSynthesizer]:
-    # As `load` does: else the import itself asks the network for a price list.
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+def synthesizer(tmp_path: Path, waits: list[float]) -> Callable[..., LlmSynthesizer]:
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
 
     def make(

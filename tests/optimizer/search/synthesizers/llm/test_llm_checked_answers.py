@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import (
 )
 from tests.optimizer.search.synthesizers.llm.test_llm_synthesizer import Library
 
-pytest.importorskip("litellm", reason="the extra `llm` is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("litellm") is None, reason="the extra `llm` is not installed"
+)
 
 Serve = Callable[[Script], ModelServer]
 REMARK = "- `vaddq` is no name that the documents of this chip define; near it: vadd"
@@ -59,11 +62,6 @@ def replayed(folder: Path) -> str:
     settings = LlmSettings(models_from("openai/other"), api_base="http://127.0.0.1:1/v1")
     replay = LlmSynthesizer(settings, FolderTranscripts(folder), replay="run_test")
     return replay.propose(context(run_id="run_again")).bundle.source.strip()
-
-
-@pytest.fixture(autouse=True)
-def local_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 def test_a_remark_brings_one_more_answer(serve: Serve, tmp_path: Path) -> None:

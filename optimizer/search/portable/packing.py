@@ -1,0 +1,135 @@
+"""Packs a portable session: one zip, run on a machine that has torch and triton only.
+
+The zip holds problems, the knowledge that they need and the parts of this program that the search
+needs. `launch` is what `python session.zip` runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.evaluation.problem.load import SHIPPED
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.portable.launch import SESSION
+from optimizer.search.portable.snapshot import Snapshot
+from optimizer.search.records import Node
+from optimizer.search.store import RunRow
+
+ROOT = Path(__file__).resolve().parents[3]
+# Packages whose files travel. Modules of theirs that need more than torch are never imported there.
+PACKAGES = ("kb", "retrieval", "optimizer")
+SUFFIXES = (".py", ".toml", ".md", ".json")
+LEFT_OUT = ("optimizer/problems", "kb/catalog/migrations")
+_MAIN = '''\
+"""Unpacks itself and searches; see --help."""
+
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory(prefix="kernlore-session-") as folder:
+    with zipfile.ZipFile(Path(__file__).parent) as packed:
+        packed.extractall(folder)
+    sys.path[0] = folder
+    from optimizer.search.portable.launch import main
+
+    code = main(Path(folder), sys.argv[1:])
+raise SystemExit(code)
+'''
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A run of which a session evaluates candidates that were proposed elsewhere: its row, and its
+    nodes, of which the last are in flight.
+    """
+
+    problem: Problem
+    run: RunRow
+    nodes: Sequence[Node]
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of a session: named by the run, as two runs may be of one problem."""
+        return {
+            "name": self.run.id,
+            "path": f"problems/{self.problem.name}",
+            "known_as": _known_as(self.problem),
+            "run": self.run.as_json(),
+            "nodes": [node.as_json() for node in self.nodes],
+        }
+
+
+def write_session(
+    path: Path,
+    *,
+    session_id: str,
+    goal: Mapping[str, Any],
+    target: Mapping[str, Any],
+    problems: Sequence[Problem] = (),
+    drafted: Sequence[Drafted] = (),
+    knowledge: Snapshot,
+    recipes: Sequence[Mapping[str, Any]],
+) -> Path:
+    """Write the session to `path`: `problems` are searched there, candidates of `drafted` runs are
+    evaluated.
+
+    `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
+    Each of `recipes` is {name, recipe, files}.
+    """
+    session = {
+        "id": session_id,
+        "goal": dict(goal),
+        "target": dict(target),
+        "recipes": list(recipes),
+        "knowledge": knowledge.as_json(),
+        "problems": [
+            *(
+                {"name": p.name, "path": f"problems/{p.name}", "known_as": _known_as(p)}
+                for p in problems
+            ),
+            *(run.as_json() for run in drafted),
+        ],
+    }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("__main__.py", _MAIN)
+        packed.writestr(SESSION, json.dumps(session))
+        for source in _sources():
+            packed.write(source, source.relative_to(ROOT))
+        used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
+        for problem in used.values():
+            _add_problem(packed, problem)
+    return path
+
+
+def _known_as(problem: Problem) -> str:
+    """The name that identifies the problem where the results are imported: that of a shipped
+    problem, or the path of its file."""
+    shipped = problem.path.is_relative_to(SHIPPED)
+    return problem.path.parent.name if shipped else str(problem.path)
+
+
+def _sources() -> list[Path]:
+    sources = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            travels = path.suffix in SUFFIXES and "__pycache__" not in path.parts
+            if travels and not name.startswith(LEFT_OUT):
+                sources.append(path)
+    return sources
+
+
+def _add_problem(packed: zipfile.ZipFile, problem: Problem) -> None:
+    folder = f"problems/{problem.name}"
+    packed.writestr(f"{folder}/problem.py", problem.source)
+    toml = problem.path.with_name("problem.toml")
+    if not toml.is_file():
+        toml = problem.path.with_suffix(".toml")
+    if problem.declared and toml.is_file():
+        packed.writestr(f"{folder}/problem.toml", toml.read_text(encoding="utf-8"))
