@@ -2,8 +2,8 @@
 indexed, cut where a reader would pause.
 
 A passage is a few sentences (at most `MAX_CHARS`), a code block or a piece of a table. Its text is
-the document's own
-words: pieces of a section, put together again, are the section. A table piece repeats the caption
+the document's own words: pieces of a section, put together again, are the section, but for the
+fences around code that shares a passage with prose. A table piece repeats the caption
 and all header rows in `lead`, so that no row is read without its columns; `lead` is returned with
 the passage but is not part of the cut.
 
@@ -26,6 +26,7 @@ MAX_HEADING = 300  # characters; a longer "heading" is a paragraph that a parser
 MAX_CHARS = 400
 MAX_CODE_CHARS = 800
 
+_FENCE = re.compile(r"^```[\w.+-]*$", re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?:;])[\"')\]]*\s+(?=[\"'(\[`*\w])|\n[ \t]*\n+|\n(?=[ \t]*(?:[-*+•]|\d+[.)])\s)"
 )
@@ -226,25 +227,34 @@ def _merge(drafts: Sequence[Passage], fits: Fits) -> list[Passage]:
     merged: list[Passage] = []
     for draft in drafts:
         last = merged[-1] if merged else None
-        if (
-            last is None
-            or last.lead
-            or draft.lead
-            or len(last.text) + len(draft.text) + 1 > MAX_CHARS
-            or not fits(f"{last.text}\n{draft.text}")
-        ):
+        if last is None or last.lead or draft.lead:
             merged.append(draft)
             continue
         kind: ElementKind = last.kind if last.kind == draft.kind else "text"
+        text = f"{_in_prose(last, kind)}\n{_in_prose(draft, kind)}"
+        if len(text) > MAX_CHARS or not fits(text):
+            merged.append(draft)
+            continue
         boxes = last.boxes + tuple(box for box in draft.boxes if box not in last.boxes)
-        merged[-1] = replace(
-            last,
-            kind=kind,
-            text=f"{last.text}\n{draft.text}",
-            language=last.language or draft.language,
-            boxes=boxes,
-        )
+        language = last.language or draft.language
+        merged[-1] = replace(last, kind=kind, text=text, language=language, boxes=boxes)
     return merged
+
+
+def words_of(text: str) -> str:
+    """The document's own characters of a text: without white space, and without the fences that
+    passages have around code among prose.
+    """
+    return "".join(_FENCE.sub("", text).split())
+
+
+def _in_prose(draft: Passage, kind: ElementKind) -> str:
+    """The text of a draft within a passage of this kind: among prose, code stands in a fence, or a
+    reader would not see where it begins and ends.
+    """
+    if draft.kind != "code" or kind == "code" or draft.text.lstrip().startswith("```"):
+        return draft.text
+    return f"```{draft.language or ''}\n{draft.text}\n```"
 
 
 def _fit(passage: Passage, count_tokens: CountTokens, budget: int) -> Iterator[Passage]:

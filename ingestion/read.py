@@ -21,7 +21,7 @@ from ingestion.findings.moves import Move, moves_of
 from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
-from ingestion.passages import Passage, Section, cut_passages, split_sections
+from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
 from ingestion.samples.kernels import KernelSample, kernels_of
 from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
 from ingestion.symbols.cards import Card, cards_of
@@ -32,7 +32,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 4
+PIPELINE = 5
 _PARSERS = (
     "beautifulsoup4",
     "docutils",
@@ -154,18 +154,18 @@ def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> l
     return [
         " > ".join(section.path)
         for index, section in enumerate(sections)
-        if not _holds(section, "".join("".join(kept.get(index, ())).split()))
+        if not _holds(section, "".join(map(words_of, kept.get(index, ()))))
     ]
 
 
 def _holds(section: Section, kept: str) -> bool:
-    """Whether `kept` is the section's elements, in order, up to white space."""
+    """Whether `kept` is the words of the section's elements, in order."""
     position = 0
     for element in section.elements:
         forms = [element.text]
         if element.table is not None:  # a cut table is written anew, its header apart
             forms.append(render_table(Table((), element.table.rows)))
-        compact = ["".join(form.split()) for form in forms]
+        compact = [words_of(form) for form in forms]
         written = next((form for form in compact if kept.startswith(form, position)), None)
         if written is None:
             return False

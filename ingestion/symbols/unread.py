@@ -23,6 +23,7 @@ from kb.catalog.knowledge.section_texts import WholeSection
 MAX_NAMES = 40  # shown of one section
 _WORD = re.compile(r"[\w.@%$#:]+")
 _PROSE = re.compile(r"(?:\b[A-Za-z]{1,20}+,? ){3}[A-Za-z]|[.:]\s*$")
+_FENCED = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CALLED = re.compile(r"(?<![\w.:])[A-Za-z_][\w.:]*+(?=\()")
 
 
@@ -80,11 +81,12 @@ def _names(passages: Sequence[Passage]) -> Iterator[str]:
             yield from (word for word in words if word in used and _is_named(word, code))
         if passage.kind == "code":
             continue
-        for span in CODE.findall(passage.text):
+        prose = _FENCED.sub("", passage.text)
+        for span in CODE.findall(prose):
             mention = None if _is_phrase(span) else mention_of(span, marked=True)
             if mention is not None and _is_named(mention.name, code):
                 yield mention.name
-        for name in _CALLED.findall(passage.text):
+        for name in _CALLED.findall(prose):
             if looks_coded(name) and _is_named(name, code):
                 yield name
 
@@ -96,10 +98,13 @@ def _is_phrase(span: str) -> bool:
 
 
 def _code(passage: Passage) -> str:
-    """The code of a passage. A short block shares one with the sentence that introduces it, and
-    leaves it its language."""
+    """The code of a passage. A short block shares one with the sentence that introduces it: in a
+    fence, or, in what was read by an earlier version, with its language alone.
+    """
     if passage.kind == "code":
         return passage.text
+    if fenced := _FENCED.findall(passage.text):
+        return "\n".join(fenced)
     lines = passage.text.split("\n") if passage.language else []
     return "\n".join(line for line in lines if not _PROSE.search(line))
 

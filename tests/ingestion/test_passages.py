@@ -22,6 +22,7 @@ from ingestion.passages import (
     cut_to_window,
     split_sections,
     split_text,
+    words_of,
 )
 from ingestion.read import lost_sections
 from kb.embedding import LocalEmbedder, embedding_text
@@ -68,9 +69,9 @@ def compact(text: str) -> str:
 
 def written(element: Element, passages: str) -> str:
     """What of the element the passages must hold: a cut table's rows, else its text."""
-    if element.table is None or compact(element.text) in passages:
-        return compact(element.text)
-    return compact(render_table(Table((), element.table.rows)))
+    if element.table is None or words_of(element.text) in passages:
+        return words_of(element.text)
+    return words_of(render_table(Table((), element.table.rows)))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -80,7 +81,7 @@ def test_passages_cover_their_section_and_fit_the_window(
 ) -> None:
     section = Section(path, len(path), None, tuple(elements))
     passages = cut_passages([section], embedder.count_tokens, embedder.window)
-    kept = compact("".join(passage.text for passage in passages))
+    kept = "".join(words_of(passage.text) for passage in passages)
     assert kept == "".join(written(element, kept) for element in elements)
     assert lost_sections([section], passages) == []
     for passage in passages:
@@ -122,7 +123,11 @@ def test_text_is_cut_at_sentences_and_short_neighbours_are_joined(embedder: Loca
     long = cut(embedder, Element("text", sentence * 30))
     assert all(p.text.endswith(".") and len(p.text) <= MAX_CHARS for p in long)
     [joined] = cut(embedder, Element("text", "Call it so:"), Element("code", "f();", language="c"))
-    assert (joined.text, joined.kind, joined.language) == ("Call it so:\nf();", "text", "c")
+    assert (joined.text, joined.kind, joined.language) == (
+        "Call it so:\n```c\nf();\n```",
+        "text",
+        "c",
+    )
 
 
 def test_code_is_kept_whole_where_it_fits(embedder: LocalEmbedder) -> None:

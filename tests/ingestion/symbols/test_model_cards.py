@@ -80,7 +80,6 @@ def answer(*cards: dict[str, Any]) -> Answered:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answered], ModelServer]]:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     monkeypatch.setenv("OPENAI_API_KEY", "local-test-key-0123456789")
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
     servers: list[ModelServer] = []
