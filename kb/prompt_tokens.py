@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     import tiktoken
 
 ENCODING = "cl100k_base"
+REMEMBERED = 30_000  # texts, of about 1 KB: the same sections stand in many answers
 
 
+@lru_cache(maxsize=REMEMBERED)
 def count_tokens(text: str) -> int:
     """Tokens of a text. Text that looks like a control token counts as plain text. Raises
     Unavailable where the tokenizer is not installed.

@@ -146,10 +146,18 @@ def _parents(
     merged: dict[str, tuple[WholeSection, ...]] = {}
     for parent in wanted:
         group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
-        sizes = (count_tokens(section_text(s.passages)) + HEADING for s in group)
-        if sum(sizes) + FENCE <= largest:
+        if _fit_together(group, largest):
             merged |= dict.fromkeys((section.id for section in group), group)
     return merged
+
+
+def _fit_together(group: Sequence[WholeSection], largest: int) -> bool:
+    room = largest - FENCE
+    for section in group:
+        room -= count_tokens(section_text(section.passages)) + HEADING
+        if room < 0:
+            return False
+    return True
 
 
 def group_block(

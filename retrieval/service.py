@@ -10,21 +10,22 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.kept import revision_of
 from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
-from kb.catalog.meta import revision
 from kb.embedding import Embedder, Vectors
 from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
+from kb.predicates import Value
 from kb.scope import ScopeFilter
 from retrieval.answer import Answer, ContextPart, Excerpt, Move
 from retrieval.composer import (
@@ -38,7 +39,7 @@ from retrieval.context import Context
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
-from retrieval.diagnose.own_rules import rules_of
+from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.excerpts import make_excerpts
 from retrieval.journal import Journal
@@ -55,8 +56,23 @@ from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 from retrieval.target_context import own_symbols
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
-REMEMBERED = 128  # answers to keys, of one state of the catalog or several
+REMEMBERED = 256  # answers to keys, of one state of the catalog or several
 MAX_STORED_LOG = 20_000  # characters of a log that the journal keeps
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The hardware part of a request. `scope` is as the request names it, `own` with the toolchain
+    of the chip's own language, which then is `language`; facts, error texts and rules are those of
+    the chip with its families.
+    """
+
+    scope: RequestScope
+    own: RequestScope
+    language: str | None
+    facts: Mapping[str, Value]
+    signatures: tuple[SignatureSpec, ...]
+    rules: OwnRules
 
 
 class Retriever:
@@ -100,10 +116,9 @@ class Retriever:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._registry)
-        scope, request = with_own_toolchain(
-            request, self._scope(request), self._registry, self._layout
-        )
-        conclusion = self._conclude(request, scope)
+        place = self._place(request)
+        scope, request = place.own, replace(request, language=place.language)
+        conclusion = self._conclude(request, place)
         plan = self._plan(request, conclusion)
         shown_before = self._shown_in_vain(request)
         with self._catalog.read() as connection:
@@ -131,7 +146,7 @@ class Retriever:
             )
             task = task_of(request, conclusion.verdict, self._signals)
             composed = compose(connection, material, task, self._layout)
-            catalog_revision = revision(connection)
+            catalog_revision = revision_of(connection)
         hints = self._hints(conclusion, composed.context, request)
         answer = replace(_answer(material, composed, excerpts, choice, hints), profile=profile)
         ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
@@ -146,11 +161,11 @@ class Retriever:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._registry)
-        scope = self._scope(request)
-        conclusion = self._conclude(request, scope)
+        place = self._place(request)
+        scope, conclusion = place.scope, self._conclude(request, place)
         with self._catalog.read() as connection:
             moves, choice = self._actions(connection, request, conclusion, scope)
-            catalog_revision = revision(connection)
+            catalog_revision = revision_of(connection)
         answer = Answer(
             retrieval_id=new_id("ret"),
             diagnosis=conclusion.verdict,
@@ -197,30 +212,36 @@ class Retriever:
 
     # -- scope
 
-    def _scope(self, request: RetrieveRequest) -> RequestScope:
+    def _place(self, request: RetrieveRequest) -> _Place:
+        """The request's hardware with all that its description says; read once a catalog state."""
+        run_time = bool(request.given_signals or request.log or request.metrics)
         access = request.access_scope
+        asked = (request.hardware, request.language, request.categories, access, run_time)
+        with self._catalog.read() as connection:
+            remember = self._remembered(connection)
 
-        def documented(hardware_id: str) -> tuple[str, ...]:
-            with self._catalog.read() as connection:
-                return self._remembered(connection)(
-                    ("languages", hardware_id, access),
-                    lambda: languages_of(connection, hardware_id, access),
+            def documented(hardware_id: str) -> tuple[str, ...]:
+                return languages_of(connection, hardware_id, access)
+
+            def make() -> _Place:
+                specs = self._registry.all()
+                scope = scope_of(request, self._registry, documented)
+                own, named = with_own_toolchain(request, scope, self._registry, self._layout)
+                return _Place(
+                    scope,
+                    own,
+                    named.language,
+                    {key: fact.value for key, fact in scope.facts.items()},
+                    tuple(s for place in scope.lineage for s in specs[place].signatures),
+                    rules_of(specs, scope.lineage),
                 )
 
-        return scope_of(request, self._registry, documented)
+            return remember(("place", *asked), make)
 
-    def _conclude(self, request: RetrieveRequest, scope: RequestScope) -> Conclusion:
+    def _conclude(self, request: RetrieveRequest, place: _Place) -> Conclusion:
         return self._diagnoser.conclude(
-            request,
-            {key: fact.value for key, fact in scope.facts.items()},
-            scope.lineage,
-            self._signatures(scope.lineage),
-            rules_of(self._registry.all(), scope.lineage),
+            request, place.facts, place.scope.lineage, place.signatures, place.rules
         )
-
-    def _signatures(self, lineage: Sequence[str]) -> list[SignatureSpec]:
-        specs = self._registry.all()
-        return [s for hardware_id in lineage for s in specs[hardware_id].signatures]
 
     # -- search
 
@@ -318,7 +339,7 @@ class Retriever:
     def _remembered(self, connection: Connection) -> Remember:
         """A memory of what depends on the catalog and a key alone: the part of contexts that stays,
         which takes several searches."""
-        state = (revision(connection), self._dense_ready())
+        state = (revision_of(connection), self._dense_ready())
 
         def remember(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
             with self._remembered_lock:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
+from kb.catalog.kept import Kept, attach, begin
 from kb.errors import StoreError
 
 BUSY_TIMEOUT_MS = 15_000
@@ -37,6 +38,7 @@ class Catalog:
         """A consistent view; nothing written here is kept."""
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")  # else every statement sees another catalog
+            begin(connection, writes=False)
             try:
                 yield connection
             finally:
@@ -47,6 +49,7 @@ class Catalog:
         """One transaction that takes the write lock at its start: all of it is kept, or nothing."""
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+            begin(connection, writes=True)
             kept = False
             try:
                 yield connection
@@ -74,7 +77,7 @@ def open_catalog(data_dir: Path) -> Catalog:
         pool_size=IDLE_CONNECTIONS,
         max_overflow=-1,
     )
-    _configure(engine)
+    _configure(engine, Kept())
     catalog = Catalog(engine, path)
     try:
         _migrate(catalog)
@@ -87,9 +90,10 @@ def open_catalog(data_dir: Path) -> Catalog:
     return catalog
 
 
-def _configure(engine: Engine) -> None:
+def _configure(engine: Engine, kept: Kept) -> None:
     @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _record: Any) -> None:
+    def _pragmas(connection: Any, record: Any) -> None:
+        attach(record.info, kept)
         connection.isolation_level = None  # transactions are ours: `write` begins them itself
         for pragma in (
             "journal_mode=WAL",

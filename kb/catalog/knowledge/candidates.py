@@ -6,14 +6,16 @@ are fetched with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from sqlalchemy import Connection
 
 from kb.catalog.engine import portions
-from kb.catalog.knowledge.embeddings import Vector
+from kb.catalog.kept import look_up
+from kb.catalog.knowledge.embeddings import Vector, index_state
 from kb.scope import ScopeFilter
 
 
@@ -25,6 +27,7 @@ class Candidate:
     prose: int
     kind: str
     category: str
+    access_scope: str
     vector: Vector | None
     wanted: bool
 
@@ -35,21 +38,37 @@ def candidates(
     """The live passages among `seqs` (within category and access) and their neighbours."""
     wanted = set(seqs)
     all_seqs = sorted({n for seq in wanted for n in (seq - 1, seq, seq + 1)})
-    marks = ",".join("?" * len(scope.categories))
-    by_seq: dict[int, Candidate] = {}
-    for part in portions(all_seqs):
+    rows = look_up(
+        connection,
+        "candidates",
+        all_seqs,
+        partial(_read, connection, model),
+        detail=(model, index_state(connection)),
+    )
+    return {
+        seq: candidate if seq in wanted else replace(candidate, wanted=False)
+        for seq, candidate in rows.items()
+        if candidate is not None
+        and candidate.access_scope == scope.access_scope
+        and candidate.category in scope.categories
+    }
+
+
+def _read(connection: Connection, model: str, seqs: Sequence[int]) -> dict[int, Candidate | None]:
+    """What stands under these numbers; None where that is not live."""
+    by_seq: dict[int, Candidate | None] = dict.fromkeys(seqs)
+    for part in portions(seqs):
         rows = connection.exec_driver_sql(
-            "SELECT p.seq, p.section_id, p.prose, p.kind, d.category, e.vector FROM passages p"
-            " JOIN documents d ON d.id = p.document_id"
+            "SELECT p.seq, p.section_id, p.prose, p.kind, d.category, p.access_scope, e.vector"
+            " FROM passages p JOIN documents d ON d.id = p.document_id"
             " LEFT JOIN embeddings e"
             "   ON e.text_sha256 = p.embed_sha256 AND e.model_fingerprint = ?"
-            f" WHERE p.seq IN ({','.join(map(str, part))}) AND p.active AND p.access_scope = ?"
-            f" AND d.category IN ({marks})",
-            (model, scope.access_scope, *scope.categories),
+            f" WHERE p.seq IN ({','.join(map(str, part))}) AND p.active",
+            (model,),
         )
-        for seq, section_id, prose, kind, category, vector in rows.all():
+        for seq, section_id, prose, kind, category, access, vector in rows.all():
             array = np.frombuffer(vector, "<f4") if vector is not None else None
-            by_seq[seq] = Candidate(section_id, prose, kind, category, array, seq in wanted)
+            by_seq[seq] = Candidate(section_id, prose, kind, category, access, array, True)
     return by_seq
 
 

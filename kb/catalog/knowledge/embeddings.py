@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog.engine import portions
-from kb.catalog.meta import revision
+from kb.catalog.kept import revision_of
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 
@@ -54,6 +54,17 @@ def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
         )
     ).scalar()
     return None if vector is None else np.frombuffer(vector, "<f4")
+
+
+def of_active(connection: Connection, model: str) -> dict[str, Vector]:
+    """The vectors of all active passages, by the SHA-256 of their text."""
+    rows = connection.execute(
+        sa.select(t.embeddings.c.text_sha256, t.embeddings.c.vector)
+        .distinct()
+        .join(t.passages, t.passages.c.embed_sha256 == t.embeddings.c.text_sha256)
+        .where(t.passages.c.active.is_(True), t.embeddings.c.model_fingerprint == model)
+    )
+    return {sha: np.frombuffer(vector, "<f4") for sha, vector in rows}
 
 
 def missing(connection: Connection, model: str, limit: int) -> list[MissingText]:
@@ -214,4 +225,4 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
 def index_state(connection: Connection) -> tuple[int, int]:
     """Changes whenever a search over vectors could: (revision, newest vector)."""
     newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
-    return revision(connection), int(newest or 0)
+    return revision_of(connection), int(newest or 0)

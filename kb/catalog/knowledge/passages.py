@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog, portions
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections, lexical
 from kb.catalog.knowledge.identity import scopes_of
 from kb.catalog.knowledge.versions import index_section
@@ -73,37 +75,66 @@ _SELECT = (
 )
 
 
+@dataclass(frozen=True)
+class _Live:
+    """A live passage with what its scope is checked against."""
+
+    passage: Passage
+    access_scope: str
+    languages: tuple[str, ...]
+
+
 def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dict[int, Passage]:
     """The passages among `seqs` that are live and within the scope, by number."""
+    rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
+    hardware = None if scope.hardware is None else set(scope.hardware)
     passages: dict[int, Passage] = {}
-    for part in portions(sorted(set(seqs))):
-        query = _SELECT.where(
-            t.passages.c.seq.in_(part),
-            t.passages.c.active.is_(True),
-            t.passages.c.access_scope == scope.access_scope,
-            t.documents.c.category.in_(scope.categories),
-        )
-        if scope.languages is not None:
-            query = query.where(_speaks(scope.languages))
-        rows = list(connection.execute(query))
-        hardware = _hardware(connection, [row.id for row in rows])
-        for row in rows:
-            scopes = hardware.get(row.id, ())
-            if scope.hardware is None or set(scopes) & set(scope.hardware):
-                passages[row.seq] = _passage(row, scopes)
+    for seq, live in rows.items():
+        if live is None or live.access_scope != scope.access_scope:
+            continue
+        passage = live.passage
+        if passage.category not in scope.categories or not scope.speaks(live.languages):
+            continue
+        if hardware is None or not hardware.isdisjoint(passage.hardware):
+            passages[seq] = passage
     return passages
+
+
+def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None]:
+    """What stands under these numbers; None where that is not live."""
+    live: dict[int, _Live | None] = dict.fromkeys(seqs)
+    for part in portions(seqs):
+        rows = list(
+            connection.execute(
+                _SELECT.where(t.passages.c.seq.in_(part), t.passages.c.active.is_(True))
+            )
+        )
+        hardware = _hardware(connection, [row.id for row in rows])
+        languages = _languages(connection, {row.document_id for row in rows})
+        for row in rows:
+            passage = _passage(row, hardware.get(row.id, ()))
+            about = languages.get(row.document_id, ())
+            live[row.seq] = _Live(passage, row.access_scope, about)
+    return live
 
 
 def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:
     """Passage numbers of sections (by section number), in order."""
-    members: dict[int, list[int]] = {}
-    for part in portions(sorted(set(section_seqs))):
+    members = look_up(
+        connection, "members", sorted(set(section_seqs)), partial(_read_members, connection)
+    )
+    return {section: seqs for section, seqs in members.items() if seqs}
+
+
+def _read_members(connection: Connection, section_seqs: Sequence[int]) -> dict[int, list[int]]:
+    members: dict[int, list[int]] = {seq: [] for seq in section_seqs}
+    for part in portions(section_seqs):
         rows = connection.exec_driver_sql(
             "SELECT s.seq, p.seq FROM sections s JOIN passages p ON p.section_id = s.id"
             f" WHERE s.seq IN ({','.join(map(str, part))}) AND p.active ORDER BY p.seq"
         )
         for section_seq, seq in rows.all():
-            members.setdefault(section_seq, []).append(seq)
+            members[section_seq].append(seq)
     return members
 
 
@@ -130,15 +161,22 @@ def of_sections(
 
 def sequences(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
     """Passage numbers by id; unknown and inactive ids are left out."""
-    seqs: dict[str, int] = {}
-    for part in portions(sorted(set(passage_ids))):
+    numbers = look_up(
+        connection, "numbers", sorted(set(passage_ids)), partial(_read_numbers, connection)
+    )
+    return {passage_id: seq for passage_id, seq in numbers.items() if seq is not None}
+
+
+def _read_numbers(connection: Connection, passage_ids: Sequence[str]) -> dict[str, int | None]:
+    numbers: dict[str, int | None] = dict.fromkeys(passage_ids)
+    for part in portions(passage_ids):
         rows = connection.execute(
             sa.select(t.passages.c.id, t.passages.c.seq).where(
                 t.passages.c.id.in_(part), t.passages.c.active.is_(True)
             )
         )
-        seqs |= {passage_id: seq for passage_id, seq in rows}
-    return seqs
+        numbers |= {passage_id: seq for passage_id, seq in rows}
+    return numbers
 
 
 def of_version(
@@ -198,12 +236,18 @@ def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str
     return {key: tuple(values) for key, values in scopes.items()}
 
 
-def _speaks(languages: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Documents about one of the languages, or about none in particular."""
+def _languages(connection: Connection, documents: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The languages that documents are about; one about none in particular is left out."""
     scopes = t.document_scopes
-    about = sa.select(scopes.c.document_id).where(scopes.c.kind == "language")
-    about_these = about.where(scopes.c.value.in_(languages))
-    return sa.or_(t.documents.c.id.in_(about_these), t.documents.c.id.not_in(about))
+    languages: dict[str, tuple[str, ...]] = {}
+    for part in portions(sorted(documents)):
+        for row in connection.execute(
+            sa.select(scopes.c.document_id, scopes.c.value)
+            .where(scopes.c.document_id.in_(part), scopes.c.kind == "language")
+            .order_by(scopes.c.value)
+        ):
+            languages[row.document_id] = (*languages.get(row.document_id, ()), row.value)
+    return languages
 
 
 def _passage(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import portions
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.tables import knowledge as t
@@ -42,29 +44,45 @@ def whole_sections(
     connection: Connection, section_ids: Iterable[str], scope: ScopeFilter
 ) -> dict[str, WholeSection]:
     """These sections by id; those without a passage that the scope admits are left out."""
+    heads = look_up(connection, "sections", sorted(set(section_ids)), partial(_heads, connection))
+    rows = [row for row in heads.values() if row is not None]
+    members = passages.sections_of(connection, [row.seq for row in rows])
+    live = passages.load(connection, (n for seqs in members.values() for n in seqs), scope)
     sections: dict[str, WholeSection] = {}
-    for part in portions(sorted(set(section_ids))):
-        rows = list(connection.execute(_SELECT.where(t.sections.c.id.in_(part))))
-        members = passages.sections_of(connection, [row.seq for row in rows])
-        live = passages.load(connection, (n for seqs in members.values() for n in seqs), scope)
-        for row in rows:
-            own = tuple(live[seq] for seq in members.get(row.seq, ()) if seq in live)
-            if own:
-                sections[row.id] = _section(row, own)
+    for row in rows:
+        own = tuple(live[seq] for seq in members.get(row.seq, ()) if seq in live)
+        if own:
+            sections[row.id] = _section(row, own)
     return sections
+
+
+def _heads(connection: Connection, section_ids: Sequence[str]) -> dict[str, sa.Row[Any] | None]:
+    """Everything of these sections but their passages; None for one that is not there."""
+    heads: dict[str, sa.Row[Any] | None] = dict.fromkeys(section_ids)
+    for part in portions(section_ids):
+        rows = connection.execute(_SELECT.where(t.sections.c.id.in_(part)))
+        heads |= {row.id: row for row in rows}
+    return heads
 
 
 def below(connection: Connection, parent_ids: Collection[str]) -> dict[str, list[str]]:
     """Ids of the sections directly below these, by parent, in reading order."""
-    children: dict[str, list[str]] = {}
-    for part in portions(sorted(set(parent_ids))):
+    children = look_up(
+        connection, "children", sorted(set(parent_ids)), partial(_read_children, connection)
+    )
+    return {parent: ids for parent, ids in children.items() if ids}
+
+
+def _read_children(connection: Connection, parent_ids: Sequence[str]) -> dict[str, list[str]]:
+    children: dict[str, list[str]] = {parent: [] for parent in parent_ids}
+    for part in portions(parent_ids):
         rows = connection.execute(
             sa.select(t.sections.c.id, t.sections.c.parent_id)
             .where(t.sections.c.parent_id.in_(part))
             .order_by(t.sections.c.ordinal)
         )
         for row in rows:
-            children.setdefault(row.parent_id, []).append(row.id)
+            children[row.parent_id].append(row.id)
     return children
 
 

@@ -1,0 +1,90 @@
+"""What was read from the catalog at one revision, kept in memory for the next who asks.
+
+What a search can return changes only together with the revision (`meta.bump_revision`), and a read
+transaction sees one revision from its beginning to its end. So what one transaction has read at a
+revision holds for every other one that is at the same. A write transaction, which sees what nobody
+else does, keeps nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from kb.catalog.meta import revision
+
+MOST_ENTRIES = 60_000  # of an area; a passage takes about 2 KB
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+_KEPT, _STATE = "kernlore_kept", "kernlore_revision"
+
+
+class Kept:
+    """The values of one catalog and process, by area. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects _areas
+        self._areas: dict[str, tuple[Hashable, dict[Any, Any]]] = {}
+
+    def area(self, name: str, state: Hashable) -> dict[Any, Any]:
+        """The values of an area at this state; empty where they were of another one. Values may be
+        added; a full area is emptied first.
+        """
+        with self._lock:
+            known = self._areas.get(name)
+            if known is None or known[0] != state or len(known[1]) > MOST_ENTRIES:
+                known = self._areas[name] = (state, {})
+            return known[1]
+
+
+def attach(info: dict[Any, Any], kept: Kept) -> None:
+    """Let the transactions of a new connection, whose `info` this is, share what is kept."""
+    info[_KEPT] = kept
+
+
+def begin(connection: Connection, *, writes: bool) -> None:
+    """A transaction begins: it is at a revision of its own, and one that writes keeps nothing."""
+    connection.info[_STATE] = "writes" if writes else None
+
+
+def revision_of(connection: Connection) -> int:
+    """The revision that this transaction sees, read once in it; of one that writes, read anew."""
+    info = connection.info
+    if _KEPT not in info or info.get(_STATE) == "writes":
+        return revision(connection)
+    if info.get(_STATE) is None:
+        info[_STATE] = revision(connection)
+    state: int = info[_STATE]
+    return state
+
+
+def look_up(
+    connection: Connection,
+    area: str,
+    keys: Iterable[K],
+    read: Callable[[Sequence[K]], Mapping[K, V]],
+    detail: Hashable = None,
+) -> dict[K, V]:
+    """The values of these keys in their order: those that are kept, and the others as `read` gives
+    them, which must have every key that it is asked for. `detail` is what the values depend on
+    beside the catalog's revision.
+    """
+    wanted = list(keys)
+    known = _area(connection, area, detail)
+    values: dict[K, V] = {key: known[key] for key in wanted if key in known}
+    if len(values) < len(wanted):
+        fresh = read([key for key in wanted if key not in values])
+        known.update(fresh)
+        values = {key: values[key] if key in values else fresh[key] for key in wanted}
+    return values
+
+
+def _area(connection: Connection, area: str, detail: Hashable) -> dict[Any, Any]:
+    info = connection.info
+    if _KEPT not in info or info.get(_STATE) == "writes":
+        return {}
+    values: dict[Any, Any] = info[_KEPT].area(area, (revision_of(connection), detail))
+    return values
