@@ -21,6 +21,7 @@ from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
+from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
 from kb.catalog.jobs import Jobs
@@ -113,6 +114,7 @@ class Services(KnowledgeBase):
         """Queue the built-in documents that changed, and bring built-in skills up to date. Whoever
         works on the queue reads the documents.
         """
+        put_shipped(self.catalog, self.settings.knowledge_dir, self.embedder.fingerprint)
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents
         )

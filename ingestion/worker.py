@@ -116,6 +116,7 @@ class Worker:
 
     def hand_back(self) -> None:
         """Queue again what was read here and has no vectors yet: another process embeds it."""
+        self._finish_embedded()
         self._parts.jobs.release(self._owner)
         self._waiting.clear()
 

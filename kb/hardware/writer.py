@@ -21,7 +21,7 @@ from kb.hardware.spec import HARDWARE_ID, HardwareSpec, ScalarSpec, ToolchainSpe
 _TEMPLATE = """\
 # Description of one accelerator for Kernlore. It is valid as it is; every entry you fill in makes
 # answers better. Lines starting with "#" and a name are entries to fill in and uncomment. Register
-# it with POST /hardware or by placing it in hw_manuals/hardware/{id}/hardware.toml.
+# it with `kernlore hardware add FILE` (or POST /hardware), again after each change.
 
 # How requests name it: 1-64 of a-z 0-9 . _ -, starting with a letter or digit.
 id = "{id}"
@@ -57,7 +57,8 @@ kind = "accelerator"
 #title = "Micro-benchmark xyz, 20 runs"
 #date = "2026-01-31"
 
-# ---- Error texts of its own compiler or runtime. Single quotes keep backslashes as they are.
+# ---- Error texts of its own compiler or runtime. Single quotes keep backslashes as they are. A
+# pattern needs four ordinary characters in a row: 'E\\d+' has none, 'E\\d+: no such register' has.
 
 #[[signatures]]
 #pattern = 'out of local memory: requested (\\d+)'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -296,6 +297,37 @@ def lint(
     findings = lint_folder(folder, vocabulary())
     show(findings, as_json, lambda rows: "\n".join(f"{r['path']}: {r['message']}" for r in rows))
     return 1 if findings else 0
+
+
+@app.command("vectors")
+def vectors(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="A folder of knowledge. Default: the built-in one."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the vectors that ship with a folder of knowledge, after a change of its documents.
+
+    A new data directory takes them from there; what has none there is embedded when it is read.
+    """
+    from api.services import open_services
+    from ingestion.shipped_vectors import embed_folder
+
+    folder = folder or read_settings().knowledge_dir
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = read_settings(Path(scratch)).model_copy(update={"knowledge_dir": folder})
+        services = open_services(settings)
+        try:
+            services.load_builtin()
+            with services.parser_pool() as parsers:
+                services.worker(parsers).drain()
+            path = embed_folder(services.catalog, folder, services.embedder.fingerprint)
+            count = services.vectors()[0]
+        finally:
+            services.close()
+    row = {"path": str(path), "passages": count, "bytes": path.stat().st_size}
+    show(row, as_json, lambda r: f"{r['path']}: {r['passages']} passages, {r['bytes']:,} bytes")
 
 
 def vocabulary() -> Vocabulary:
