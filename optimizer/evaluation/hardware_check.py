@@ -265,6 +265,12 @@ def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[Part]:
     return parts
 
 
+_RECIPE_HINT = (
+    "nothing, where a language model writes the kernels: a recipe is made from a sample of a manual"
+    " whose numbers can vary, and searched without a model"
+)
+
+
 def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part]:
     """Those that the knowledge base holds about the chip or its families."""
     lineage = base.registry.lineage(hardware)
@@ -282,10 +288,11 @@ def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part
     sampled = f"{upload}, of a manual with a code sample in {language}"
     return [
         _counted("manual documents", list(manuals.values()), upload),
-        _counted("names with cards", [card.name for card in cards], upload),
+        _counted("names with cards", [c.name for c in cards if c.kind != "error"], upload),
+        _counted("error codes with cards", [c.name for c in cards if c.kind == "error"], upload),
         _counted("names with limits", [card.name for card in cards if card.limits], upload),
         _counted("whole kernels", [kernel.title for kernel in kernels], sampled),
-        _counted("recipes", recipes, sampled),
+        _counted("recipes", recipes, _RECIPE_HINT),
     ]
 
 

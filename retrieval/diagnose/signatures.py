@@ -49,6 +49,10 @@ HARDWARE_PRIORITY = 95
 MAX_MATCHES = 20
 MAX_OF_ONE = 3
 MAX_WORDS = 600
+_PATTERN_HINT = (
+    "Patterns are in RE2's syntax. Add words of the message that always stand there: 'E12' matches"
+    " too much, 'E12: no such register' does not."
+)
 # Of a captured text; a mangled name has thousands of characters.
 MAX_CAPTURE = 80
 
@@ -137,7 +141,9 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
             compile_linear(data["frames"])
         when = compile_predicate(data["when"]) if "when" in data else None
     except (UnsafePattern, InvalidPredicate) as problem:
-        raise _broken(origin, f"pattern {data['pattern'][:80]!r}: {problem}") from problem
+        message = f"pattern {data['pattern'][:80]!r}: {problem}"
+        hint = None if isinstance(problem, InvalidPredicate) else _PATTERN_HINT
+        raise _broken(origin, message, hint) from problem
     extract = tuple(sorted(dict(data.get("extract", {})).items()))
     for group, metric in extract:
         if group not in compiled.groups or metric not in load_metrics():
@@ -182,11 +188,9 @@ def _check_keys(data: Mapping[str, Any], origin: str) -> None:
         raise _broken(origin, f"has a class that is none of {', '.join(FAILURE_CLASSES)}")
 
 
-def _broken(origin: str, message: str) -> InvalidKnowledge:
-    return InvalidKnowledge(
-        f"signature of {origin}: {message}",
-        hint="A signature has pattern, signal, title and remedy; GET /signals lists the signals.",
-    )
+def _broken(origin: str, message: str, hint: str | None = None) -> InvalidKnowledge:
+    fields = "A signature has pattern, signal, title and remedy; GET /signals lists the signals."
+    return InvalidKnowledge(f"signature of {origin}: {message}", hint=hint or fields)
 
 
 class SignatureIndex:

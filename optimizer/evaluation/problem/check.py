@@ -230,5 +230,6 @@ def _size(run: _Run) -> Iterator[Finding]:
         "warning",
         f"{case.compulsory_bytes:,} bytes and {case.flops():,} floating-point operations are too "
         "little to time",
-        f"Reach {MIN_BYTES:,} bytes or {MIN_FLOPS:,} operations, or set timed = false.",
+        f"Reach {MIN_BYTES:,} bytes or {MIN_FLOPS:,} operations, or set timed = false. A simulator"
+        " counts cycles of any size.",
     )
