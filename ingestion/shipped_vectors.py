@@ -31,13 +31,13 @@ def read_vectors(path: Path, model: str) -> dict[str, Vector]:
     or cannot be read.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if str(stored["model"]) != model:
                 return {}
             names, rows = stored["sha256"], stored["vectors"].astype(np.float32)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         log.warning("vectors that ship cannot be read; embedding instead", reason=str(error))
         return {}
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

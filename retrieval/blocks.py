@@ -20,8 +20,7 @@ from kb.catalog.knowledge.section_texts import WholeSection, below, whole_sectio
 from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, ScopeFilter
-from kb.tokens import tokenize
-from retrieval.excerpts import SHAPE, citation, near
+from retrieval.excerpts import SHAPE, citation, near, words_of
 from retrieval.ranking import Ranked
 
 HITS = 60  # passages of a ranking that sections are made of
@@ -144,7 +143,8 @@ def _parents(
     ids = {*wanted, *(child for group in children.values() for child in group)}
     texts = whole_sections(connection, ids, scope)
     merged: dict[str, tuple[WholeSection, ...]] = {}
-    for parent in wanted:
+    # From the innermost out, in one order in every process: the outermost that fits is given.
+    for parent in sorted(wanted, key=lambda i: (-texts[i].level if i in texts else 0, i)):
         group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
         if _fit_together(group, largest):
             merged |= dict.fromkeys((section.id for section in group), group)
@@ -371,7 +371,7 @@ def without_repeats(blocks: Sequence[Block], seen: list[frozenset[str]]) -> list
     """The blocks that do not nearly repeat an earlier one; `seen` grows by their words."""
     kept = []
     for block in blocks:
-        bag = frozenset(tokenize(block.text))
+        bag = words_of(block.text)
         if any(near(bag, other, SHAPE.duplicate) for other in seen):
             continue
         seen.append(bag)

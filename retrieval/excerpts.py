@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlalchemy import Connection
 
@@ -33,6 +34,7 @@ class Shape:
 
 
 SHAPE = Shape()
+REMEMBERED = 10_000  # texts whose words are kept: the same passages stand in many answers
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 _REACH = 3  # passages to each side that an excerpt may grow over
 
@@ -57,7 +59,7 @@ def make_excerpts(
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
                 continue
-            bag = frozenset(tokenize(passage.shown))
+            bag = words_of(passage.shown)
             if any(near(bag, other, shape.duplicate) for other in words):
                 continue
             group = [passage]
@@ -83,6 +85,12 @@ def _load(
 def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
     for start in range(0, len(ranked), size):
         yield ranked[start : start + size]
+
+
+@lru_cache(maxsize=REMEMBERED)
+def words_of(text: str) -> frozenset[str]:
+    """The words of a text, for `near`."""
+    return frozenset(tokenize(text))
 
 
 def near(bag: frozenset[str], other: frozenset[str], share: float) -> bool:

@@ -14,10 +14,9 @@ from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import whole_sections
 from kb.scope import ScopeFilter
-from kb.tokens import tokenize
 from retrieval.answer import Excerpt
 from retrieval.blocks import part_around, section_text
-from retrieval.excerpts import SHAPE, excerpt_of, near
+from retrieval.excerpts import SHAPE, excerpt_of, near, words_of
 from retrieval.ranking import Ranked
 
 # Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
@@ -50,7 +49,7 @@ def section_excerpts(
             group = part_around(section.passages, hit, LARGEST) if section is not None else []
             if not group:
                 group = [hit]
-            bag = frozenset(tokenize(section_text(group)))
+            bag = words_of(section_text(group))
             if any(near(bag, other, SHAPE.duplicate) for other in words):
                 continue
             words.append(bag)

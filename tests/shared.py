@@ -35,7 +35,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 
 
 def read_builtin_knowledge(data_dir: Path) -> None:
-    """All that ships, found by words, as a first search leaves a data directory."""
+    """All that ships, with its vectors, as a first search leaves a data directory."""
     local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(data_dir))))
     try:
         local.load_knowledge(lambda _: None)

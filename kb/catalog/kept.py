@@ -29,13 +29,13 @@ class Kept:
         self._lock = threading.Lock()  # protects _areas
         self._areas: dict[str, tuple[Hashable, dict[Any, Any]]] = {}
 
-    def area(self, name: str, state: Hashable) -> dict[Any, Any]:
+    def area(self, name: str, state: Hashable, most: int = MOST_ENTRIES) -> dict[Any, Any]:
         """The values of an area at this state; empty where they were of another one. Values may be
-        added; a full area is emptied first.
+        added; an area that has more than `most` is emptied first.
         """
         with self._lock:
             known = self._areas.get(name)
-            if known is None or known[0] != state or len(known[1]) > MOST_ENTRIES:
+            if known is None or known[0] != state or len(known[1]) > most:
                 known = self._areas[name] = (state, {})
             return known[1]
 
@@ -67,13 +67,14 @@ def look_up(
     keys: Iterable[K],
     read: Callable[[Sequence[K]], Mapping[K, V]],
     detail: Hashable = None,
+    most: int = MOST_ENTRIES,
 ) -> dict[K, V]:
     """The values of these keys in their order: those that are kept, and the others as `read` gives
     them, which must have every key that it is asked for. `detail` is what the values depend on
-    beside the catalog's revision.
+    beside the catalog's revision; at most about `most` values are kept.
     """
     wanted = list(keys)
-    known = _area(connection, area, detail)
+    known = _area(connection, area, detail, most)
     values: dict[K, V] = {key: known[key] for key in wanted if key in known}
     if len(values) < len(wanted):
         fresh = read([key for key in wanted if key not in values])
@@ -82,9 +83,10 @@ def look_up(
     return values
 
 
-def _area(connection: Connection, area: str, detail: Hashable) -> dict[Any, Any]:
+def _area(connection: Connection, area: str, detail: Hashable, most: int) -> dict[Any, Any]:
     info = connection.info
     if _KEPT not in info or info.get(_STATE) == "writes":
         return {}
-    values: dict[Any, Any] = info[_KEPT].area(area, (revision_of(connection), detail))
+    state = (revision_of(connection), detail)
+    values: dict[Any, Any] = info[_KEPT].area(area, state, most)
     return values

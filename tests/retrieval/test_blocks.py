@@ -103,6 +103,24 @@ def test_siblings_are_merged_to_their_parent(store: Store, document: dict[str, P
     assert [len(b.sections) for b in apart] == [1, 1]
 
 
+NESTED = "# Deep\n\nIt is deep.\n" + "".join(
+    f"\n## Part {part}\n\nPart {part} has two units.\n"
+    + "".join(f"\n### Unit {part}{n}\n\nUnit {part}{n} adds.\n" for n in (1, 2))
+    for part in "ABCDEF"
+)
+
+
+def test_where_several_levels_fit_the_outermost_is_given(store: Store) -> None:
+    """In every process: the order of a set differs from one to the next."""
+    submitted = store.ingest("deep.md", NESTED, hardware=("h100",))
+    hits = store.passages_of(str(submitted.document_id))
+    parts = [hit for hit in hits if hit.text.startswith("Part ")]
+    blocks = chosen(store, [*parts, *(hit for hit in hits if hit not in parts)])
+    first = blocks[0].text
+    assert all(f"Part {part} has two units." in first for part in "ABCDEF")
+    assert "It is deep." in first and "Unit A1 adds." not in first
+
+
 def test_a_section_comes_once_and_best_first(store: Store, document: dict[str, Passage]) -> None:
     layout = [p for p in document.values() if p.path[-1] == "Layout"]
     assert len(layout) > 3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.backends import Target, open_target, opened, read_settings
+from api.cli.backends import Target, open_target, opened, read_settings, send_logs_to_stderr
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, shortened, show, table
 from kb.errors import InvalidRequest, NotFound
@@ -314,6 +314,7 @@ def vectors(
     from api.services import open_services
     from ingestion.shipped_vectors import embed_folder
 
+    send_logs_to_stderr("warning")
     folder = folder or read_settings().knowledge_dir
     with tempfile.TemporaryDirectory() as scratch:
         settings = read_settings(Path(scratch)).model_copy(update={"knowledge_dir": folder})

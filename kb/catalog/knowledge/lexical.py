@@ -16,6 +16,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog.kept import look_up
 from kb.scope import ANY, ScopeFilter, scope_token
 
 Level = Literal["passage", "section"]
@@ -23,6 +24,8 @@ _TABLES: dict[Level, str] = {
     "passage": "lexical_passages",
     "section": "lexical_sections",
 }
+
+MOST_SEARCHES = 1_000  # that are kept, of 30 KB each
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,20 @@ def search(
     """Rows that hold any of the tokens within the scope, best first: seq -> BM25 (> 0)."""
     if not tokens or not scope.categories or scope.hardware == ():
         return {}
-    table = _TABLES[level]
-    rows = connection.exec_driver_sql(
-        f"SELECT rowid, -bm25({table}, 0.0, ?, 1.0) AS score FROM {table}"
-        f" WHERE {table} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
-        (heading_weight, _match(tokens, scope), limit),
-    )
-    return {seq: score for seq, score in rows}
+    table, match = _TABLES[level], _match(tokens, scope)
+
+    def read(keys: Sequence[object]) -> dict[object, dict[int, float]]:
+        rows = connection.exec_driver_sql(
+            f"SELECT rowid, -bm25({table}, 0.0, ?, 1.0) AS score FROM {table}"
+            f" WHERE {table} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
+            (heading_weight, match, limit),
+        )
+        scores: dict[int, float] = {seq: score for seq, score in rows.all()}
+        return {keys[0]: scores}
+
+    # The words of a signal are searched for on the same chip again and again.
+    key: object = (level, match, heading_weight, limit)
+    return look_up(connection, "searches", [key], read, most=MOST_SEARCHES)[key]
 
 
 def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:

@@ -387,4 +387,5 @@ def rebuild_lexical(connection: Connection) -> int:
     ).scalars()
     for section_id in list(sections):
         reindex_section(connection, section_id)
+    bump_revision(connection)
     return lexical.count(connection, "passage")
