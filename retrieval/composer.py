@@ -28,6 +28,7 @@ from retrieval.blocks import (
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import SignalRegistry
+from retrieval.language_words import machine_words
 from retrieval.layout import Layout
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
@@ -53,6 +54,9 @@ LOG_SHARE = 0.6  # of the block of errors; the rest is for the cards of their co
 CHARS_PER_TOKEN = 3.0  # a log has at least as many characters a token
 # Groups of signals.toml after which a kernel has to be mended before it can be made faster.
 BROKEN = ("does not build", "does not run", "wrong result")
+# Different words of other machines, from which on general text is of no use for a chip whose
+# language no model has seen.
+FOREIGN = 2
 COMMON_KINDS = ("keyword",)  # whose names are words of running text too
 
 
@@ -151,8 +155,9 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
         )
         if task != "ask":
             room = request.max_tokens
+            asked = (target.hardware.id, target.language, target.op, target.run)
             stable = material.remember(
-                ("stable", target.hardware.id, target.language, target.op, scope.key, room),
+                ("stable", *asked, scope.key, room),
                 lambda: target_blocks(
                     connection,
                     target,
@@ -212,6 +217,7 @@ def _target(material: Material) -> Target | None:
         material.toolchain,
         op,
         material.scope.access_scope,
+        material.request.run_id,
     )
 
 
@@ -256,7 +262,11 @@ def _sections(
     blocks = blocks[: material.request.k]
     if material.toolchain is None or category == "hardware":
         return blocks
-    return [block for block in blocks if not block.languages & layout.known_languages]
+    return [
+        block
+        for block in blocks
+        if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
+    ]
 
 
 def _errors(

@@ -59,7 +59,8 @@ Search = Callable[[Connection, str, ScopeFilter], list[Ranked]]
 @dataclass(frozen=True)
 class Target:
     """A chip with its lineage, and the language that a kernel is to be written in, which its own
-    toolchain compiles. `op` is canonical, or None.
+    toolchain compiles. `op` is canonical, or None. `run` is the run that asks: its own kernels
+    stand elsewhere in its prompts, and would make the text that stays differ from one to the next.
     """
 
     hardware: HardwareSpec
@@ -68,6 +69,7 @@ class Target:
     toolchain: ToolchainSpec
     op: str | None
     access_scope: str
+    run: str | None = None
 
     @property
     def toolchain_sample(self) -> str:
@@ -100,9 +102,21 @@ def target_blocks(
     whole = _whole(connection, target, own, int(budget * layout.whole), about)
     if whole is not None:
         room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
-        kernels = sample_blocks(verified, target, layout.max_samples, room)
-        return [*launch, *whole, *kernels]
+        shown = _plain("\n".join(block.text for block in whole))
+        fresh = [s for s in verified if _plain(s.code) not in shown]
+        if _plain(target.toolchain_sample) in shown:
+            target = replace(target, toolchain=replace(target.toolchain, sample=""))
+        return [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
     return [*launch, *_chosen(connection, target, layout, own, search, budget - used, about)]
+
+
+def _plain(text: str) -> str:
+    """The text in one spacing."""
+    return " ".join(text.split())
+
+
+def _one_in_other(text: str, other: str) -> bool:
+    return text in other or other in text
 
 
 def own_scope(target: Target, scope: ScopeFilter) -> ScopeFilter:
@@ -214,8 +228,9 @@ def _chosen(
         cards = [plain("symbols", "symbols", title), *cards]
         cards += _limits(symbols, needed, int(budget * layout.errors))
     room = int(budget * layout.share) - _tokens(kernels) - _tokens(cards)
-    errors = frozenset(s.section_id for s in symbols if s.kind == ERROR)
-    sections = _answers(connection, target, layout, own, search, room, about, errors)
+    given = {s.section_id for s in symbols if s.kind == ERROR}
+    given |= {section for kernel in kernels for section in kernel.sections}
+    sections = _answers(connection, target, layout, own, search, room, about, frozenset(given))
     if sections:
         head = plain("section", "sections", "## From the documents of this chip")
         sections = [head, *sections]
@@ -350,7 +365,7 @@ def _samples(connection: Connection, target: Target) -> list[Sample]:
     family = op_family(target.op) if target.op else None
     by_code: dict[str, Sample] = {}
     for sample in stored:
-        by_code.setdefault(" ".join(sample.code.split()), sample)
+        by_code.setdefault(_plain(sample.code), sample)
 
     def place(sample: Sample) -> tuple[object, ...]:
         same = sample.operator == target.op if target.op else False
@@ -369,6 +384,7 @@ def _stored(connection: Connection, target: Target) -> list[Sample]:
         sample
         for sample in sample_rows.listed(connection, target.lineage, target.access_scope)
         if load_layout().may_be(sample.language, target.language)
+        and (sample.run_id is None or sample.run_id != target.run)
     ]
 
 
@@ -379,7 +395,9 @@ def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: i
     head = plain("sample", "samples", "## Whole kernels in this language")
     blocks: list[Block] = []
     left = room - head.tokens
-    for block in [*_stated_sample(target), *(_sample(s, target) for s in samples)]:
+    stated = _plain(target.toolchain_sample)
+    others = [s for s in samples if not stated or not _one_in_other(_plain(s.code), stated)]
+    for block in [*_stated_sample(target), *(_sample(s, target) for s in others)]:
         if len(blocks) < count and block.tokens <= left:
             blocks.append(block)
             left -= block.tokens

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.search.model_writes.chips import Chip
 from ingestion.uploads import Upload
 from kb.catalog.knowledge.documents import Document
+from kb.catalog.knowledge.samples import VerifiedKernel, add_verified
 from kb.prompt_tokens import count_tokens
 from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
@@ -39,6 +40,11 @@ PLAIN_GUIDE = """\
 # Tiles in any scratchpad
 
 Tiles that are read by columns of a zebrafish block want a pad of one bank.
+"""
+WARP_GUIDE = """\
+# Tiles and warps
+
+Each warp of a zebrafish block walks one tile; a CTA holds eight of them, and wmma takes four.
 """
 PTX_NAMES = "ldmatrix stmatrix wgmma mbarrier cvta prmt shfl redux bfe"
 PTX = "# PTX of the H100\n\n## Opcodes\n\n| Opcode | Effect |\n|---|---|\n" + "".join(
@@ -78,6 +84,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
         [
             Upload("cuda-tiles.md", CUDA_GUIDE.encode(), "guidance"),
             Upload("tiles.md", PLAIN_GUIDE.encode(), "guidance"),
+            Upload("warps.md", WARP_GUIDE.encode(), "guidance"),
             Upload("ptx.md", PTX.encode(), "hardware", ("h100",)),
         ]
     )
@@ -336,9 +343,38 @@ def test_what_helped_a_run_may_be_shown_again(bases: Bases) -> None:
 def test_general_text_in_known_languages_is_left_out_for_an_own_language(bases: Bases) -> None:
     given = {"query": "zebrafish tiles", "categories": ("guidance",)}
     ours = bases.ask("block", **given).context
-    assert "any scratchpad" in ours and "__shared__" not in ours
+    assert "any scratchpad" in ours and "__shared__" not in ours and "CTA holds" not in ours
     known = bases.base.ask("h100", language="cuda", **given).context
-    assert "any scratchpad" in known and "__shared__" in known
+    assert "any scratchpad" in known and "__shared__" in known and "CTA holds" in known
+
+
+@each_family
+@pytest.mark.parametrize("budget", [9_000, 48_000])
+def test_no_kernel_is_shown_twice(bases: Bases, family: str, budget: int) -> None:
+    """Neither as the sample of hardware.toml and as that of a manual, nor in both and a section."""
+    shown = " ".join(bases.ask(family, task="write", max_tokens=budget).context.split())
+    spec = bases.base.services.registry.get(bases.chip(family).id)
+    kernels = [str(row["code"]) for row in list_samples(bases.base.services, spec.id)]
+    kernels += [chain.sample for chain in spec.toolchains.values() if chain.sample]
+    counts = [shown.count(" ".join(kernel.split())) for kernel in kernels]
+    assert max(counts) == 1
+
+
+def test_a_run_is_not_shown_its_own_kernels_as_samples(bases: Bases) -> None:
+    """Its prompts hold them already, and what stays would differ from one to the next."""
+    chip = bases.chip("block")
+    kernel = VerifiedKernel(
+        run_id="run_own", title="mine", operator=OP, language=chip.language, hardware=chip.id,
+        shapes=(), symbols=(), code="kernel of_mine { quokka; }", evidence="right",
+    )  # fmt: skip
+    before = bases.ask("block", task="write", run_id="run_own")
+    with bases.base.services.catalog.write() as connection:
+        add_verified(connection, kernel)
+    after = bases.ask("block", task="write", run_id="run_own")
+    other = bases.ask("block", task="write", run_id="run_other")
+    stable = [a.context[: a.context_stable] for a in (before, after)]
+    assert stable[0] == stable[1] and "quokka" not in after.context
+    assert "quokka" in other.context
 
 
 # -- chips that models know, and tasks
