@@ -396,8 +396,9 @@ def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: i
     blocks: list[Block] = []
     left = room - head.tokens
     stated = _plain(target.toolchain_sample)
-    others = [s for s in samples if not stated or not _one_in_other(_plain(s.code), stated)]
-    for block in [*_stated_sample(target), *(_sample(s, target) for s in others)]:
+    same = [s for s in samples if stated and _one_in_other(_plain(s.code), stated)]
+    first = [_sample(s, target) for s in same[:1]] or _stated_sample(target)
+    for block in [*first, *(_sample(s, target) for s in samples if s not in same)]:
         if len(blocks) < count and block.tokens <= left:
             blocks.append(block)
             left -= block.tokens
