@@ -13,6 +13,7 @@ from optimizer.search.goal import MemoryName
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, best_of
 
 MAX_SEEN = 6
+BY_COMMANDS = "command"  # the toolchain of a chip that only its own commands run begins so
 
 
 class Tree:
@@ -48,6 +49,17 @@ class Tree:
     def root(self) -> Node:
         """The reference."""
         return self.nodes[REFERENCE]
+
+    @property
+    def reference_runs(self) -> bool:
+        """Whether the root is the reference as it was run here. On a chip that only its own
+        commands run it is not."""
+        evaluation = self.root.evaluation if self.nodes else None
+        return (
+            evaluation is not None
+            and evaluation.correct
+            and not evaluation.toolchain.startswith(BY_COMMANDS)
+        )
 
     @property
     def best(self) -> Node | None:

@@ -64,12 +64,25 @@ def show_run(
         bool,
         typer.Option("--attribution", help="Instead, show which knowledge changed each candidate."),
     ] = False,
+    candidate: Annotated[
+        int | None,
+        typer.Option(help="Instead, show this candidate; its number is in `kernlore runs tree`."),
+    ] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="With --candidate: show its source and nothing else.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the goal and result of a run. Also its verdicts, and what each proposer contributed."""
+    if source and candidate is None:
+        raise InvalidRequest(
+            "--source shows the source of a candidate", hint="Name it with --candidate NUMBER."
+        )
     with opened(data_dir) as local:
-        if attribution:
+        if candidate is not None:
+            _show_candidate(local, run, candidate, source, as_json)
+        elif attribution:
             from optimizer.search.runs.optimize import attributed
 
             rows = [row.as_json() for row in attributed(local.services, run)]
@@ -78,6 +91,23 @@ def show_run(
             from optimizer.search.runs.run_store import run_account
 
             show(run_account(local.services, run), as_json, pairs)
+
+
+def _show_candidate(local: LocalTarget, run: str, number: int, source: bool, as_json: bool) -> None:
+    from optimizer.search.runs.run_store import candidate_row, candidate_source
+
+    if source:
+        show(candidate_source(local.services, run, number), as_json, _source_text)
+    else:
+        show(candidate_row(local.services, run, number), as_json, pairs)
+
+
+def _source_text(candidate: Any) -> str:
+    """One file as it is, so that it can be redirected into a file; several under their names."""
+    files = candidate["files"]
+    if len(files) == 1:
+        return str(files[candidate["main"]]).rstrip("\n")
+    return "\n".join(f"File: {name}\n{text}" for name, text in files.items())
 
 
 def _attribution_text(rows: Any) -> str:

@@ -68,6 +68,8 @@ def _result(tree: Tree, outcome: Outcome) -> dict[str, Any]:
     return {
         "winner": outcome.node,
         "reason": outcome.reason,
+        "best_so_far": outcome.best_so_far,
+        "measured": outcome.measured,
         "gain": _told(outcome.gain),
         "over": outcome.over,
         "clock": outcome.clock,

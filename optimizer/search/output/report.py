@@ -178,6 +178,10 @@ def figure(interval: Mapping[str, Any] | None, without: str = "none") -> str:
 def _lead(content: Mapping[str, Any]) -> str:
     result = content["result"]
     if result["gain"] is None:
+        what = "No gain" if result["measured"] else "Not confirmed"
+        if result["best_so_far"] is not None:
+            source = "its source lies in the package and no call takes it"
+            return f"**{what}.** {_cell(result['reason'])}; {source}."
         return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
     return (
         f"**{figure(result['gain'])}** over {result['over']} by node {result['winner']}, measured"

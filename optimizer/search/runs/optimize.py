@@ -31,10 +31,10 @@ from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
-from optimizer.search.confirm import Outcome, confirm
+from optimizer.search.confirm import Outcome, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.loop import Listener, Search
+from optimizer.search.loop import INTERRUPTED, Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.runs.archive import keep_right_kernels
@@ -61,7 +61,8 @@ REQUIRES = {
 BUILTIN = tuple(REQUIRES)
 INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
-NOT_PROVEN = Outcome(None, None, "it was cancelled before the winner was measured again")
+CANCELLED_EARLY = "cancelled before the winner was measured again"
+INTERRUPTED_EARLY = "interrupted before the winner was measured again"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,14 @@ class Finished:
     tree: Tree
     outcome: Outcome
     problem: Problem
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended a run; `finished` is what there is of it by then, stored already."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__(finished.run.ended)
+        self.finished = finished
 
 
 def optimize(
@@ -94,8 +103,8 @@ def optimize(
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
     what proposers are shown in place of this base's answers. `resume` is the id of a run to
     continue; `run_id` is the id of a new run, where the caller has chosen it. Raises
-    InvalidRequest, NotFound, Conflict for a run that has ended, and Unavailable where nothing can
-    be run here.
+    InvalidRequest, NotFound, Conflict for a run that has ended, Unavailable where nothing can be
+    run here, and RunInterrupted.
     """
     problem = load_problem(problem_path)
     _check_models(goal, models, model_options or ModelOptions())
@@ -128,12 +137,36 @@ def optimize(
             listener=listener,
             inherited=_inherited(base, store, problem, view, hardware_view, places),
         )
+        try:
+            return _carried_out(search, bench, over, problem)
+        finally:
+            keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+
+
+def _carried_out(
+    search: Search, bench: LocalBench | SimulatedBench, over: str, problem: Problem
+) -> Finished:
+    """Search, then measure the winner again; what came of it is stored. Raises RunInterrupted."""
+    tree, store = search.tree, search.store
+    try:
         ended = search.run()
-        outcome = _proven(search.tree, bench, over, ended.state == "cancelled")
-        keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+        if ended.state == "cancelled":
+            outcome = not_confirmed(tree, CANCELLED_EARLY, over)
+        else:
+            outcome = confirm(tree, bench, over)
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        outcome = _with_clock(not_confirmed(tree, INTERRUPTED_EARLY, over), bench, over)
+        seconds = round(search.seconds, 3)
+        ended = replace(search.row, state="cancelled", ended=INTERRUPTED, seconds=seconds)
+        ended = replace(ended, result=outcome.as_json())
+        store.update(ended)
+        if isinstance(interrupt, SystemExit):
+            raise
+        raise RunInterrupted(Finished(ended, tree, outcome, problem)) from interrupt
+    outcome = _with_clock(outcome, bench, over)
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
-    return Finished(ended, search.tree, outcome, problem)
+    return Finished(ended, tree, outcome, problem)
 
 
 def _compared_with(
@@ -156,9 +189,8 @@ def _resumed(base: KnowledgeBase, store: CatalogStore, run_id: str, problem: Pro
     return run
 
 
-def _proven(tree: Tree, bench: LocalBench | SimulatedBench, over: str, cancelled: bool) -> Outcome:
-    """The winner measured again, with the clock that its figures are by."""
-    outcome = NOT_PROVEN if cancelled else confirm(tree, bench, over)
+def _with_clock(outcome: Outcome, bench: LocalBench | SimulatedBench, over: str) -> Outcome:
+    """The outcome with the clock that its figures are by."""
     if not isinstance(bench, SimulatedBench):
         return outcome
     clock = clock_of(next(iter(bench.places.values())).toolchain)

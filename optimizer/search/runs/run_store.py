@@ -18,7 +18,7 @@ from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
-from optimizer.search.tree import Tree
+from optimizer.search.tree import BY_COMMANDS, Tree
 from retrieval.knowledge_base import KnowledgeBase
 
 Json = dict[str, Any]
@@ -73,6 +73,16 @@ def candidate_rows(base: KnowledgeBase, run_id: str) -> list[Json]:
     return [_candidate_row(node) for node in tree]
 
 
+def candidate_row(base: KnowledgeBase, run_id: str, number: int) -> Json:
+    """One candidate of a run, as `candidate_rows` has it. Raises NotFound for a number that is
+    none.
+    """
+    _, tree = _loaded(base, run_id)
+    if not 0 <= number < len(tree):
+        raise _no_candidate(run_id, number)
+    return _candidate_row(tree[number])
+
+
 def compare_runs(base: KnowledgeBase, *run_ids: str) -> dict[str, dict[str, str]]:
     """What to compare of each run, by its id. Raises NotFound."""
     return {run_id: _comparison(*_loaded(base, run_id)) for run_id in run_ids}
@@ -93,6 +103,31 @@ def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
         raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(tree) - 1}.")
     record: Json = plain(tree[int(number)].as_json())
     return record
+
+
+def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
+    """The source of one candidate: `files` by name, the `main` one, and its `language`. Raises
+    NotFound for a number that is none, and for the reference.
+    """
+    _, tree = _loaded(base, run_id)
+    proposal = tree[number].proposal if 0 <= number < len(tree) else None
+    if proposal is None:
+        raise _no_candidate(run_id, number)
+    bundle = proposal.bundle
+    return {
+        "run": run_id,
+        "candidate": number,
+        "language": bundle.language,
+        "main": bundle.main,
+        "files": dict(bundle.files),
+    }
+
+
+def _no_candidate(run_id: str, number: int) -> NotFound:
+    return NotFound(
+        f"{run_id} has no candidate {number}",
+        hint=f"`kernlore runs tree {run_id}` lists those that there are.",
+    )
 
 
 def _loaded(base: KnowledgeBase, run_id: str) -> tuple[RunRow, Tree]:
@@ -123,7 +158,7 @@ def _root_plan(node: Node) -> str:
     """A chip that only its own commands run has no reference: its root is what the others are
     compared with."""
     evaluation = node.evaluation
-    apart = evaluation is not None and evaluation.toolchain.startswith("command")
+    apart = evaluation is not None and evaluation.toolchain.startswith(BY_COMMANDS)
     return "what the others are compared with" if apart else "the reference"
 
 

@@ -1,0 +1,180 @@
+"""A run that does not end by itself: what it leaves when it is cancelled, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.search.model_writes.chips import Chip
+from optimizer.search.goal import Goal
+from optimizer.search.records import Node
+from optimizer.search.runs.optimize import Finished, RunInterrupted, optimize
+from optimizer.search.runs.portable import export_run, write_result
+from optimizer.search.runs.run_store import run_store
+from optimizer.search.synthesizers.llm.settings import ModelOptions
+from optimizer.search.tree import Tree
+from tests.api.cli_process import Ran, kernlore
+from tests.optimizer.search.landscape import RecordingListener
+from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer
+from tests.retrieval.drawn_bases import DrawnBase
+
+pytestmark = [
+    pytest.mark.slow(seconds=25),
+    pytest.mark.skipif(find_spec("litellm") is None, reason="the extra `llm` is not installed"),
+]
+
+MODEL = "openai/scripted"
+
+
+@dataclass
+class Place:
+    """A drawn chip, and a model that writes a right kernel for it each time."""
+
+    base: DrawnBase
+    chip: Chip
+    server: ModelServer
+    asked: Callable[[int], None]
+
+    @property
+    def good(self) -> str:
+        return self.chip.good_kernel("elementwise").read_text(encoding="utf-8")
+
+    def answer(self, number: int) -> Answered:
+        self.asked(number)
+        head = {"plan": f"plan {number}", "used": [], "language": "novac", "main": "kernel.nv"}
+        text = self.good + "\n" * number  # another file, the same kernel
+        return Answered(f"{json.dumps(head)}\n\nFile: kernel.nv\n```\n{text}\n```")
+
+    def searched(self, run: str, listener: Any = None, **changes: Any) -> Finished:
+        goal = Goal(language="novac", candidates=3, synthesizers=("llm",))
+        return optimize(
+            self.base.services,
+            self.chip.problem("elementwise"),
+            replace(goal, **changes),
+            self.chip.id,
+            listener or RecordingListener(),
+            models=MODEL,
+            model_options=ModelOptions(self.server.url, tools=False),
+            run_id=run,
+        )
+
+    def shell(self, *arguments: str | Path) -> Ran:
+        self.base.local.close()
+        return kernlore("runs", *arguments, data=self.base.folder / "data")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[DrawnBase]:
+    base = DrawnBase(tmp_path_factory.mktemp("life"), model_cache)
+    yield base
+    base.local.close()
+
+
+@pytest.fixture(scope="module")
+def chip(base: DrawnBase) -> Chip:
+    return base.add("block", 11)
+
+
+@pytest.fixture
+def place(base: DrawnBase, chip: Chip, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("OPENAI_API_KEY", "local-test-key-0123456789")
+    served = Place(base, chip, ModelServer(lambda _, n: served.answer(n)), lambda number: None)
+    yield served
+    served.server.close()
+
+
+@pytest.fixture
+def cancelled(place: Place) -> Finished:
+    """A run that is cancelled while its second candidate is written."""
+    store = run_store(place.base.services)
+    place.asked = lambda number: store.cancel("run_cancelled") if number == 1 else None
+    if any(run.id == "run_cancelled" for run in store.latest()):
+        return stored(place, "run_cancelled")
+    return place.searched("run_cancelled")
+
+
+def stored(place: Place, run: str) -> Finished:
+    from optimizer.evaluation.problem.load import load_problem
+    from optimizer.search.runs.portable import outcome_of
+
+    store = run_store(place.base.services)
+    row, tree = store.run(run), Tree(store.nodes(run))
+    return Finished(row, tree, outcome_of(row, tree), load_problem(Path(row.problem)))
+
+
+def test_a_cancelled_run_leaves_its_best_right_candidate(
+    place: Place, cancelled: Finished, tmp_path: Path
+) -> None:
+    assert cancelled.run.state == "cancelled" and len(cancelled.tree) == 3
+    assert cancelled.outcome.node is None and cancelled.outcome.best_so_far == 1
+    assert cancelled.outcome.reason.startswith(
+        "cancelled before the winner was measured again; best so far: candidate 1, correct, "
+    )
+    answer = write_result(cancelled, tmp_path / "out")
+    kernel = tmp_path / "out" / "elementwise_kernel" / "kernel.nv"
+    assert answer["kernel"] == str(kernel) and answer["correct"]
+    assert kernel.read_text(encoding="utf-8").strip() == place.good.strip()
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "**Not confirmed.** cancelled before" in report and "No gain" not in report
+
+
+def test_an_interrupted_run_leaves_it_too(place: Place, tmp_path: Path) -> None:
+    class Impatient(RecordingListener):
+        def node(self, node: Node, tree: Tree) -> None:
+            if node.number == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted) as interrupt:
+        place.searched("run_interrupted", Impatient())
+    finished = interrupt.value.finished
+    assert finished.outcome.reason.startswith("interrupted before the winner")
+    assert write_result(finished, tmp_path / "out")["kernel"].endswith("kernel.nv")
+    row = run_store(place.base.services).run("run_interrupted")
+    assert (row.state, row.result["best_so_far"]) == ("cancelled", 1)
+
+
+def test_a_run_that_goes_on_is_exported_with_what_it_has(place: Place, tmp_path: Path) -> None:
+    services = place.base.services
+    exported = []
+
+    class Exporting(RecordingListener):
+        def node(self, node: Node, tree: Tree) -> None:
+            folder = tmp_path / f"at-{node.number}"
+            exported.append(export_run(services, "run_exported", folder))
+
+    place.searched("run_exported", Exporting(), candidates=1)
+    assert exported[0]["kernel"] is None
+    assert exported[1]["note"].startswith(
+        "the run has not ended; best so far: candidate 1, correct"
+    )
+    source = Path(exported[1]["kernel"]).read_text(encoding="utf-8")
+    assert source.strip() == place.good.strip()
+    dispatch = Path(exported[1]["module"]) / "dispatch.json"
+    assert json.loads(dispatch.read_text())["not_confirmed"]["node"] == 1
+
+
+def test_the_only_right_kernel_of_a_finished_run_is_written(place: Place, tmp_path: Path) -> None:
+    """Nothing can be faster than the first right candidate where there is no other."""
+    finished = place.searched("run_of_one", candidates=1)
+    assert finished.run.state == "finished" and finished.outcome.node is None
+    answer = write_result(finished, tmp_path / "out")
+    assert answer["correct"] and answer["kernel"].endswith("kernel.nv")
+
+
+def test_the_source_of_a_candidate_from_the_shell(place: Place, cancelled: Finished) -> None:
+    run = cancelled.run.id
+    assert (
+        place.shell("show", run, "--candidate", "1", "--source").out.strip() == place.good.strip()
+    )
+    row = place.shell("show", run, "--candidate", "2", "--json").json
+    assert (row["number"], row["verdict"]) == (2, "correct")
+    files = place.shell("show", run, "--candidate", "1", "--source", "--json").json["files"]
+    assert list(files) == ["kernel.nv"]
+    for wrong in (("--candidate", "0", "--source"), ("--candidate", "9"), ("--source",)):
+        assert place.shell("show", run, *wrong).code == 2
