@@ -248,7 +248,8 @@ def _rendered(answer: Any) -> str:
     elif gain is None:
         stays = f"{over} stays" if answer["correct"] else "there is no correct kernel"
         what = "no gain" if answer["outcome"]["measured"] else answer["outcome"]["reason"]
-        first = f"{what} ({answer['ended']}): {stays}"
+        why = "" if what == answer["ended"] else f" ({answer['ended']})"
+        first = f"{what}{why}: {stays}"
     elif answer["outcome"]["clock"] == "simulator":
         first = (
             f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"

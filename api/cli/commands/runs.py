@@ -10,6 +10,7 @@ import typer
 
 from api.cli.backends import actor as login
 from api.cli.backends import opened
+from api.cli.commands.optimize import INTERRUPTED, ended_as_by_ctrl_c
 from api.cli.options import (
     Actor,
     ApiBase,
@@ -172,39 +173,61 @@ def compare(
 
 @app.command("resume")
 def resume(
-    run: RunId, models: Models = "", data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Continue a run that was killed or cancelled."""
+    run: RunId,
+    models: Models = "",
+    api_base: ApiBase = None,
+    model_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest time of one call of a model, in seconds. Default: that of the run.", min=1
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Continue a run that was killed, cancelled or failed.
+
+    It asks the language models that it asked before, at the same address, unless you give others.
+    """
+    code = 0
     with opened(data_dir) as local:
         from optimizer.search.runs.run_store import run_store, summary_of
 
         row = run_store(local.services).run(run)
         from api.cli.progress import progress
-        from optimizer.search.runs.optimize import optimize
+        from optimizer.search.runs.models import models_to_go_on
+        from optimizer.search.runs.optimize import RunInterrupted, optimize
         from skills.lifecycle import prepare_library
 
-        with progress(row.goal, as_json) as listener:
+        models, options = models_to_go_on(row.asked, models, api_base, model_seconds)
+        with ended_as_by_ctrl_c(), progress(row.goal, as_json) as listener:
             prepare_library(local.services, row.hardware, row.goal.language, listener.log)
-            finished = optimize(
-                local.services,
-                Path(row.problem),
-                row.goal,
-                row.hardware,
-                listener,
-                models=models,
-                resume=run,
-            )
+            try:
+                finished = optimize(
+                    local.services,
+                    Path(row.problem),
+                    row.goal,
+                    row.hardware,
+                    listener,
+                    models=models,
+                    model_options=options,
+                    resume=run,
+                )
+            except RunInterrupted as interrupt:
+                finished, code = interrupt.finished, INTERRUPTED
     show(summary_of(finished.run), as_json, pairs)
+    note(f"to write its files: kernlore runs export {run} -o DIR")
+    return code
 
 
 @app.command("cancel")
 def cancel(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a run after the candidate that it is measuring."""
     with opened(data_dir) as local:
-        from optimizer.search.runs.run_store import run_store
+        from optimizer.search.runs.run_store import cancel_run
 
-        run_store(local.services).cancel(run)
-    show({"run": run, "cancel": "requested"}, as_json, pairs)
+        answer = cancel_run(local.services, run)
+    show(answer, as_json, pairs)
 
 
 @app.command("export")

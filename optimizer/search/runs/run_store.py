@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.records import Node
+from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import BY_COMMANDS, Tree
 from retrieval.knowledge_base import KnowledgeBase
@@ -54,17 +56,49 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
 
     run, tree = _loaded(base, run_id)
     goal = {name: value for name, value in run.goal.as_json().items() if value not in (None, ())}
+    owner = owner_of(base.settings.data_dir, run_id) if run.state == "running" else None
     return {
         **summary_of(run),
+        **_process(run, owner),
         "goal": goal,
+        "asked": {name: value for name, value in run.asked.items() if value is not None},
         "candidates": len(tree) - 1,
         "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
         "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
         "models": model_costs(tree),
         "best in the search": str(tree.best.speedup) if tree.best else "none",
-        "seconds": run.seconds,
+        "seconds": round(_seconds(run, tree, owner), 3),
         **{f"{name} version": version for name, version in run.environment.items()},
     }
+
+
+def _process(run: RunRow, owner: Owner | None) -> Json:
+    """Who works on a run that is stored as running."""
+    if run.state != "running":
+        return {}
+    if owner is None:
+        return {"process": f"none; `kernlore runs resume {run.id}` goes on with it"}
+    return {"process": owner.pid}
+
+
+def _seconds(run: RunRow, tree: Tree, owner: Owner | None) -> float:
+    """How long the run took, or has taken by now."""
+    if owner is not None:
+        return owner.run_seconds
+    return run.seconds or max((node.at for node in tree), default=0.0)
+
+
+def cancel_run(base: KnowledgeBase, run_id: str) -> Json:
+    """Ask for the end of a run; one that no process works on is cancelled at once. Raises
+    NotFound.
+    """
+    store = run_store(base)
+    store.cancel(run_id)
+    run = store.run(run_id)
+    if run.state != "running" or owner_of(base.settings.data_dir, run_id) is not None:
+        return {"run": run_id, "cancel": "requested"}
+    store.update(replace(run, state="cancelled", ended="it was cancelled"))
+    return {"run": run_id, "cancel": "done; no process worked on it"}
 
 
 def candidate_rows(base: KnowledgeBase, run_id: str) -> list[Json]:

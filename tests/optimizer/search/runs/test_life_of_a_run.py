@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 
 from benchmarks.search.model_writes.chips import Chip
+from kb.errors import Conflict
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
+from optimizer.search.runs.models import asked_models, models_to_go_on
 from optimizer.search.runs.optimize import Finished, RunInterrupted, optimize
 from optimizer.search.runs.portable import export_run, write_result
-from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.run_store import cancel_run, run_account, run_store
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from tests.api.cli_process import Ran, kernlore
@@ -165,6 +169,73 @@ def test_the_only_right_kernel_of_a_finished_run_is_written(place: Place, tmp_pa
     assert finished.run.state == "finished" and finished.outcome.node is None
     answer = write_result(finished, tmp_path / "out")
     assert answer["correct"] and answer["kernel"].endswith("kernel.nv")
+
+
+def test_a_run_is_continued_with_the_models_that_it_asked(place: Place) -> None:
+    store = run_store(place.base.services)
+    place.asked = lambda number: store.cancel("run_resumed") if number == 0 else None
+    place.searched("run_resumed", candidates=2)
+    assert store.run("run_resumed").asked["api_base"] == place.server.url
+    place.asked = lambda number: None
+    done = place.shell("resume", "run_resumed")
+    assert done.code == 0 and len(place.server.requests) == 2, done.err
+    assert "state     finished" in done.out and "2 candidates were tried" in done.out
+    assert "kernlore runs export run_resumed -o DIR" in done.err
+    assert f"asking {MODEL} for candidate 2 (0 s, at most 300 s)" in done.err
+
+
+def test_another_address_and_time_replace_those_of_the_run(place: Place) -> None:
+    asked = {"models": "a=2", "api_base": "http://x/v1", "context_tokens": 9_000, "tools": None}
+    asked["model_seconds"] = 900.0
+    assert models_to_go_on(asked) == ("a=2", ModelOptions("http://x/v1", 9_000, None, 900.0))
+    models, options = models_to_go_on(asked, api_base="http://y/v1", model_seconds=5.0)
+    assert (models, options.api_base, options.timeout_s) == ("a=2", "http://y/v1", 5.0)
+    assert models_to_go_on({}) == ("", ModelOptions())  # a run of an older version
+
+
+@pytest.mark.parametrize("address", ["http://me:pass@host/v1", "http://host/v1?key=abc"])
+def test_an_address_with_a_secret_is_not_stored(address: str) -> None:
+    listener = RecordingListener()
+    assert asked_models(MODEL, ModelOptions(address), listener)["api_base"] is None
+    assert "not stored" in listener.messages[0]
+
+
+def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None:
+    services = place.base.services
+    store = run_store(services)
+    place.asked = lambda number: store.cancel("run_live") if number == 0 else None
+    row = place.searched("run_live", candidates=2).run
+    place.asked = lambda number: None
+    seen: list[tuple[str, Any, float, str]] = []
+
+    def again(listener: Any) -> Finished:
+        return optimize(
+            services,
+            Path(row.problem),
+            row.goal,
+            row.hardware,
+            listener,
+            models=MODEL,
+            model_options=ModelOptions(place.server.url, tools=False),
+            resume=row.id,
+        )
+
+    class Watching(RecordingListener):
+        def asking(self, asking: Asking) -> None:
+            shown = run_account(services, row.id)
+            with pytest.raises(Conflict) as refused:
+                again(RecordingListener())
+            seen.append((shown["state"], shown["process"], shown["seconds"], str(refused.value)))
+
+    again(Watching())
+    state, process, seconds, refused = seen[0]
+    assert (state, process) == ("running", os.getpid()) and seconds > store.nodes(row.id)[1].at
+    assert f"run {row.id} is being continued by process {os.getpid()}" in refused
+    assert "process" not in run_account(services, row.id)
+    store.update(replace(store.run(row.id), state="running"))  # as a killed process leaves it
+    assert "runs resume" in run_account(services, row.id)["process"]
+    assert cancel_run(services, row.id)["cancel"].startswith("done")
+    assert store.run(row.id).state == "cancelled"
 
 
 def test_the_source_of_a_candidate_from_the_shell(place: Place, cancelled: Finished) -> None:
