@@ -127,9 +127,12 @@ def status(tree: Tree, goal: Goal, seconds: float) -> str:
     leader = "none yet" if best is None or best.speedup is None else str(best.speedup)
     if best is not None and best.proposal is not None:
         leader += f" ({best.proposal.recipe or best.proposal.synthesizer})"
+    leader = f"best {leader}"
+    if tree.baseline is not None:
+        leader = tree.baseline_text if best is tree.baseline else f"{leader} | {tree.baseline_text}"
     verdicts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     rate = 60 * len(tried) / seconds if seconds > 0 else 0.0
     left = f"{max(0, goal.candidates - len(tried))} candidates"
     if goal.minutes is not None:
         left += f", {max(0.0, goal.minutes - seconds / 60):.1f} min"
-    return f"best {leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
+    return f"{leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"

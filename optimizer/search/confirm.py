@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kb.errors import KernloreError
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.records import Node, Proposal
+from optimizer.search.records import Node, Proposal, time_text
 from optimizer.search.tree import BY_COMMANDS, Tree
 
 FINALISTS = 2
@@ -143,8 +143,12 @@ def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:
 def candidate_text(tree: Tree, node: Node, over: str) -> str:
     """A right candidate in words: its number, and its figure from the search."""
     name = f"candidate {node.number}, correct"
+    if tree.baseline is not None:
+        name += f", {time_text(node)}"
     if node.speedup is None:
         return f"{name}, not timed"
+    if node is tree.baseline:
+        return f"{name}, the first right one"
     return f"{name}, {node.speedup.value:.3f}x over {over}"
 
 

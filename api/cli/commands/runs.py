@@ -144,7 +144,9 @@ def _tree_text(rows: Any) -> str:
         children[row["parent"]].append(row)
 
     def lines(row: Json, depth: int) -> list[str]:
-        head = f"{'  ' * depth}{row['number']} {row['verdict']} {row['speedup']}".rstrip()
+        figure = "baseline" if row["baseline"] else row["speedup"]
+        figure = ", ".join(text for text in (figure, row["took"]) if text)
+        head = f"{'  ' * depth}{row['number']} {row['verdict']} {figure}".rstrip()
         below = [line for child in children[row["number"]] for line in lines(child, depth + 1)]
         return [f"{head}  {row['plan'][:90]}", *below]
 

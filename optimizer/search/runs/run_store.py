@@ -17,7 +17,7 @@ from kb.catalog.search.runs import Runs
 from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
-from optimizer.search.records import Node
+from optimizer.search.records import Node, time_text
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import BY_COMMANDS, Tree
@@ -66,10 +66,17 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
         "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
         "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
         "models": model_costs(tree),
-        "best in the search": str(tree.best.speedup) if tree.best else "none",
+        "best in the search": _best_text(tree),
+        "baseline": tree.baseline_text.removeprefix("baseline: "),
         "seconds": round(_seconds(run, tree, owner), 3),
         **{f"{name} version": version for name, version in run.environment.items()},
     }
+
+
+def _best_text(tree: Tree) -> str:
+    if tree.best is None:
+        return "none"
+    return "the baseline" if tree.best is tree.baseline else str(tree.best.speedup)
 
 
 def _process(run: RunRow, owner: Owner | None) -> Json:
@@ -104,7 +111,7 @@ def cancel_run(base: KnowledgeBase, run_id: str) -> Json:
 def candidate_rows(base: KnowledgeBase, run_id: str) -> list[Json]:
     """Every candidate of a run in one row, the reference first. Raises NotFound."""
     _, tree = _loaded(base, run_id)
-    return [_candidate_row(node) for node in tree]
+    return [_candidate_row(tree, node) for node in tree]
 
 
 def candidate_row(base: KnowledgeBase, run_id: str, number: int) -> Json:
@@ -114,7 +121,7 @@ def candidate_row(base: KnowledgeBase, run_id: str, number: int) -> Json:
     _, tree = _loaded(base, run_id)
     if not 0 <= number < len(tree):
         raise _no_candidate(run_id, number)
-    return _candidate_row(tree[number])
+    return _candidate_row(tree, tree[number])
 
 
 def compare_runs(base: KnowledgeBase, *run_ids: str) -> dict[str, dict[str, str]]:
@@ -174,13 +181,17 @@ def _problem_name(path: Path) -> str:
     return path.parent.name if path.name == "problem.py" else path.stem
 
 
-def _candidate_row(node: Node) -> Json:
-    proposal = node.proposal
+def _candidate_row(tree: Tree, node: Node) -> Json:
+    """`took` is its time where only the chip's own commands run: there is no other figure of the
+    baseline."""
+    proposal, baseline = node.proposal, tree.baseline
     return {
         "number": node.number,
         "parent": node.parent,
         "verdict": node.verdict,
         "speedup": str(node.speedup) if node.speedup is not None else "",
+        "baseline": baseline is not None and node is baseline,
+        "took": time_text(node) if baseline is not None else "",
         "signals": list(node.signals),
         "plan": proposal.plan if proposal is not None else _root_plan(node),
         "synthesizer": proposal.synthesizer if proposal is not None else "",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from api.cli.progress import status
 from benchmarks.search.model_writes.chips import Chip
 from kb.errors import Conflict
 from optimizer.search.goal import Goal
@@ -169,6 +170,32 @@ def test_the_only_right_kernel_of_a_finished_run_is_written(place: Place, tmp_pa
     assert finished.run.state == "finished" and finished.outcome.node is None
     answer = write_result(finished, tmp_path / "out")
     assert answer["correct"] and answer["kernel"].endswith("kernel.nv")
+
+
+def test_the_baseline_is_named_with_its_cycles(
+    place: Place, cancelled: Finished, tmp_path: Path
+) -> None:
+    tree, run = cancelled.tree, cancelled.run
+    evaluation = tree[1].evaluation
+    assert evaluation is not None
+    baseline = f"candidate 1, {evaluation.timings[0].cycles} cycles"
+    assert status(Tree(tree.nodes[:2]), run.goal, 60.0).startswith(
+        f"baseline: {baseline} | 1 correct"
+    )
+    assert run_account(place.base.services, run.id)["baseline"] == baseline
+    report = write_result(cancelled, tmp_path / "out")["report"]
+    assert f"| baseline | {baseline} |" in Path(report).read_text(encoding="utf-8")
+    shown = place.shell("tree", run.id).out
+    assert f"1 correct baseline, {evaluation.timings[0].cycles} cycles  plan 0" in shown
+
+
+def test_a_run_that_has_measured_nothing_yet_is_exported(place: Place, tmp_path: Path) -> None:
+    store = run_store(place.base.services)
+    if not any(run.id == "run_cancelled" for run in store.latest()):
+        place.searched("run_cancelled", candidates=1)
+    store.begin(replace(store.run("run_cancelled"), id="run_begun", state="running", result={}))
+    written = export_run(place.base.services, "run_begun", tmp_path / "out")
+    assert written["kernel"] is None and written["note"] == "the run has not ended"
 
 
 def test_a_run_is_continued_with_the_models_that_it_asked(place: Place) -> None:
