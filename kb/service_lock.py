@@ -31,7 +31,7 @@ class ServiceLock:
         if not self._path.parent.exists():
             self._path.parent.mkdir(parents=True, mode=0o700)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        if not _lock(self._fd):
+        if not take_lock(self._fd):
             os.close(self._fd)
             raise Conflict(
                 f"another Kernlore service already runs on {self._path.parent}"
@@ -52,7 +52,8 @@ class ServiceLock:
         os.close(self._fd)
 
 
-def _lock(fd: int) -> bool:
+def take_lock(fd: int) -> bool:
+    """Lock an open file for this process alone; whether that succeeded."""
     for _ in range(_ATTEMPTS):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,19 +67,25 @@ def _lock(fd: int) -> bool:
 def running_service(data_dir: Path) -> str | None:
     """The URL of the service that holds the directory now, or None."""
     path = data_dir / _NAME
-    try:
-        fd = os.open(path, os.O_RDWR)
-    except OSError:
+    if not is_locked(path):
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        pass  # held: the service runs
-    else:
-        return None
-    finally:
-        os.close(fd)
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["url"])
     except (ValueError, KeyError, OSError):
         return None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock of this file; it need not exist."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.records import Node
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.tree import Tree
 
 PLAIN_EVERY = 5.0  # seconds between plain lines that bring nothing new
+ASKING_EVERY = 60.0  # seconds between plain lines that a model is still being asked
 
 
 @contextmanager
@@ -46,6 +48,8 @@ class _Remarks:
 
     def node(self, node: Node, tree: Tree) -> None: ...
 
+    def asking(self, asking: Asking) -> None: ...
+
     def log(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
@@ -58,6 +62,8 @@ class _Plain:
         self._began = time.monotonic()
         self._last = -PLAIN_EVERY
         self._best = -1
+        self._asked = ("", 0)  # the model, and the number of the candidate
+        self._asked_at = 0.0  # seconds of the call when that was printed last
 
     def node(self, node: Node, tree: Tree) -> None:
         best = tree.best
@@ -67,6 +73,15 @@ class _Plain:
         self._best = best.number if best is not None else -1
         self._last = time.monotonic()
         print(status(tree, self._goal, self._last - self._began), file=sys.stderr, flush=True)
+
+    def asking(self, asking: Asking) -> None:
+        """A line for each candidate, and then every ASKING_EVERY of a call."""
+        first = (asking.model, asking.number) != self._asked
+        if asking.seconds == 0.0:  # another call
+            self._asked, self._asked_at = (asking.model, asking.number), 0.0
+        if first or asking.seconds - self._asked_at >= ASKING_EVERY:
+            self._asked_at = asking.seconds
+            print(asking, file=sys.stderr, flush=True)
 
     def log(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
@@ -81,6 +96,7 @@ class _Live:
         self._goal = goal
         self._console = Console(stderr=True)
         self._began = time.monotonic()
+        self._tree: Tree | None = None
         self._status = self._console.status("measuring the reference", spinner="line")
 
     def __enter__(self) -> _Live:
@@ -91,7 +107,13 @@ class _Live:
         self._status.stop()
 
     def node(self, node: Node, tree: Tree) -> None:
+        self._tree = tree
         self._status.update(status(tree, self._goal, time.monotonic() - self._began))
+
+    def asking(self, asking: Asking) -> None:
+        now = time.monotonic() - self._began
+        before = f"{status(self._tree, self._goal, now)} | " if self._tree is not None else ""
+        self._status.update(f"{before}{asking}")
 
     def log(self, message: str) -> None:
         self._console.print(message, style="dim", markup=False)
@@ -105,9 +127,12 @@ def status(tree: Tree, goal: Goal, seconds: float) -> str:
     leader = "none yet" if best is None or best.speedup is None else str(best.speedup)
     if best is not None and best.proposal is not None:
         leader += f" ({best.proposal.recipe or best.proposal.synthesizer})"
+    leader = f"best {leader}"
+    if tree.baseline is not None:
+        leader = tree.baseline_text if best is tree.baseline else f"{leader} | {tree.baseline_text}"
     verdicts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     rate = 60 * len(tried) / seconds if seconds > 0 else 0.0
     left = f"{max(0, goal.candidates - len(tried))} candidates"
     if goal.minutes is not None:
         left += f", {max(0.0, goal.minutes - seconds / 60):.1f} min"
-    return f"best {leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
+    return f"{leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"

@@ -43,7 +43,7 @@ from optimizer.search.records import Node
 from optimizer.search.runs.optimize import builtin, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import HardwareView
+from optimizer.search.synthesizers.base import Asking, HardwareView
 from optimizer.search.tree import Tree
 
 TITLE = "A run that is killed again and again"
@@ -332,6 +332,8 @@ def _replayed(services: Any, row: RunRow, tree: Tree, folder: Path) -> Tree:
 class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """Nobody listens."""
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         """Nobody listens."""

@@ -28,7 +28,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.optimize import Finished, optimize, places_for
 from optimizer.search.runs.samples import AS_IT_STANDS, manual_samples
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import Asking, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree
 
@@ -218,6 +218,8 @@ def _beyond_half(row: Row) -> int:
 class _Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The rows say it."""
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         say(message)

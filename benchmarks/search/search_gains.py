@@ -23,6 +23,7 @@ from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.tree import Tree
 from skills.lifecycle import prepare_library
 
@@ -98,6 +99,8 @@ def main() -> None:
 class _Quiet:
     def node(self, node: Node, tree: Tree) -> None:
         """The rows say it."""
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         say(message)

@@ -164,7 +164,8 @@ def _sample_parts(
             parts.append(Part(name, "failed", run.message, fix, needed=True))
             failed = True
         elif not failed:
-            parts.append(Part(name, "missing", "not stated, so not tried", fixes[name], needed))
+            stated = "not stated" if needed else "not stated (optional)"
+            parts.append(Part(name, "missing", f"{stated}, so not tried", fixes[name], needed))
     return tuple(parts)
 
 
@@ -261,7 +262,8 @@ def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[Part]:
             summary = f"{len(text)} characters" if long else text
             parts.append(Part(name, "present", summary, needed=needed))
         else:
-            parts.append(Part(name, "missing", "not stated", fix, needed))
+            message = "not stated" if needed else "not stated (optional)"
+            parts.append(Part(name, "missing", message, fix, needed))
     return parts
 
 

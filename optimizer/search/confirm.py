@@ -5,18 +5,20 @@ The best of many is partly the luckiest: its figure from the search is not the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from kb.errors import KernloreError
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.records import Node, Proposal
-from optimizer.search.tree import Tree
+from optimizer.search.records import Node, Proposal, time_text
+from optimizer.search.tree import BY_COMMANDS, Tree
 
 FINALISTS = 2
+FIRST_RIGHT = "the first right candidate"  # the baseline of a chip without a reference
 ROUNDS = 2  # of fresh processes for each finalist
+LATER = ("over", "clock", "measured", "best_so_far")  # fields that older results lack
 
 
 class Confirming(Protocol):
@@ -51,7 +53,9 @@ class Outcome:
     that the run started from. `notes` lists what could not be measured. `over` names the baseline
     of the gain. `measured` is False where there is no figure to say so by: nothing was tried, or
     nothing could be timed. `clock` is `wall`, `program` where a chip's own program reports the
-    times, or `simulator` where the figures are ratios of simulated times.
+    times, or `simulator` where the figures are ratios of simulated times. `best_so_far` is the
+    number of the best right candidate where there is no winner: it was not measured again, or, on a
+    chip where the reference does not run, nothing is faster. It is None where the reference stays.
     """
 
     node: int | None
@@ -63,6 +67,7 @@ class Outcome:
     over: str = "the reference"
     clock: str = "wall"
     measured: bool = True
+    best_so_far: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The `result` of a stored run."""
@@ -75,24 +80,85 @@ def confirm(
     """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
     with. most: finalists."""
     notes: list[str] = []
+    wrong: list[int] = []
     best: Outcome | None = None
     chosen = finalists(tree)[:most]
     for node in chosen:
-        measured = _measured(node, bench, notes)
+        measured = _measured(node, bench, notes, wrong)
         if measured is not None and (best is None or _low(measured) > _low(best)):
             best = measured
-    inherited = max(
+    inherited = _inherited(tree)
+    right = best_so_far(tree, wrong)
+    number = right.number if right is not None else None
+    if best is None and (reason := _not_measured(tree, chosen)):
+        return Outcome(
+            None, None, reason, inherited, (), tuple(notes), measured=False, best_so_far=number
+        )
+    if best is None or _low(best) <= 1.0:
+        reason = f"no gain: no candidate is certainly faster than {over}"
+        if tree.reference_runs:
+            number = None
+        elif right is not None:
+            reason += f"; best: {candidate_text(tree, right, over)}"
+        figures = best.figures if best is not None else ()
+        return Outcome(None, None, reason, inherited, figures, tuple(notes), best_so_far=number)
+    return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
+
+
+def not_confirmed(tree: Tree, why: str, over: str = "the reference") -> Outcome:
+    """The outcome of a run whose winner was not measured again, for the reason `why`: no gain, and
+    the best candidate so far."""
+    best = best_so_far(tree)
+    if best is None:
+        return Outcome(None, None, why, _inherited(tree), over=over, measured=False)
+    reason = f"{why}; best so far: {candidate_text(tree, best, over)}"
+    return Outcome(
+        None, None, reason, _inherited(tree), over=over, measured=False, best_so_far=best.number
+    )
+
+
+def so_far(tree: Tree, why: str) -> Outcome:
+    """The outcome of a stored run without a result, for the reason `why`. What its figures are over
+    and their clock are read from its rows."""
+    evaluations = [node.evaluation for node in tree if node.evaluation is not None]
+    apart = [e for e in evaluations if e.toolchain.startswith(BY_COMMANDS)]
+    if not apart:
+        return not_confirmed(tree, why)
+    over = "the manual's sample" if tree.root.correct else FIRST_RIGHT
+    simulated = any(e.timing == "simulator" for e in apart)
+    return replace(not_confirmed(tree, why, over), clock="simulator" if simulated else "program")
+
+
+def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:
+    """The best right candidate by the figures of the search, the first of those without a figure;
+    None where there is none, or where the reference runs and is as fast. `without` are numbers of
+    candidates that do not count."""
+    right = [n for n in tree.nodes[1:] if n.correct and n.number not in without]
+    best = max(right, key=lambda n: (n.merit, -n.number), default=None)
+    if best is None or not tree.reference_runs or best.speedup is None:
+        return best
+    return best if best.speedup.value > 1.0 else None
+
+
+def candidate_text(tree: Tree, node: Node, over: str) -> str:
+    """A right candidate in words: its number, and its figure from the search."""
+    name = f"candidate {node.number}, correct"
+    if tree.baseline is not None:
+        name += f", {time_text(node)}"
+    if node.speedup is None:
+        return f"{name}, not timed"
+    if node is tree.baseline:
+        return f"{name}, the first right one"
+    return f"{name}, {node.speedup.value:.3f}x over {over}"
+
+
+def _inherited(tree: Tree) -> Interval | None:
+    """The gain of the best stored winner that the run started from."""
+    return max(
         (n.speedup for n in tree if n.inherited and n.speedup is not None and n.correct),
         key=lambda interval: interval.low,
         default=None,
     )
-    if best is None and (reason := _not_measured(tree, chosen)):
-        return Outcome(None, None, reason, inherited, (), tuple(notes), measured=False)
-    if best is None or _low(best) <= 1.0:
-        reason = f"no gain: no candidate is certainly faster than {over}"
-        figures = best.figures if best is not None else ()
-        return Outcome(None, None, reason, inherited, figures, tuple(notes))
-    return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
 
 
 def _not_measured(tree: Tree, chosen: Sequence[Node]) -> str:
@@ -129,8 +195,9 @@ def _low(outcome: Outcome) -> float:
     return outcome.gain.low if outcome.gain is not None else 0.0
 
 
-def _measured(node: Node, bench: Confirming, notes: list[str]) -> Outcome | None:
-    """The searched cases in ROUNDS of fresh processes, the held-out ones once."""
+def _measured(node: Node, bench: Confirming, notes: list[str], wrong: list[int]) -> Outcome | None:
+    """The searched cases in ROUNDS of fresh processes, the held-out ones once. `wrong` gets the
+    number of a node that fails on fresh values."""
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
     figures: list[Figure] = []
@@ -147,6 +214,7 @@ def _measured(node: Node, bench: Confirming, notes: list[str]) -> Outcome | None
             continue
         if not evaluation.correct:
             notes.append(f"node {node.number} fails on fresh values: {evaluation.message}")
+            wrong.append(node.number)
             return None
         timed = [t for t in evaluation.timings if t.speedup is not None]
         if held_out:
@@ -184,10 +252,8 @@ def _figure(timing: CaseTiming, held_out: bool) -> Figure:
     )
 
 
-def outcome_from_json(result: Any) -> Outcome:
-    """Read the outcome that `Outcome.as_json` wrote; an unfinished run has no winner."""
-    if not result:
-        return Outcome(None, None, "the run did not end")
+def outcome_from_json(result: Mapping[str, Any]) -> Outcome:
+    """Read the outcome that `Outcome.as_json` wrote."""
     figures = tuple(
         Figure(**{**figure, "speedup": Interval(**figure["speedup"])})
         for figure in result["figures"]
@@ -199,5 +265,5 @@ def outcome_from_json(result: Any) -> Outcome:
         Interval(**result["inherited"]) if result["inherited"] else None,
         figures,
         tuple(result["notes"]),
-        **{name: result[name] for name in ("over", "clock", "measured") if name in result},
+        **{name: result[name] for name in LATER if name in result},
     )

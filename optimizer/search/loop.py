@@ -20,7 +20,7 @@ from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
 from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, without_evaluation
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.store import RunRow, RunStore
-from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
+from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView, Synthesizer
 from optimizer.search.tree import Tree
 
 FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up
@@ -36,6 +36,10 @@ class Listener(Protocol):
 
     def node(self, node: Node, tree: Tree) -> None:
         """A node was stored; it is in the tree already."""
+        ...
+
+    def asking(self, asking: Asking) -> None:
+        """A model is being asked; called at once and then about every second."""
         ...
 
     def log(self, message: str) -> None:
@@ -68,6 +72,7 @@ class Search:
         task = Task(self.row.id, self.goal, self.problem, self.hardware)
         self._proposer = Proposer(task, self.synthesizers, self.knowledge, self.listener.log)
         self._proposer.recall(self.tree)
+        self._known = len(self.tree)
         self._before = max((node.at for node in self.tree), default=0.0)
         self._began = self.clock()
 
@@ -81,7 +86,8 @@ class Search:
         then. A run that was killed continues.
 
         The state `finished` is not stored here but by the code that confirms the winner: a run that
-        is killed before that goes on. One that is interrupted is stored as cancelled.
+        is killed before that goes on. One that is interrupted is stored as cancelled. `failed` is
+        one whose machine or whose models do not answer; it can be continued.
         """
         try:
             ended = self._until_it_ends()
@@ -90,7 +96,8 @@ class Search:
             row = replace(self.row, state="cancelled", ended=INTERRUPTED, seconds=seconds)
             self.store.update(row)
             raise
-        state = "cancelled" if ended == CANCELLED else "failed" if ended == GIVEN_UP else "finished"
+        failed = ended == GIVEN_UP or self._proposer.unreachable
+        state = "cancelled" if ended == CANCELLED else "failed" if failed else "finished"
         self.row = replace(self.row, state=state, ended=ended, seconds=round(self.seconds, 3))
         stored = replace(self.row, state="running") if state == "finished" else self.row
         self.store.update(stored)
@@ -123,7 +130,9 @@ class Search:
         """Why the run ends; None while it goes on. Nodes in flight count for every budget."""
         if self.store.cancelled(self.row.id):
             return CANCELLED
-        failed = [node.state == "failed" for node in tree.nodes[-FAILED_IN_A_ROW:]]
+        # Those of an earlier process do not count: the machine may have been mended since.
+        own = tree.nodes[self._known :]
+        failed = [node.state == "failed" for node in own[-FAILED_IN_A_ROW:]]
         if len(failed) == FAILED_IN_A_ROW and all(failed):
             return GIVEN_UP
         counted = [node for node in tree if node.state != "failed"]

@@ -23,6 +23,7 @@ from optimizer.search.synthesizers.base import (
     ProposalFailed,
     ReadsContext,
     Synthesizer,
+    Unreachable,
 )
 from optimizer.search.tree import Tree, last_failure, seen
 
@@ -65,6 +66,13 @@ class Proposer:
         self._exhausted: set[Pair] = set()
         self._failed: set[str] = set()
         self._silent = 0
+        self._unreached = 0  # of the silent ones
+        self._last_log = ""
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether proposers were given up because nothing answers where they ask."""
+        return self._silent >= SILENT_IN_A_ROW and self._unreached == self._silent
 
     def recall(self, nodes: Iterable[Node]) -> None:
         """Remember what was exhausted and which proposers had failed when these were proposed."""
@@ -112,7 +120,8 @@ class Proposer:
             self._exhausted.difference_update(exhausted)
             self._failed.difference_update(silent)
             return result
-        self._silent = 0
+        self._silent = self._unreached = 0
+        self._last_log = ""
         proposal, shown = result
         return self.create_node(tree, proposal, shown, exhausted=exhausted, silent=silent)
 
@@ -151,11 +160,17 @@ class Proposer:
     ) -> str | None:
         """Record an attempt without a candidate; returns why there is to be no other, or None."""
         self._silent += 1
+        self._unreached += isinstance(failed, Unreachable)
         if synthesizer.name not in self._failed:
             silent.append(synthesizer.name)
             self._failed.add(synthesizer.name)
-        self._log(f"{synthesizer.name}: {failed}")
+        message = f"{synthesizer.name}: {failed}"
+        if message != self._last_log or not isinstance(failed, Unreachable):
+            self._log(message)
+        self._last_log = message
         ended = stop()
+        if ended is None and self.unreachable:
+            return str(failed)
         if ended is None and self._silent >= SILENT_IN_A_ROW:
             ended = f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
         return ended

@@ -22,7 +22,8 @@ class RunRow:
     """A run without its nodes.
 
     `state` is running, finished, cancelled or failed; `ended` says in words why it ended. Times are
-    in seconds. `environment` names device, toolchains and versions.
+    in seconds. `environment` names device, toolchains and versions. `asked` says which language
+    models are asked and how (names, address, times; never a key), empty where none is.
     """
 
     id: str
@@ -35,6 +36,7 @@ class RunRow:
     started_at: float = 0.0
     seconds: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:

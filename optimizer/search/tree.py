@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from optimizer.search.goal import MemoryName
-from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, best_of
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, best_of, time_text
 
 MAX_SEEN = 6
+BY_COMMANDS = "command"  # the toolchain of a chip that only its own commands run begins so
 
 
 class Tree:
@@ -48,6 +49,40 @@ class Tree:
     def root(self) -> Node:
         """The reference."""
         return self.nodes[REFERENCE]
+
+    @property
+    def reference_runs(self) -> bool:
+        """Whether the root is the reference as it was run here. On a chip that only its own
+        commands run it is not."""
+        evaluation = self.root.evaluation if self.nodes else None
+        return (
+            evaluation is not None
+            and evaluation.correct
+            and not evaluation.toolchain.startswith(BY_COMMANDS)
+        )
+
+    @property
+    def baseline(self) -> Node | None:
+        """What the others are compared with on a chip that only its own commands run: a sample of
+        the manual, else the first right candidate. None elsewhere: there it is the reference."""
+        for node in self.nodes:
+            evaluation = node.evaluation
+            if evaluation is None or not evaluation.correct:
+                continue
+            if not evaluation.toolchain.startswith(BY_COMMANDS):
+                return None
+            if evaluation.speedup is not None:
+                return node
+        return None
+
+    @property
+    def baseline_text(self) -> str:
+        """The baseline in words, with its time; empty where it is the reference."""
+        node = self.baseline
+        if node is None:
+            return ""
+        name = "the manual's sample" if node.number == REFERENCE else f"candidate {node.number}"
+        return f"baseline: {name}, {time_text(node)}"
 
     @property
     def best(self) -> Node | None:

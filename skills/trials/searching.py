@@ -23,6 +23,7 @@ from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
@@ -133,6 +134,8 @@ def arm_of(tree: Tree, best: Node | None) -> Arm:
 class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
         """A trial is reported as a whole."""
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         """A trial is reported as a whole."""

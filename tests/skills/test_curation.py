@@ -29,6 +29,7 @@ from optimizer.search.runs.knowledge import (
 from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from skills.curator.distil import Distilled, distil_source, replayed
@@ -79,6 +80,8 @@ def services(data_and_run: tuple[Path, str]) -> Iterator[Services]:
 
 class Quiet:
     def node(self, node: Node, tree: Tree) -> None: ...
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None: ...
 

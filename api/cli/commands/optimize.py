@@ -134,7 +134,7 @@ def optimize(
         from optimizer.search.runs.portable import write_result
 
         options = ModelOptions(api_base, context_tokens, tools, model_seconds)
-        finished = _search(local, problem, goal, hardware, models, options, as_json)
+        finished, code = _search(local, problem, goal, hardware, models, options, as_json)
         answer = write_result(finished, output)
         if distill and finished.run.state == "finished":
             from skills.curator.distil import distil_source
@@ -143,7 +143,9 @@ def optimize(
     show(answer, as_json, _rendered)
     if not distill and answer["outcome"]["gain"] is not None:
         note(f"to learn from it: kernlore skills distill {finished.run.id}")
-    return 0
+    if finished.run.state != "finished":
+        note(f"to go on: kernlore runs resume {finished.run.id}")
+    return code
 
 
 @contextmanager
@@ -162,6 +164,7 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+INTERRUPTED = 130  # exit code
 TARGETS = {"x": "target", "us": "target_us", "roofline": "target_roofline"}
 
 
@@ -205,13 +208,15 @@ def _search(
     models: str,
     options: ModelOptions,
     quiet: bool,
-) -> Finished:
+) -> tuple[Finished, int]:
+    """The run, and the exit code: that of an interrupted one says so."""
     from optimizer.evaluation.problem.load import load_problem
 
     load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
     if hardware != "auto":
         local.services.registry.resolve(hardware)
     from api.cli.progress import progress
+    from optimizer.search.runs.optimize import RunInterrupted
     from optimizer.search.runs.optimize import optimize as run
     from skills.lifecycle import prepare_library
 
@@ -219,24 +224,32 @@ def _search(
         local.load_knowledge(note)
     with ended_as_by_ctrl_c(), progress(goal, quiet) as listener:
         prepare_library(local.services, hardware, goal.language, listener.log)
-        return run(
-            local.services,
-            Path(problem),
-            goal,
-            hardware,
-            listener,
-            models=models,
-            model_options=options,
-        )
+        try:
+            finished = run(
+                local.services,
+                Path(problem),
+                goal,
+                hardware,
+                listener,
+                models=models,
+                model_options=options,
+            )
+        except RunInterrupted as interrupt:
+            return interrupt.finished, INTERRUPTED
+    return finished, 0
 
 
 def _rendered(answer: Any) -> str:
     """The gain, the file, how to use it; then what was distilled, with --distill."""
     gain, over = answer["outcome"]["gain"], answer["outcome"]["over"]
-    if gain is None:
+    if gain is None and answer["outcome"]["best_so_far"] is not None:
+        why = f" ({answer['ended']})" if answer["state"] == "finished" else ""
+        first = f"{answer['outcome']['reason']}{why}"
+    elif gain is None:
         stays = f"{over} stays" if answer["correct"] else "there is no correct kernel"
         what = "no gain" if answer["outcome"]["measured"] else answer["outcome"]["reason"]
-        first = f"{what} ({answer['ended']}): {stays}"
+        why = "" if what == answer["ended"] else f" ({answer['ended']})"
+        first = f"{what}{why}: {stays}"
     elif answer["outcome"]["clock"] == "simulator":
         first = (
             f"{gain['value']:.2f}x over {over}, by simulated time (`simulator`, no wall time)"
@@ -250,6 +263,8 @@ def _rendered(answer: Any) -> str:
             f" ({answer['ended']})"
         )
     lines = [first, answer["module"], answer["import"]]
+    if answer["outcome"]["best_so_far"] is not None and answer["outcome"]["clock"] == "wall":
+        lines.append(f"{answer['kernel']} is not confirmed, and ModelNew is the reference")
     if "distilled" in answer:
         from api.cli.commands.skills import distilled_text
 

@@ -10,6 +10,7 @@ import typer
 
 from api.cli.backends import actor as login
 from api.cli.backends import opened
+from api.cli.commands.optimize import INTERRUPTED, ended_as_by_ctrl_c
 from api.cli.options import (
     Actor,
     ApiBase,
@@ -64,12 +65,25 @@ def show_run(
         bool,
         typer.Option("--attribution", help="Instead, show which knowledge changed each candidate."),
     ] = False,
+    candidate: Annotated[
+        int | None,
+        typer.Option(help="Instead, show this candidate; its number is in `kernlore runs tree`."),
+    ] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="With --candidate: show its source and nothing else.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the goal and result of a run. Also its verdicts, and what each proposer contributed."""
+    if source and candidate is None:
+        raise InvalidRequest(
+            "--source shows the source of a candidate", hint="Name it with --candidate NUMBER."
+        )
     with opened(data_dir) as local:
-        if attribution:
+        if candidate is not None:
+            _show_candidate(local, run, candidate, source, as_json)
+        elif attribution:
             from optimizer.search.runs.optimize import attributed
 
             rows = [row.as_json() for row in attributed(local.services, run)]
@@ -78,6 +92,23 @@ def show_run(
             from optimizer.search.runs.run_store import run_account
 
             show(run_account(local.services, run), as_json, pairs)
+
+
+def _show_candidate(local: LocalTarget, run: str, number: int, source: bool, as_json: bool) -> None:
+    from optimizer.search.runs.run_store import candidate_row, candidate_source
+
+    if source:
+        show(candidate_source(local.services, run, number), as_json, _source_text)
+    else:
+        show(candidate_row(local.services, run, number), as_json, pairs)
+
+
+def _source_text(candidate: Any) -> str:
+    """One file as it is, so that it can be redirected into a file; several under their names."""
+    files = candidate["files"]
+    if len(files) == 1:
+        return str(files[candidate["main"]]).rstrip("\n")
+    return "\n".join(f"File: {name}\n{text}" for name, text in files.items())
 
 
 def _attribution_text(rows: Any) -> str:
@@ -113,7 +144,9 @@ def _tree_text(rows: Any) -> str:
         children[row["parent"]].append(row)
 
     def lines(row: Json, depth: int) -> list[str]:
-        head = f"{'  ' * depth}{row['number']} {row['verdict']} {row['speedup']}".rstrip()
+        figure = "baseline" if row["baseline"] else row["speedup"]
+        figure = ", ".join(text for text in (figure, row["took"]) if text)
+        head = f"{'  ' * depth}{row['number']} {row['verdict']} {figure}".rstrip()
         below = [line for child in children[row["number"]] for line in lines(child, depth + 1)]
         return [f"{head}  {row['plan'][:90]}", *below]
 
@@ -142,39 +175,61 @@ def compare(
 
 @app.command("resume")
 def resume(
-    run: RunId, models: Models = "", data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Continue a run that was killed or cancelled."""
+    run: RunId,
+    models: Models = "",
+    api_base: ApiBase = None,
+    model_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest time of one call of a model, in seconds. Default: that of the run.", min=1
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Continue a run that was killed, cancelled or failed.
+
+    It asks the language models that it asked before, at the same address, unless you give others.
+    """
+    code = 0
     with opened(data_dir) as local:
         from optimizer.search.runs.run_store import run_store, summary_of
 
         row = run_store(local.services).run(run)
         from api.cli.progress import progress
-        from optimizer.search.runs.optimize import optimize
+        from optimizer.search.runs.models import models_to_go_on
+        from optimizer.search.runs.optimize import RunInterrupted, optimize
         from skills.lifecycle import prepare_library
 
-        with progress(row.goal, as_json) as listener:
+        models, options = models_to_go_on(row.asked, models, api_base, model_seconds)
+        with ended_as_by_ctrl_c(), progress(row.goal, as_json) as listener:
             prepare_library(local.services, row.hardware, row.goal.language, listener.log)
-            finished = optimize(
-                local.services,
-                Path(row.problem),
-                row.goal,
-                row.hardware,
-                listener,
-                models=models,
-                resume=run,
-            )
+            try:
+                finished = optimize(
+                    local.services,
+                    Path(row.problem),
+                    row.goal,
+                    row.hardware,
+                    listener,
+                    models=models,
+                    model_options=options,
+                    resume=run,
+                )
+            except RunInterrupted as interrupt:
+                finished, code = interrupt.finished, INTERRUPTED
     show(summary_of(finished.run), as_json, pairs)
+    note(f"to write its files: kernlore runs export {run} -o DIR")
+    return code
 
 
 @app.command("cancel")
 def cancel(run: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a run after the candidate that it is measuring."""
     with opened(data_dir) as local:
-        from optimizer.search.runs.run_store import run_store
+        from optimizer.search.runs.run_store import cancel_run
 
-        run_store(local.services).cancel(run)
-    show({"run": run, "cancel": "requested"}, as_json, pairs)
+        answer = cancel_run(local.services, run)
+    show(answer, as_json, pairs)
 
 
 @app.command("export")

@@ -24,6 +24,7 @@ from optimizer.evaluation.evaluate import evaluate_files
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from retrieval.symbols import names_in
@@ -87,6 +88,8 @@ class _Silent:
 
     def node(self, node: Node, tree: Tree) -> None:
         """Nothing is shown."""
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         """Remember it."""

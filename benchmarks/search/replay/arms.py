@@ -20,7 +20,7 @@ from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.base import Context, HardwareView, Synthesizer
+from optimizer.search.synthesizers.base import Asking, Context, HardwareView, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, Value
 from optimizer.search.synthesizers.recipe.recipe import space as space_of_values
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, Fitting, RecipeSynthesizer
@@ -185,6 +185,8 @@ class Strict:
     def node(self, node: Node, tree: Tree) -> None:
         if node.state == "failed":
             raise NotFound(node.problem, hint="Measure the whole space before a replay.")
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         """The failed node says it."""

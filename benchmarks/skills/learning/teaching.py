@@ -34,6 +34,7 @@ from optimizer.search.runs.optimize import bench_for, hardware_view_of
 from optimizer.search.runs.portable import adopt
 from optimizer.search.runs.skill_moves import recipe_of
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
@@ -65,6 +66,8 @@ class Quiet:
 
     def node(self, node: Node, tree: Tree) -> None:
         """The store has it."""
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         """The node has it."""

@@ -41,6 +41,7 @@ def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict
         "ended": run.ended,
         "started_at": run.started_at,
         "seconds": run.seconds,
+        "baseline": tree.baseline_text.removeprefix("baseline: "),
         "result": _result(tree, outcome),
         "cases": [
             {
@@ -68,6 +69,8 @@ def _result(tree: Tree, outcome: Outcome) -> dict[str, Any]:
     return {
         "winner": outcome.node,
         "reason": outcome.reason,
+        "best_so_far": outcome.best_so_far,
+        "measured": outcome.measured,
         "gain": _told(outcome.gain),
         "over": outcome.over,
         "clock": outcome.clock,
@@ -116,12 +119,17 @@ def _candidates(tree: Tree) -> list[dict[str, Any]]:
             key = (proposal.origin, proposal.synthesizer, proposal.recipe or "")
             groups.setdefault(key, []).append(node)
     return [
-        {"origin": origin, "synthesizer": synthesizer, "recipe": recipe or None, **_counts(nodes)}
+        {
+            "origin": origin,
+            "synthesizer": synthesizer,
+            "recipe": recipe or None,
+            **_counts(nodes, tree),
+        }
         for (origin, synthesizer, recipe), nodes in sorted(groups.items())
     ]
 
 
-def _counts(nodes: Sequence[Node]) -> dict[str, Any]:
+def _counts(nodes: Sequence[Node], tree: Tree) -> dict[str, Any]:
     """Counts of a group of candidates; `failures` counts by kind whatever is not a correct
     kernel."""
     failures = Counter(node.verdict for node in nodes if not node.correct)
@@ -132,6 +140,7 @@ def _counts(nodes: Sequence[Node]) -> dict[str, Any]:
         "failures": dict(failures.most_common()),
         "best": _told(best.speedup) if best is not None else None,
         "best_node": best.number if best is not None else None,
+        "best_is_baseline": best is not None and best is tree.baseline,
     }
 
 
@@ -142,7 +151,9 @@ def _models(tree: Tree) -> list[dict[str, Any]]:
     for node in tree:
         if node.proposal is not None and node.proposal.model is not None:
             groups.setdefault(node.proposal.model, []).append(node)
-    return [{"model": m, **_cost(nodes), **_counts(nodes)} for m, nodes in sorted(groups.items())]
+    return [
+        {"model": m, **_cost(nodes), **_counts(nodes, tree)} for m, nodes in sorted(groups.items())
+    ]
 
 
 def _cost(nodes: Iterable[Node]) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -
     """Write the package `<problem>_kernel` into `folder`, replacing an earlier package, and return
     its path.
 
-    Without a winner the package's ModelNew is the reference, and its docstring says so.
+    Without a winner the package's ModelNew is the reference, and its docstring says so; the source
+    of the best right candidate so far lies beside it, where there is one.
     """
     name = package_name(problem.name)
     package, scratch = folder / name, folder / f".{name}.new"
@@ -223,7 +224,7 @@ def _table(
     folder: Path,
 ) -> dict[str, Any]:
     """What dispatch.json holds."""
-    measured = tree.root.evaluation
+    measured = tree.root.evaluation if len(tree) else None
     table: dict[str, Any] = {
         "format": FORMAT,
         "problem": problem.name,
@@ -235,9 +236,13 @@ def _table(
         "node": outcome.node,
         "gain": None,
         "kernel": None,
+        "source": None,
+        "not_confirmed": None,
         "reason": outcome.reason,
         "cases": [_plain(figure) for figure in outcome.figures],
     }
+    if node is None and outcome.best_so_far is not None:
+        return {**table, **_unconfirmed(tree[outcome.best_so_far], folder)}
     if node is None or node.proposal is None or node.evaluation is None or chosen is None:
         table["reason"] = outcome.reason or "no gain: the reference stays"
         return table
@@ -246,16 +251,33 @@ def _table(
     gain = vars(outcome.gain) if outcome.gain else None
     table |= {"device": node.evaluation.device, "gain": gain, "cases": rows}
     table |= {"hardware": node.evaluation.hardware}
-    kernel, reason = _kernel(proposal, rows, folder)
-    return {**table, "kernel": kernel, "reason": reason}
+    main = write_kernel(proposal.bundle, folder)
+    kernel, reason = _kernel(proposal, rows, main)
+    return {**table, "kernel": kernel, "source": main, "reason": reason}
+
+
+def _unconfirmed(node: Node, folder: Path) -> dict[str, Any]:
+    """The rows of dispatch.json on a kernel that no call takes: it was not measured again."""
+    assert node.proposal is not None and node.evaluation is not None
+    bundle = node.proposal.bundle
+    return {
+        "hardware": node.evaluation.hardware,
+        "device": node.evaluation.device,
+        "source": write_kernel(bundle, folder),
+        "not_confirmed": {
+            "node": node.number,
+            "language": bundle.language,
+            "entry": bundle.entry,
+            "parameters": dict(bundle.parameters),
+        },
+    }
 
 
 def _kernel(
-    proposal: Proposal, rows: Sequence[dict[str, Any]], folder: Path
+    proposal: Proposal, rows: Sequence[dict[str, Any]], main: str
 ) -> tuple[dict[str, Any] | None, str]:
-    """Its files in the package; None and the reason where torch cannot call it."""
+    """How torch calls the kernel whose main file is `main`; None and the reason where it cannot."""
     bundle = proposal.bundle
-    main = write_kernel(bundle, folder)
     row = {"file": main, "entry": bundle.entry, "language": bundle.language}
     kind = kernel_kind(bundle.language)
     if not kind:
@@ -273,6 +295,11 @@ def _plain(figure: Figure) -> dict[str, Any]:
 def _init(name: str, problem: Problem, table: dict[str, Any]) -> str:
     if table["kernel"] is None:
         state = f"There is no kernel in it: {table['reason']}. ModelNew is the reference."
+        if table["not_confirmed"] is not None:
+            state = (
+                f"No kernel in it is confirmed: {table['reason']}. ModelNew is the reference; the"
+                f" source of candidate {table['not_confirmed']['node']} is {table['source']}."
+            )
     else:
         rows = [
             f"  {row['case']}{' (held out)' if row['held_out'] else ''}: {row['why']}"

@@ -54,6 +54,9 @@ def write_plots(tree: Tree, winner: int | None, folder: Path) -> Plots:
         why = f"{problem.name or problem} is not installed (pip install 'kernlore[kernels]')"
         plots.left_out = dict.fromkeys(("progress", "tree", "roofline"), why)
         return plots
+    if not len(tree):
+        plots.left_out = dict.fromkeys(("progress", "tree", "roofline"), "nothing was measured")
+        return plots
     folder.mkdir(parents=True, exist_ok=True)
     # Text stays text, and the same run gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "kernlore", "font.size": 10}):
@@ -114,7 +117,8 @@ def _progress(tree: Tree) -> Drawing:
     numbers = [node.number for node in nodes]
     lines = axes.step(numbers, best, where="post", color=BEST, linewidth=1.5, label="best so far")
     axes.set_xlabel("candidate")
-    axes.set_ylabel("speed-up over the reference\n(95 % interval)")
+    over = "the reference" if tree.baseline is None else "the baseline"
+    axes.set_ylabel(f"speed-up over {over}\n(95 % interval)")
     axes.set_title("Speed-up of the candidates")
     axes.margins(x=0.04)
     bottom, top = axes.get_ylim()

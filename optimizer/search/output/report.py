@@ -178,6 +178,10 @@ def figure(interval: Mapping[str, Any] | None, without: str = "none") -> str:
 def _lead(content: Mapping[str, Any]) -> str:
     result = content["result"]
     if result["gain"] is None:
+        what = "No gain" if result["measured"] else "Not confirmed"
+        if result["best_so_far"] is not None:
+            source = "its source lies in the package and no call takes it"
+            return f"**{what}.** {_cell(result['reason'])}; {source}."
         return f"**No gain.** {_cell(result['reason'])}. The written module is the reference."
     return (
         f"**{figure(result['gain'])}** over {result['over']} by node {result['winner']}, measured"
@@ -220,6 +224,7 @@ def _run(content: Mapping[str, Any]) -> str:
         ("hardware, device", f"{content['hardware']}, {content['device']}"),
         *((f"toolchain {name}", version) for name, version in content["environment"].items()),
         ("goal", ", ".join(f"{name} = {value}" for name, value in goal.items())),
+        *([("baseline", content["baseline"])] if content["baseline"] else []),
         ("began", began),
         ("took", f"{content['seconds']:.0f} s"),
         ("ended", f"{content['state']}: {content['ended'] or 'no reason was stored'}"),
@@ -263,7 +268,7 @@ def _candidates(groups: Sequence[Mapping[str, Any]]) -> str:
             str(group["n"]),
             str(group["correct"]),
             _counted(group["failures"]),
-            figure(group["best"]),
+            _best(group),
         )
         for group in groups
     ]
@@ -272,6 +277,11 @@ def _candidates(groups: Sequence[Mapping[str, Any]]) -> str:
         f"{_table(head, rows)}\n\n`best` is the search's own figure: the best of many is partly the"
         " luckiest, so the winner was measured again."
     )
+
+
+def _best(group: Mapping[str, Any]) -> str:
+    """The best figure of a group; the baseline itself is 1 by definition, which says nothing."""
+    return "the baseline" if group["best_is_baseline"] else figure(group["best"])
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -327,7 +337,7 @@ def _models(models: Sequence[Mapping[str, Any]]) -> str:
                 str(row["correct"]),
                 f"{row['tokens_in']:,} in, {row['tokens_out']:,} out",
                 f"{row['usd']:.4f}{unknown}",
-                figure(row["best"]),
+                _best(row),
             )
         )
     return _table(("model", "n", "correct", "tokens", "USD", "best"), rows)

@@ -39,7 +39,7 @@ from optimizer.search.portable.launch import (
 from optimizer.search.portable.snapshot import SnapshotKnowledge
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow, run_from_json
-from optimizer.search.synthesizers.base import HardwareView, Synthesizer
+from optimizer.search.synthesizers.base import Asking, HardwareView, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
@@ -62,6 +62,8 @@ class Lines:
             else f"{evaluation.validity} {evaluation.speedup or ''}"
         )
         print(f"{self._name} {node.number}: {verdict} {plan}", flush=True)
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         """Print a message."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from kb.errors import InvalidRequest
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.llm.settings import LlmSettings, ModelOptions, models_from
+from optimizer.search.synthesizers.llm.settings import (
+    LlmSettings,
+    ModelOptions,
+    Redaction,
+    models_from,
+)
 from retrieval.knowledge_base import KnowledgeBase
 
 
@@ -26,6 +35,46 @@ def check_keys(models: str, options: ModelOptions) -> None:
                 hint=f"export {names[0]}=...; any text will do for a server of your own that"
                 " asks for none.",
             )
+
+
+def asked_models(models: str, options: ModelOptions, listener: Listener) -> dict[str, Any]:
+    """What a run remembers of its language models, so that it can be continued: names, address,
+    times and tools. An address that holds a secret is left out, and the log says so.
+    """
+    if not models:
+        return {}
+    address = options.api_base
+    if address is not None and ("?" in address or Redaction().error(address) != address):
+        listener.log("the address of the models may hold a key and is not stored: give --api-base")
+        address = None
+    return {
+        "models": models,
+        "api_base": address,
+        "context_tokens": options.context_tokens,
+        "tools": options.tools,
+        "model_seconds": options.timeout_s,
+    }
+
+
+def models_to_go_on(
+    asked: Mapping[str, Any],
+    models: str = "",
+    api_base: str | None = None,
+    model_seconds: float | None = None,
+) -> tuple[str, ModelOptions]:
+    """The models of a run that is continued: what it remembers (`asked_models`), and in its place
+    what is given now. A run of an older version remembers nothing.
+    """
+    options = ModelOptions()
+    if asked:
+        options = ModelOptions(
+            asked["api_base"], asked["context_tokens"], asked["tools"], asked["model_seconds"]
+        )
+    if api_base is not None:
+        options = replace(options, api_base=api_base)
+    if model_seconds is not None:
+        options = replace(options, timeout_s=model_seconds)
+    return models or str(asked.get("models", "")), options
 
 
 def language_models(
@@ -63,4 +112,5 @@ def language_models(
         tools=tools if with_tools else None,
         check=tools.unknown_names if options.check and goal.knowledge else None,
         replay=options.replay,
+        asking=listener.asking,
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
@@ -31,16 +32,17 @@ from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
-from optimizer.search.confirm import Outcome, confirm
+from optimizer.search.confirm import Outcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.loop import Listener, Search
+from optimizer.search.loop import INTERRUPTED, Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.runs.archive import keep_right_kernels
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.model_tools import ModelTools
-from optimizer.search.runs.models import check_keys, language_models
+from optimizer.search.runs.models import asked_models, check_keys, language_models
+from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import compared_with, manual_samples
 from optimizer.search.store import RunRow
@@ -61,7 +63,8 @@ REQUIRES = {
 BUILTIN = tuple(REQUIRES)
 INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
-NOT_PROVEN = Outcome(None, None, "it was cancelled before the winner was measured again")
+CANCELLED_EARLY = "cancelled before the winner was measured again"
+INTERRUPTED_EARLY = "interrupted before the winner was measured again"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,14 @@ class Finished:
     tree: Tree
     outcome: Outcome
     problem: Problem
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended a run; `finished` is what there is of it by then, stored already."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__(finished.run.ended)
+        self.finished = finished
 
 
 def optimize(
@@ -94,28 +105,29 @@ def optimize(
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
     what proposers are shown in place of this base's answers. `resume` is the id of a run to
     continue; `run_id` is the id of a new run, where the caller has chosen it. Raises
-    InvalidRequest, NotFound, Conflict for a run that has ended, and Unavailable where nothing can
-    be run here.
+    InvalidRequest, NotFound, Conflict for a run that has ended or that another process works on,
+    Unavailable where nothing can be run here, and RunInterrupted.
     """
-    problem = load_problem(problem_path)
-    _check_models(goal, models, model_options or ModelOptions())
+    problem, options = load_problem(problem_path), model_options or ModelOptions()
+    _check_models(goal, models, options)
     store = _store_of(base, resume, problem)
     places = places_for(base, hardware, goal.language)
     target = next(iter(places.values())).target
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
-    with bench_for(base, problem, places) as bench:
+    lock = _lock(base, store, resume, run_id or new_id("run"))
+    with lock, bench_for(base, problem, places) as bench:
         view = problem_view(problem, bench.device)
         hardware_view = hardware_view_of(target, places, goal.language)
         check_launch(view, hardware_view)
         over = _compared_with(bench, chosen, view, hardware_view, store, resume)
+        asked = asked_models(models, options, listener)
         if resume is None:
             bench.reference()  # makes the problem's row, which the run's row points to
-            run = _begin(store, problem, target.hardware, goal, places, run_id)
+            run = _begin(store, problem, target.hardware, goal, places, lock.run_id, asked)
         else:
-            run = _resumed(base, store, resume, problem)
+            run = _resumed(base, store, resume, problem, asked)
         if models:
             tools = ModelTools(base, hardware_view, view, places)
-            options = model_options or ModelOptions()
             chosen.append(language_models(base, models, options, goal, listener, tools))
         search = Search(
             row=run,
@@ -128,12 +140,38 @@ def optimize(
             listener=listener,
             inherited=_inherited(base, store, problem, view, hardware_view, places),
         )
+        try:
+            return _carried_out(search, bench, over, problem)
+        finally:
+            keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+
+
+def _carried_out(
+    search: Search, bench: LocalBench | SimulatedBench, over: str, problem: Problem
+) -> Finished:
+    """Search, then measure the winner again; what came of it is stored. Raises RunInterrupted."""
+    tree, store = search.tree, search.store
+    try:
         ended = search.run()
-        outcome = _proven(search.tree, bench, over, ended.state == "cancelled")
-        keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+        if ended.state == "cancelled":
+            outcome = not_confirmed(tree, CANCELLED_EARLY, over)
+        elif ended.state == "failed" and best_so_far(tree) is None:
+            outcome = not_confirmed(tree, ended.ended, over)
+        else:
+            outcome = confirm(tree, bench, over)
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        outcome = _with_clock(not_confirmed(tree, INTERRUPTED_EARLY, over), bench, over)
+        seconds = round(search.seconds, 3)
+        ended = replace(search.row, state="cancelled", ended=INTERRUPTED, seconds=seconds)
+        ended = replace(ended, result=outcome.as_json())
+        store.update(ended)
+        if isinstance(interrupt, SystemExit):
+            raise
+        raise RunInterrupted(Finished(ended, tree, outcome, problem)) from interrupt
+    outcome = _with_clock(outcome, bench, over)
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
-    return Finished(ended, search.tree, outcome, problem)
+    return Finished(ended, tree, outcome, problem)
 
 
 def _compared_with(
@@ -150,15 +188,29 @@ def _compared_with(
     return compared_with(bench, proposers, problem, hardware, store, resume)
 
 
-def _resumed(base: KnowledgeBase, store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
-    run = replace(_matching(store, run_id, problem), state="running", ended="")
+def _lock(base: KnowledgeBase, store: CatalogStore, resume: str | None, new: str) -> RunLock:
+    """The lock of the run to continue, or of a new one."""
+    before = [node.at for node in store.nodes(resume)] if resume is not None else []
+    return RunLock(base.settings.data_dir, resume or new, max(before, default=0.0))
+
+
+def _resumed(
+    base: KnowledgeBase,
+    store: CatalogStore,
+    run_id: str,
+    problem: Problem,
+    asked: Mapping[str, Any],
+) -> RunRow:
+    """The stored run, from now on running again."""
+    run = _matching(store, run_id, problem)
+    run = replace(run, state="running", ended="", result={}, asked=asked)
     Runs(base.catalog).clear_cancel(run_id)
+    store.update(run)
     return run
 
 
-def _proven(tree: Tree, bench: LocalBench | SimulatedBench, over: str, cancelled: bool) -> Outcome:
-    """The winner measured again, with the clock that its figures are by."""
-    outcome = NOT_PROVEN if cancelled else confirm(tree, bench, over)
+def _with_clock(outcome: Outcome, bench: LocalBench | SimulatedBench, over: str) -> Outcome:
+    """The outcome with the clock that its figures are by."""
     if not isinstance(bench, SimulatedBench):
         return outcome
     clock = clock_of(next(iter(bench.places.values())).toolchain)
@@ -331,16 +383,18 @@ def _begin(
     hardware: str,
     goal: Goal,
     places: dict[str, Place],
-    run_id: str | None,
+    run_id: str,
+    asked: Mapping[str, Any],
 ) -> RunRow:
     run = RunRow(
-        id=run_id or new_id("run"),
+        id=run_id,
         problem=str(problem.path),
         problem_sha256=problem.sha256,
         hardware=hardware,
         goal=goal,
         started_at=time.time(),
         environment={name: place.toolchain.version() for name, place in places.items()},
+        asked=asked,
     )
     store.begin(run)
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import zipfile
 from collections import Counter
@@ -20,17 +21,18 @@ from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
-from optimizer.search.confirm import Outcome, outcome_from_json
+from optimizer.search.confirm import Outcome, outcome_from_json, so_far
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
 from optimizer.search.output.account import model_costs
 from optimizer.search.output.module import write_module
 from optimizer.search.output.report import write_report
+from optimizer.search.output.shipped.table import TABLE
 from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import LANGUAGES, Finished
+from optimizer.search.runs.optimize import CANCELLED_EARLY, LANGUAGES, Finished
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
@@ -39,6 +41,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 
 CUDA_VENDORS = ("nvidia", "amd")
+WHY_NOT = {"running": "the run has not ended", "cancelled": CANCELLED_EARLY}
 WAITING = "waiting"  # state of a run whose candidates are out to be evaluated
 
 
@@ -257,8 +260,9 @@ def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle:
 
 
 def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]:
-    """Write everything about one run into a folder; the paths. Raises NotFound, and Conflict for a
-    folder that is not empty.
+    """Write everything about one run into a folder; the paths, and why the kernel is none that is
+    confirmed. A run that has not ended has its best right candidate so far. Raises NotFound, and
+    Conflict for a folder that is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
@@ -266,14 +270,31 @@ def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]
     run = store.run(run_id)
     problem = load_problem(Path(run.problem))
     nodes = store.nodes(run_id)
-    tree, outcome = Tree(nodes), outcome_from_json(run.result)
+    tree = Tree(nodes)
+    outcome = outcome_of(run, tree)
     rows = FileStore(folder / "rows")
     rows.begin(run)
     for node in nodes:
         rows.add(run.id, node)
     module = write_module(tree, outcome, problem, folder)
     report = write_report(run, tree, outcome, problem, folder)
-    return {"module": str(module), "report": str(report), "rows": str(folder / "rows" / run.id)}
+    kernel = _source_in(module)
+    return {
+        "module": str(module),
+        "kernel": str(kernel) if kernel is not None else None,
+        "note": outcome.reason,
+        "report": str(report),
+        "rows": str(folder / "rows" / run.id),
+    }
+
+
+def outcome_of(run: RunRow, tree: Tree) -> Outcome:
+    """The outcome of a stored run; of one that has not ended, what there is so far."""
+    if not run.result:
+        return so_far(tree, WHY_NOT.get(run.state, "the run did not end"))
+    if run.state == "cancelled" and "best_so_far" not in run.result:  # by an older version
+        return so_far(tree, WHY_NOT["cancelled"])
+    return outcome_from_json(run.result)
 
 
 def write_result(finished: Finished, output: Path | None = None) -> dict[str, Any]:
@@ -283,24 +304,28 @@ def write_result(finished: Finished, output: Path | None = None) -> dict[str, An
 
     `speedup` is over the reference in the final measurement, 1.0 where the reference stays, and
     None where nothing could be measured.
-    `correct` is about what the module calls, the winner or the reference. `models` is what each
-    language model cost.
+    `correct` is about what the module holds: the winner, else the best right candidate so far, else
+    the reference. `kernel` is the path of its source, None where it is the reference. `models` is
+    what each language model cost.
     """
     outcome, tree = finished.outcome, finished.tree
     apart = outcome.clock != "wall"  # then the gain is no speed-up over the reference
     folder = (output or Path(f"{finished.problem.name}_{finished.run.id}")).resolve()
     module = write_module(finished.tree, finished.outcome, finished.problem, folder)
     report = write_report(finished.run, finished.tree, finished.outcome, finished.problem, folder)
+    kernel = _source_in(module)
     return {
         "run": finished.run.id,
+        "state": finished.run.state,
         "ended": finished.run.ended,
         "speedup": None if apart or not outcome.measured else _speedup(outcome),
-        "correct": tree[outcome.node if outcome.node is not None else REFERENCE].correct,
+        "correct": tree[_held(outcome)].correct,
+        "kernel": str(kernel) if kernel is not None else None,
         "models": model_costs(tree),
         "outcome": outcome.as_json(),
         "module": str(module),
         "report": str(report),
-        "import": _through_tools(module, finished.run.hardware)
+        "import": _through_tools(kernel, finished.run.hardware)
         if apart
         else f"PYTHONPATH={module.parent} python -c 'from {module.name} import ModelNew'",
     }
@@ -310,9 +335,20 @@ def _speedup(outcome: Outcome) -> float:
     return outcome.gain.value if outcome.gain is not None else 1.0
 
 
-def _through_tools(module: Path, hardware: str) -> str:
+def _held(outcome: Outcome) -> int:
+    """The number of the node that the module holds."""
+    numbers = (outcome.node, outcome.best_so_far)
+    return next((number for number in numbers if number is not None), REFERENCE)
+
+
+def _source_in(module: Path) -> Path | None:
+    """The main file of the kernel in a written module."""
+    main = json.loads((module / TABLE).read_text(encoding="utf-8"))["source"]
+    return module / main if main is not None else None
+
+
+def _through_tools(kernel: Path | None, hardware: str) -> str:
     """How to use a kernel that only the chip's own tools run."""
-    kernel = next(iter(sorted(module.glob("kernel.*"))), None)
     if kernel is None:
         return "the module contains no kernel"
     return f"{kernel} runs through the command templates of {hardware}, not from torch"

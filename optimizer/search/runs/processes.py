@@ -17,6 +17,7 @@ from typing import Any
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id
 from kb.jobs import ChildProcess
+from optimizer.search.runs.run_lock import owner_of
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.external import Mailbox
 from retrieval.knowledge_base import KnowledgeBase
@@ -125,8 +126,8 @@ class RunProcesses:
             if beginning is None:
                 raise
             return beginning
-        if row["state"] == "running" and not self.alive(run_id):
-            row["note"] = "no process of this service works on it; `kernlore runs resume` goes on"
+        if row["state"] == "running" and owner_of(self._base.settings.data_dir, run_id) is None:
+            row["note"] = "no process works on it; `kernlore runs resume` goes on with it"
         return row
 
     def _beginning(self, run_id: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from kb.catalog.search.runs import Runs
 from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
-from optimizer.search.records import Node
+from optimizer.search.records import Node, time_text
+from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow
-from optimizer.search.tree import Tree
+from optimizer.search.tree import BY_COMMANDS, Tree
 from retrieval.knowledge_base import KnowledgeBase
 
 Json = dict[str, Any]
@@ -54,23 +56,72 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
 
     run, tree = _loaded(base, run_id)
     goal = {name: value for name, value in run.goal.as_json().items() if value not in (None, ())}
+    owner = owner_of(base.settings.data_dir, run_id) if run.state == "running" else None
     return {
         **summary_of(run),
+        **_process(run, owner),
         "goal": goal,
+        "asked": {name: value for name, value in run.asked.items() if value is not None},
         "candidates": len(tree) - 1,
         "verdicts": dict(Counter(node.verdict for node in tree.nodes[1:])),
         "origins": dict(Counter(n.proposal.origin for n in tree if n.proposal is not None)),
         "models": model_costs(tree),
-        "best in the search": str(tree.best.speedup) if tree.best else "none",
-        "seconds": run.seconds,
+        "best in the search": _best_text(tree),
+        "baseline": tree.baseline_text.removeprefix("baseline: "),
+        "seconds": round(_seconds(run, tree, owner), 3),
         **{f"{name} version": version for name, version in run.environment.items()},
     }
+
+
+def _best_text(tree: Tree) -> str:
+    if tree.best is None:
+        return "none"
+    return "the baseline" if tree.best is tree.baseline else str(tree.best.speedup)
+
+
+def _process(run: RunRow, owner: Owner | None) -> Json:
+    """Who works on a run that is stored as running."""
+    if run.state != "running":
+        return {}
+    if owner is None:
+        return {"process": f"none; `kernlore runs resume {run.id}` goes on with it"}
+    return {"process": owner.pid}
+
+
+def _seconds(run: RunRow, tree: Tree, owner: Owner | None) -> float:
+    """How long the run took, or has taken by now."""
+    if owner is not None:
+        return owner.run_seconds
+    return run.seconds or max((node.at for node in tree), default=0.0)
+
+
+def cancel_run(base: KnowledgeBase, run_id: str) -> Json:
+    """Ask for the end of a run; one that no process works on is cancelled at once. Raises
+    NotFound.
+    """
+    store = run_store(base)
+    store.cancel(run_id)
+    run = store.run(run_id)
+    if run.state != "running" or owner_of(base.settings.data_dir, run_id) is not None:
+        return {"run": run_id, "cancel": "requested"}
+    store.update(replace(run, state="cancelled", ended="it was cancelled"))
+    return {"run": run_id, "cancel": "done; no process worked on it"}
 
 
 def candidate_rows(base: KnowledgeBase, run_id: str) -> list[Json]:
     """Every candidate of a run in one row, the reference first. Raises NotFound."""
     _, tree = _loaded(base, run_id)
-    return [_candidate_row(node) for node in tree]
+    return [_candidate_row(tree, node) for node in tree]
+
+
+def candidate_row(base: KnowledgeBase, run_id: str, number: int) -> Json:
+    """One candidate of a run, as `candidate_rows` has it. Raises NotFound for a number that is
+    none.
+    """
+    _, tree = _loaded(base, run_id)
+    if not 0 <= number < len(tree):
+        raise _no_candidate(run_id, number)
+    return _candidate_row(tree, tree[number])
 
 
 def compare_runs(base: KnowledgeBase, *run_ids: str) -> dict[str, dict[str, str]]:
@@ -95,6 +146,31 @@ def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
     return record
 
 
+def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
+    """The source of one candidate: `files` by name, the `main` one, and its `language`. Raises
+    NotFound for a number that is none, and for the reference.
+    """
+    _, tree = _loaded(base, run_id)
+    proposal = tree[number].proposal if 0 <= number < len(tree) else None
+    if proposal is None:
+        raise _no_candidate(run_id, number)
+    bundle = proposal.bundle
+    return {
+        "run": run_id,
+        "candidate": number,
+        "language": bundle.language,
+        "main": bundle.main,
+        "files": dict(bundle.files),
+    }
+
+
+def _no_candidate(run_id: str, number: int) -> NotFound:
+    return NotFound(
+        f"{run_id} has no candidate {number}",
+        hint=f"`kernlore runs tree {run_id}` lists those that there are.",
+    )
+
+
 def _loaded(base: KnowledgeBase, run_id: str) -> tuple[RunRow, Tree]:
     store = run_store(base)
     return store.run(run_id), Tree(store.nodes(run_id))
@@ -105,13 +181,17 @@ def _problem_name(path: Path) -> str:
     return path.parent.name if path.name == "problem.py" else path.stem
 
 
-def _candidate_row(node: Node) -> Json:
-    proposal = node.proposal
+def _candidate_row(tree: Tree, node: Node) -> Json:
+    """`took` is its time where only the chip's own commands run: there is no other figure of the
+    baseline."""
+    proposal, baseline = node.proposal, tree.baseline
     return {
         "number": node.number,
         "parent": node.parent,
         "verdict": node.verdict,
         "speedup": str(node.speedup) if node.speedup is not None else "",
+        "baseline": baseline is not None and node is baseline,
+        "took": time_text(node) if baseline is not None else "",
         "signals": list(node.signals),
         "plan": proposal.plan if proposal is not None else _root_plan(node),
         "synthesizer": proposal.synthesizer if proposal is not None else "",
@@ -123,7 +203,7 @@ def _root_plan(node: Node) -> str:
     """A chip that only its own commands run has no reference: its root is what the others are
     compared with."""
     evaluation = node.evaluation
-    apart = evaluation is not None and evaluation.toolchain.startswith("command")
+    apart = evaluation is not None and evaluation.toolchain.startswith(BY_COMMANDS)
     return "what the others are compared with" if apart else "the reference"
 
 

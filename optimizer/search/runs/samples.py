@@ -10,12 +10,12 @@ from kb.catalog.knowledge import proposed_recipes
 from kb.catalog.knowledge.proposed_recipes import StoredRecipe
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.simulated import SimulatedBench, by_commands
+from optimizer.search.confirm import FIRST_RIGHT
 from optimizer.search.store import RunStore
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
 from retrieval.knowledge_base import KnowledgeBase
 
-FIRST_RIGHT = "the first right candidate"
 AS_IT_STANDS = "the manual's sample as it stands"
 CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
 

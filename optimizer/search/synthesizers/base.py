@@ -91,9 +91,28 @@ class Context:
     with_memory: bool = True
 
 
+@dataclass(frozen=True)
+class Asking:
+    """A model is being asked for candidate `number`, for `seconds` by now; the call ends after
+    `most_seconds`."""
+
+    model: str
+    number: int
+    seconds: float
+    most_seconds: float
+
+    def __str__(self) -> str:
+        times = f"{self.seconds:.0f} s, at most {self.most_seconds:.0f} s"
+        return f"asking {self.model} for candidate {self.number} ({times})"
+
+
 class ProposalFailed(Exception):
     """An attempt without a candidate, for example after a nonsense answer of a model; another
     attempt may succeed. The message goes to the run's log."""
+
+
+class Unreachable(ProposalFailed):
+    """An attempt without a candidate because nothing answers where the proposer asks."""
 
 
 class Synthesizer(Protocol):

@@ -159,9 +159,10 @@ def test_parts_of_the_first_prompt_are_listed_by_name(local: LocalTarget) -> Non
     chain = local.services.registry.get("toy").toolchains["toyc"]
     names = [p.name for p in first_prompt_parts(local.services, "toy", "toyc", chain)]
     assert names[:2] == ["entry", "interface"]
-    assert names[-5:] == [
+    assert names[-6:] == [
         "manual documents",
         "names with cards",
+        "error codes with cards",
         "names with limits",
         "whole kernels",
         "recipes",
@@ -173,6 +174,9 @@ def test_from_the_shell(local: LocalTarget, tmp_path: Path) -> None:
     done = kernlore("hardware", "check", "toy", data=tmp_path / "data")
     assert done.code == 0, done.err
     assert "toy_stalls -> memory_latency (toy-waits)" in done.out
-    checked(local, interface=None)
+    checked(local, interface=None, suffix=None)
+    done = kernlore("hardware", "check", "toy", data=tmp_path / "data")
+    assert "suffix            missing: not stated (optional)\n" in done.out
+    assert "interface         needed, missing: not stated\n" in done.out
     done = kernlore("hardware", "check", "toy", "--json", data=tmp_path / "data")
     assert done.code == 1 and json.loads(done.out)["ok"] is False

@@ -17,6 +17,7 @@ from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import (
+    Asking,
     CaseView,
     Context,
     HardwareView,
@@ -148,6 +149,8 @@ class RecordingListener:
 
     def node(self, node: Node, tree: Tree) -> None:
         self.nodes.append(node)
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         self.messages.append(message)

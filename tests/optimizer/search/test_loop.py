@@ -14,7 +14,7 @@ from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import Context, Unreachable
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import (
     Moves,
@@ -101,6 +101,8 @@ def test_a_failing_machine_is_tried_again_and_never_the_kernels_fault(tmp_path: 
     failed = broken.tree.nodes[1:]
     assert len(failed) == FAILED_IN_A_ROW
     assert all(n.state == "failed" and n.problem == "the device is gone" for n in failed)
+    mended = search(tmp_path, Goal(candidates=3), TableBench(), (Fresh(),), name="b")
+    assert mended.run().ended == "30 candidates were tried"
 
 
 def test_the_same_bundle_is_measured_once(tmp_path: Path) -> None:
@@ -122,6 +124,18 @@ def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Pa
     assert ended.ended.startswith(f"{SILENT_IN_A_ROW} proposals in a row came to nothing")
     other = search(tmp_path, Goal(candidates=6), synthesizers=(Nonsense(), Steps()), name="b")
     assert other.run().ended == "6 candidates were tried"
+
+
+def test_a_run_whose_proposer_is_out_of_reach_fails_and_can_go_on(tmp_path: Path) -> None:
+    class Away(Steps):
+        def propose(self, context: Context) -> Proposal | None:
+            raise Unreachable("no answer from there")
+
+    going = search(tmp_path, Goal(candidates=4), synthesizers=(Away(),))
+    ended = going.run()
+    assert (ended.state, ended.ended) == ("failed", "no answer from there")
+    assert going.listener.messages == ["steps: no answer from there"]  # type: ignore[attr-defined]
+    assert search(tmp_path, Goal(candidates=4)).run().state == "finished"
 
 
 def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:

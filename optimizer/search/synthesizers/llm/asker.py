@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction
 
 LONGEST_WAIT_S = 120.0
 Message = dict[str, Any]  # as the chat interface of the providers has it
+TICK_S = 1.0  # between two reports that a model is still being asked
 GRACE_S = 5.0  # beyond the provider's own time-out, before the call is abandoned
 MAX_MESSAGE = 400  # characters of a provider's message
 RETRIED = frozenset({408, 409, 425, 429})
@@ -87,8 +89,11 @@ def _seconds(header: str) -> float | None:
     return max(0.0, seconds) if seconds == seconds else None
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
+def within(
+    seconds: float, work: Callable[[], Any], waited: Callable[[float], None] | None = None
+) -> Any:
     """Return what `work` returns, or raise what it raises, or DeadlinePassed after `seconds`.
+    `waited` is called at once and every TICK_S, with the seconds so far.
 
     A provider that sends a byte now and then never meets a read time-out, so the whole call has a
     deadline of its own.
@@ -102,13 +107,24 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
             done.put((False, problem))
 
     threading.Thread(target=go, name="model-call", daemon=True).start()
-    try:
-        fine, value = done.get(timeout=seconds)
-    except queue.Empty:
-        raise DeadlinePassed(f"no answer within {seconds:g} s") from None
+    fine, value = _awaited(done, seconds, waited or (lambda _: None))
     if not fine:
         raise value
     return value
+
+
+def _awaited(
+    done: queue.SimpleQueue[tuple[bool, Any]], seconds: float, waited: Callable[[float], None]
+) -> tuple[bool, Any]:
+    began = time.monotonic()
+    passed = 0.0
+    while passed < seconds:
+        waited(passed)
+        try:
+            return done.get(timeout=min(TICK_S, seconds - passed))
+        except queue.Empty:
+            passed = time.monotonic() - began
+    raise DeadlinePassed(f"no answer within {seconds:g} s")
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,10 @@ class ContextOverflow(CallFailed):
     """The prompt is longer than the model's window."""
 
 
+class NoAnswer(CallFailed):
+    """Nothing answers at the address of the model; the message names it."""
+
+
 class Asker(Protocol):
     """A model, or a stored conversation with one."""
 
@@ -164,11 +184,19 @@ def total(spent: Sequence[Reply], seconds: float, before: Cost) -> Cost:
     )
 
 
+# Kinds of failures, as a stored transcript names them.
+FAILURES: Mapping[str, type[CallFailed]] = {
+    "overflow": ContextOverflow,
+    "no_answer": NoAnswer,
+    "failed": CallFailed,
+}
+
+
 def reply_as_json(heard: Reply | CallFailed) -> dict[str, Any]:
     """The stored row of a reply or a failure."""
     if isinstance(heard, Reply):
         return {"reply": asdict(heard)}
-    kind = "overflow" if isinstance(heard, ContextOverflow) else "failed"
+    kind = next((k for k, cls in FAILURES.items() if type(heard) is cls), "failed")
     return {kind: str(heard)}
 
 
@@ -178,7 +206,8 @@ def reply_from_json(row: Mapping[str, Any]) -> Reply | CallFailed:
         fields = row["reply"]
         calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
         return Reply(**{**fields, "tool_calls": calls})
-    return ContextOverflow(row["overflow"]) if "overflow" in row else CallFailed(row["failed"])
+    kind = next(kind for kind in FAILURES if kind in row)
+    return FAILURES[kind](row[kind])
 
 
 def load() -> Any:
@@ -239,9 +268,12 @@ class LitellmAsker:
         redact: Redaction,
         chance: random.Random,
         sleep: Callable[[float], None] = time.sleep,
+        waited: Callable[[float], None] | None = None,
     ) -> None:
+        """`waited` is called while a call goes on, with its seconds so far."""
         self._model, self._settings, self._limit = model, settings, limit
         self._redact, self._chance, self._sleep = redact, chance, sleep
+        self._waited = waited
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
         """The reply, after as many retries as the settings allow. Raises CallFailed, Unavailable
@@ -252,13 +284,15 @@ class LitellmAsker:
             try:
                 return self._once(messages, tools)
             except _Again as busy:
-                message, retry_after = busy.message, busy.retry_after
+                message, retry_after, unreached = busy.message, busy.retry_after, busy.unreached
                 wait = pause(attempt, retry_after, self._chance)
             if wait is None:
                 raise CallFailed(
                     f"{message}; it says Retry-After: {retry_after}, which is too long"
                 )
             if attempt >= self._settings.retries:
+                if unreached:
+                    raise NoAnswer(self._nobody(attempt + 1))
                 raise CallFailed(f"{message}; tried {attempt + 1} times")
             attempt += 1
             self._sleep(wait)
@@ -268,7 +302,7 @@ class LitellmAsker:
         request = self._request(messages, tools)
         seconds = self._settings.timeout_s
         try:
-            answer = within(seconds + GRACE_S, lambda: litellm.completion(**request))
+            answer = within(seconds + GRACE_S, lambda: litellm.completion(**request), self._waited)
             return self._reply(litellm, answer)
         except DeadlinePassed as late:
             raise _Again(str(late), None) from None
@@ -334,9 +368,20 @@ class LitellmAsker:
             return None
         return float(sum(parts))
 
+    def _nobody(self, tries: int) -> str:
+        """What a user reads where nothing answers."""
+        address = self._settings.api_base or _usual_address(self._model)
+        where = self._redact.error(address) if address else "its provider"
+        return (
+            f"no answer from {where}, where {self._model} is asked (tried {tries} times); give"
+            " --api-base or OPENAI_API_BASE"
+        )
+
     def _sorted(self, problem: Exception) -> Exception:
         quoted = " ".join(self._redact.error(str(problem)).split())[:MAX_MESSAGE]
         message = f"{self._model}: {type(problem).__name__}: {quoted}"
+        if _unreached(problem):
+            return _Again(message, None, unreached=True)
         lower = quoted.lower()
         status = getattr(problem, "status_code", None)
         if type(problem).__name__ == "ContextWindowExceededError" or status == 413:
@@ -352,9 +397,29 @@ class LitellmAsker:
 class _Again(Exception):
     """The provider is busy or broken for now; another try may help."""
 
-    def __init__(self, message: str, retry_after: str | None) -> None:
+    def __init__(self, message: str, retry_after: str | None, unreached: bool = False) -> None:
         super().__init__(message)
-        self.message, self.retry_after = message, retry_after
+        self.message, self.retry_after, self.unreached = message, retry_after, unreached
+
+
+def _usual_address(model: str) -> str | None:
+    """The address that the environment sets for models behind OpenAI's interface."""
+    if not model.startswith("openai/"):
+        return None
+    return os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+
+
+def _unreached(problem: BaseException | None) -> bool:
+    """Whether no connection came about; litellm hides that under other names."""
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        if isinstance(problem, ConnectionRefusedError | socket.gaierror):
+            return True
+        if type(problem).__name__ in ("ConnectError", "ConnectTimeout"):
+            return True
+        seen.add(id(problem))
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def _retry_after(problem: Exception) -> str | None:

@@ -17,13 +17,14 @@ from typing import Any, Protocol
 
 from kb.errors import InvalidRequest, KernloreError, StoreError
 from optimizer.search.knowledge import Excerpt
-from optimizer.search.synthesizers.base import Context, ProposalFailed
+from optimizer.search.synthesizers.base import Context, ProposalFailed, Unreachable
 from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from, files_from
 from optimizer.search.synthesizers.llm.asker import (
     Asker,
     CallFailed,
     ContextOverflow,
     Message,
+    NoAnswer,
     Reply,
     ToolCall,
     reply_as_json,
@@ -340,6 +341,8 @@ class Conversation:
         except ContextOverflow as problem:
             if self._shrunk:
                 raise ProposalFailed(f"{problem}; also with the shortest prompt") from None
+        except NoAnswer as problem:
+            raise Unreachable(str(problem)) from None
         except CallFailed as problem:
             raise ProposalFailed(str(problem)) from None
         self._shrunk = True

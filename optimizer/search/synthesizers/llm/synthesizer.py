@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kb.errors import InvalidRequest
 from optimizer.search.records import Cost, Proposal
-from optimizer.search.synthesizers.base import Context, ProposalFailed
+from optimizer.search.synthesizers.base import Asking, Context, ProposalFailed
 from optimizer.search.synthesizers.llm.asker import (
     Asker,
     LitellmAsker,
@@ -56,7 +56,9 @@ class LlmSynthesizer:
         replay: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        asking: Callable[[Asking], None] | None = None,
     ) -> None:
+        """`asking` is called now and then while a model is being asked."""
         if settings.tools and tools is None:
             raise InvalidRequest(
                 "tools are switched on and none are given", hint="Give Tools, or switch them off."
@@ -67,7 +69,7 @@ class LlmSynthesizer:
         self.context_tokens = settings.context_tokens
         self._tools = tools if settings.tools else None
         self._check = check
-        self._sleep, self._clock = sleep, clock
+        self._sleep, self._clock, self._asking = sleep, clock, asking
         self._limit = RateLimit(settings.requests_per_minute, clock, sleep)
         self._redact = Redaction(settings.api_key)
         self._replayed: Counter[int] = Counter()  # attempts by step
@@ -91,7 +93,7 @@ class LlmSynthesizer:
         except ProposalFailed as problem:
             record.outcome = f"failed: {self._redact.error(str(problem))}"
             self._owed = self._spent(record, began)
-            raise ProposalFailed(self._redact.error(str(problem))) from None
+            raise type(problem)(self._redact.error(str(problem))) from None
         else:
             record.outcome = "proposal"
             cost, self._owed = self._spent(record, began), Cost()
@@ -115,8 +117,20 @@ class LlmSynthesizer:
         attempt = self._transcripts.attempts(run, step)
         model = drawn(self._settings.models, context.seed, step, attempt)
         chance = random.Random(f"{context.seed}:{step}:{attempt}:retry")
-        asker = LitellmAsker(model, self._settings, self._limit, self._redact, chance, self._sleep)
+        asker = LitellmAsker(
+            model,
+            self._settings,
+            self._limit,
+            self._redact,
+            chance,
+            self._sleep,
+            lambda seconds: self._waited(model, step, seconds),
+        )
         return Transcript(run, step, attempt, model, VERSION), asker
+
+    def _waited(self, model: str, step: int, seconds: float) -> None:
+        if self._asking is not None:
+            self._asking(Asking(model, step, seconds, self._settings.timeout_s))
 
     def _replayed_from(self, context: Context, run: str) -> tuple[Transcript, Asker]:
         step = context.step

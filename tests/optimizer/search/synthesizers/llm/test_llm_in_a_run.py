@@ -15,6 +15,7 @@ from optimizer.search.knowledge import Knowledge, Query
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
+from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
@@ -60,6 +61,8 @@ class Listening:
         self.heard: list[str] = []
 
     def node(self, node: Any, tree: Tree) -> None: ...
+
+    def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
         self.heard.append(message)
@@ -112,3 +115,23 @@ def test_a_run_survives_its_models_and_is_replayed(
     assert tiles(same) == tiles(tree)
     assert (again.ended, heard_again) == (row.ended, heard)
     assert len(server.requests) == requests
+
+
+def test_a_run_whose_models_nobody_answers_for_fails_with_their_address(
+    serve: Callable[..., ModelServer], synthesizer: Callable[..., LlmSynthesizer], tmp_path: Path
+) -> None:
+    nowhere = "http://127.0.0.1:1/v1"
+    asker = synthesizer(serve(lambda body, number: good(body)), api_base=nowhere)
+    row, tree, heard = search(tmp_path / "runs", "run_alone", asker)
+    assert row.state == "failed" and len(tree) == 2
+    assert row.ended == (
+        f"no answer from {nowhere}, where openai/scripted is asked (tried 4 times); give"
+        " --api-base or OPENAI_API_BASE"
+    )
+    assert heard == [f"llm: {row.ended}"]
+    assert FileStore(tmp_path / "runs").run("run_alone").state == "failed"
+
+    stored = FolderTranscripts(tmp_path / "transcripts")
+    settings = LlmSettings(models_from("openai/scripted"))
+    replay = LlmSynthesizer(settings, stored, replay="run_alone")
+    assert search(tmp_path / "runs", "run_again", replay)[0].ended == row.ended
