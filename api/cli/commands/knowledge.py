@@ -307,9 +307,9 @@ def vectors(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the vectors that ship with a folder of knowledge, after a change of its documents.
+    """Write the vectors that ship with a folder of knowledge.
 
-    A new data directory takes them from there; what has none there is embedded when it is read.
+    Run it after a change of the documents. A new data directory takes them from there; what has none there is embedded when it is read.
     """
     from api.services import open_services
     from ingestion.shipped_vectors import embed_folder
