@@ -109,8 +109,8 @@ def optimize(
     Unavailable where nothing can be run here, and RunInterrupted.
     """
     problem, options = load_problem(problem_path), model_options or ModelOptions()
-    _check_models(goal, models, options)
     store = _store_of(base, resume, problem)
+    _check_models(goal, models, options)
     places = places_for(base, hardware, goal.language)
     target = next(iter(places.values())).target
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
