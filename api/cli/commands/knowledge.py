@@ -309,7 +309,8 @@ def vectors(
 ) -> None:
     """Write the vectors that ship with a folder of knowledge.
 
-    Run it after a change of the documents. A new data directory takes them from there; what has none there is embedded when it is read.
+    Run it after a change of the documents. A new data directory takes them from there; what has
+    none there is embedded when it is read.
     """
     from api.services import open_services
     from ingestion.shipped_vectors import embed_folder
