@@ -30,6 +30,8 @@ from optimizer.search.tree import Tree, last_failure, seen
 LEAST_COST = 2.0  # seconds: shorter evaluations count as equal, as times of candidates scatter
 STAGES = ("compile", "correctness", "benchmark")
 SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
+# The same where nothing ever answered at the address of a model: each has retries of its own.
+NEVER_ANSWERED = 2
 CONTEXT_TOKENS = 6_000  # of knowledge where no proposer reads it; and of earlier kernels and log
 Pair = tuple[str, int]
 
@@ -67,18 +69,22 @@ class Proposer:
         self._failed: set[str] = set()
         self._silent = 0
         self._unreached = 0  # of the silent ones
+        self._answered: set[str] = set()  # the proposers that ever had a candidate
         self._last_log = ""
 
     @property
     def unreachable(self) -> bool:
         """Whether proposers were given up because nothing answers where they ask."""
-        return self._silent >= SILENT_IN_A_ROW and self._unreached == self._silent
+        enough = SILENT_IN_A_ROW if self._failed & self._answered else NEVER_ANSWERED
+        return self._silent >= enough and self._unreached == self._silent
 
     def recall(self, nodes: Iterable[Node]) -> None:
         """Remember what was exhausted and which proposers had failed when these were proposed."""
         for node in nodes:
             self._exhausted.update(node.exhausted)
             self._failed.update(node.silent)
+            if node.proposal is not None:
+                self._answered.add(node.proposal.synthesizer)
 
     def create_node(
         self,
@@ -123,6 +129,7 @@ class Proposer:
         self._silent = self._unreached = 0
         self._last_log = ""
         proposal, shown = result
+        self._answered.add(proposal.synthesizer)
         return self.create_node(tree, proposal, shown, exhausted=exhausted, silent=silent)
 
     def _attempt(
@@ -240,6 +247,7 @@ def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -
         max_tokens=CONTEXT_TOKENS,
         with_knowledge=task.goal.knowledge,
         with_memory=task.goal.memory != "none",
+        baseline=tree.baseline,
     )
 
 

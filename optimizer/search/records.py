@@ -170,14 +170,16 @@ def time_text(node: Node) -> str:
     """What a call takes on each timed case: cycles where a simulator counts them, else
     microseconds; empty where nothing is known."""
     timings = node.evaluation.timings if node.evaluation is not None else ()
-    times = [
-        f"{timing.cycles} cycles" if timing.cycles is not None else f"{timing.candidate_us:.4g} us"
+    times = {
+        timing.case: f"{timing.cycles} cycles"
+        if timing.cycles is not None
+        else f"{timing.candidate_us:.4g} us"
         for timing in timings
         if timing.cycles is not None or timing.candidate_us is not None
-    ]
+    }
     if len(times) < 2:
-        return "".join(times)
-    return ", ".join(f"{time} in {t.case}" for time, t in zip(times, timings, strict=False))
+        return "".join(times.values())
+    return ", ".join(f"{time} in {case}" for case, time in times.items())
 
 
 def best_of(nodes: Sequence[Node]) -> Node | None:

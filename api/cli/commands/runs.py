@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,8 @@ from api.cli.options import (
     Actor,
     ApiBase,
     AsJson,
-    ContextTokens,
     DataDir,
     Models,
-    ModelSeconds,
     Seed,
     switched_on,
 )
@@ -297,10 +296,14 @@ def propose(
             help="Ids of runs to continue, or problem files, folders or names to begin with.",
         ),
     ],
-    models: Annotated[
-        str, typer.Option(help="Language models to ask, by their litellm names: a=2,b.")
-    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The zip file to write.")],
+    models: Annotated[
+        str,
+        typer.Option(
+            help="Language models to ask, by their litellm names: a=2,b. Default: those of the"
+            " first run that is continued."
+        ),
+    ] = "",
     hardware: Annotated[
         str | None, typer.Option(help="Id of the hardware of problems to begin with.")
     ] = None,
@@ -309,8 +312,21 @@ def propose(
     ] = None,
     drafts: Annotated[int, typer.Option(help="Candidates of each run.", min=1)] = 4,
     api_base: ApiBase = None,
-    context_tokens: ContextTokens = 48_000,
-    model_seconds: ModelSeconds = 300.0,
+    context_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of knowledge in a prompt. Default: 48,000, or that of the run.",
+            min=1_000,
+        ),
+    ] = None,
+    model_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest time of one call of a model, in seconds. Default: 300, or that of the"
+            " run.",
+            min=1,
+        ),
+    ] = None,
     seed: Seed = 0,
     knowledge: Annotated[
         str, typer.Option(help="Whether models of new runs are shown retrieved knowledge.")
@@ -325,17 +341,19 @@ def propose(
     round of the same runs is proposed from what was measured.
     """
     from optimizer.search.goal import Goal
-    from optimizer.search.synthesizers.llm.settings import ModelOptions
 
     goal = Goal(
         language=language, seed=seed, knowledge=switched_on(knowledge), synthesizers=("llm",)
     )
-    options = ModelOptions(api_base, context_tokens, False, model_seconds)
     with opened(data_dir) as local:
         from api.cli.progress import remarks
+        from optimizer.search.runs.models import models_to_go_on
         from optimizer.search.runs.rounds import propose_round
 
         runs = _runs_of(local, targets, hardware, goal)
+        asked = next((run.asked for run in runs if run.asked), {})
+        models, options = models_to_go_on(asked, models, api_base, model_seconds, context_tokens)
+        options = replace(options, tools=False)
         if any(run.goal.knowledge for run in runs):
             local.load_knowledge(note)
         rows = propose_round(local.services, runs, models, options, drafts, remarks(), output)

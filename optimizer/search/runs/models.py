@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kb.errors import InvalidRequest
+from kb.errors import InvalidRequest, NotFound
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.runs.model_tools import ModelTools
+from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.llm.settings import (
     LlmSettings,
@@ -61,6 +62,7 @@ def models_to_go_on(
     models: str = "",
     api_base: str | None = None,
     model_seconds: float | None = None,
+    context_tokens: int | None = None,
 ) -> tuple[str, ModelOptions]:
     """The models of a run that is continued: what it remembers (`asked_models`), and in its place
     what is given now. A run of an older version remembers nothing.
@@ -74,6 +76,8 @@ def models_to_go_on(
         options = replace(options, api_base=api_base)
     if model_seconds is not None:
         options = replace(options, timeout_s=model_seconds)
+    if context_tokens is not None:
+        options = replace(options, context_tokens=context_tokens)
     return models or str(asked.get("models", "")), options
 
 
@@ -113,4 +117,13 @@ def language_models(
         check=tools.unknown_names if options.check and goal.knowledge else None,
         replay=options.replay,
         asking=listener.asking,
+        cancelled=lambda run: _cancelled(base, run),
     )
+
+
+def _cancelled(base: KnowledgeBase, run: str) -> bool:
+    """Whether a user asked for the end of the run; one that is not stored yet goes on."""
+    try:
+        return run_store(base).cancelled(run)
+    except NotFound:
+        return False

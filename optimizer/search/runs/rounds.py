@@ -28,12 +28,12 @@ from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.runs.model_tools import ModelTools
-from optimizer.search.runs.models import check_keys, language_models
+from optimizer.search.runs.models import asked_models, check_keys, language_models
 from optimizer.search.runs.portable import WAITING, session_target
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView
-from optimizer.search.synthesizers.llm.settings import ModelOptions
+from optimizer.search.synthesizers.llm.settings import ModelOptions, models_from
 from retrieval.knowledge_base import KnowledgeBase
 
 OUT = "its candidates are out to be evaluated; `kernlore runs import` brings the results back"
@@ -114,16 +114,21 @@ def propose_round(
     output: Path,
 ) -> list[Proposed]:
     """Ask models for `drafts` candidates of each run and pack them as the session `output`; several
-    runs are asked side by side. The runs wait until the results are imported.
+    runs are asked side by side. The runs wait until the results are imported, and remember which
+    models were asked.
 
-    Raises InvalidRequest for runs on different hardware, Unavailable without litellm and where no
-    model had an answer for any run; then nothing is written.
+    Raises InvalidRequest for runs on different hardware and without models, Unavailable without
+    litellm and where no model had an answer for any run; then nothing is written.
     """
+    if not models_from(models):
+        raise InvalidRequest("no model is named", hint="Give --models.")
     if len({run.hardware for run in runs}) != 1:
         raise InvalidRequest(
             "a batch is for one hardware", hint="Propose for the runs of each hardware apart."
         )
     check_keys(models, options)
+    remembered = asked_models(models, options, listener)
+    runs = [replace(run, asked=remembered) for run in runs]
     target = session_target(base, runs[0].hardware)
     _check_languages(runs, target)
 

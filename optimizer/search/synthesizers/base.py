@@ -70,9 +70,10 @@ class Context:
     """Everything that a synthesizer sees for one proposal.
 
     `seen` are the nodes that the memory operator shows beside the parent; `tried` are all nodes of
-    the run but the reference; `best` is the best node so far. `step` is the number of the node to
-    come. `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge, earlier
-    kernels and log in a prompt. Without `with_knowledge` no knowledge is shown, without
+    the run but the reference; `best` is the best node so far. `baseline` is what speed-ups are over
+    on a chip that only its own commands run, None where that is the reference. `step` is the number
+    of the node to come. `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge,
+    earlier kernels and log in a prompt. Without `with_knowledge` no knowledge is shown, without
     `with_memory` nothing of earlier kernels.
     """
 
@@ -89,6 +90,7 @@ class Context:
     max_tokens: int
     with_knowledge: bool = True
     with_memory: bool = True
+    baseline: Node | None = None
 
 
 @dataclass(frozen=True)

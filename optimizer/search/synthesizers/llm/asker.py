@@ -93,7 +93,8 @@ def within(
     seconds: float, work: Callable[[], Any], waited: Callable[[float], None] | None = None
 ) -> Any:
     """Return what `work` returns, or raise what it raises, or DeadlinePassed after `seconds`.
-    `waited` is called at once and every TICK_S, with the seconds so far.
+    `waited` is called before the work begins and every TICK_S, with the seconds so far; what it
+    raises ends the wait.
 
     A provider that sends a byte now and then never meets a read time-out, so the whole call has a
     deadline of its own.
@@ -106,8 +107,10 @@ def within(
         except BaseException as problem:  # handed over to whoever waits
             done.put((False, problem))
 
+    report = waited or (lambda _: None)
+    report(0.0)
     threading.Thread(target=go, name="model-call", daemon=True).start()
-    fine, value = _awaited(done, seconds, waited or (lambda _: None))
+    fine, value = _awaited(done, seconds, report)
     if not fine:
         raise value
     return value
@@ -119,11 +122,11 @@ def _awaited(
     began = time.monotonic()
     passed = 0.0
     while passed < seconds:
-        waited(passed)
         try:
             return done.get(timeout=min(TICK_S, seconds - passed))
         except queue.Empty:
             passed = time.monotonic() - began
+            waited(passed)
     raise DeadlinePassed(f"no answer within {seconds:g} s")
 
 
@@ -159,6 +162,10 @@ class ContextOverflow(CallFailed):
 
 class NoAnswer(CallFailed):
     """Nothing answers at the address of the model; the message names it."""
+
+
+class CallAbandoned(CallFailed):
+    """Whoever asked does not want the answer any more."""
 
 
 class Asker(Protocol):
@@ -270,7 +277,8 @@ class LitellmAsker:
         sleep: Callable[[float], None] = time.sleep,
         waited: Callable[[float], None] | None = None,
     ) -> None:
-        """`waited` is called while a call goes on, with its seconds so far."""
+        """`waited` is called while a call goes on, with its seconds so far; it may raise
+        CallAbandoned."""
         self._model, self._settings, self._limit = model, settings, limit
         self._redact, self._chance, self._sleep = redact, chance, sleep
         self._waited = waited
@@ -306,6 +314,8 @@ class LitellmAsker:
             return self._reply(litellm, answer)
         except DeadlinePassed as late:
             raise _Again(str(late), None) from None
+        except CallAbandoned:
+            raise
         except Exception as problem:
             # The boundary to a library that raises what each provider's answer happens to break;
             # every one of them becomes a recorded failure of this call. Its traceback may hold

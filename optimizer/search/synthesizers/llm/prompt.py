@@ -125,7 +125,7 @@ def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
             "hardware": sections.hardware(context, fence),
             "interface": sections.interface(context),
             "parent": results.parent(context.parent, fence),
-            "verdict": results.verdict(context.parent, fence, kept.log_chars),
+            "verdict": results.verdict(context.parent, fence, kept.log_chars, context.baseline),
             "memory": _memory(context, kept, fence),
             "target": sections.target(context, fence),
             "knowledge": known(context, kept.excerpts, fence),
@@ -139,9 +139,11 @@ def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
     parts = [
         results.under_way(context, fence),
         results.lessons(context, fence),
-        results.seen(kept.seen, fence),
+        results.seen(kept.seen, fence, context.baseline),
         results.best(context, fence),
-        results.sources(kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE)),
+        results.sources(
+            kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE), context.baseline
+        ),
     ]
     text = "\n".join(part for part in parts if part)
     return f"# Earlier kernels (one of them again, unchanged, is refused)\n{text}" if text else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizer.evaluation.records import Evaluation, Interval
-from optimizer.search.records import IN_FLIGHT, REFERENCE, Node
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm.sections import number, pairs
 from optimizer.search.synthesizers.llm.templates import Fence
@@ -22,7 +22,7 @@ from retrieval.diagnose.signals import load_signals
 
 MAX_METRICS = 60
 MAX_EVIDENCE = 600  # characters of one signal's
-MAX_PLAN = 600
+MAX_PLAN = 1_200
 MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
 MAX_LESSONS = 40
@@ -61,13 +61,14 @@ def source(node: Node, fence: Fence) -> str:
     return "\n".join(parts)
 
 
-def verdict(node: Node, fence: Fence, log_chars: int) -> str:
+def verdict(node: Node, fence: Fence, log_chars: int, baseline: Node | None = None) -> str:
     """The result of the evaluation: outcome, times, signals, metrics and log. A log of more than
-    `log_chars` characters is shown as its distinct messages, with how often each came."""
+    `log_chars` characters is shown as its distinct messages, with how often each came. `baseline`
+    is what speed-ups are over, None for the reference."""
     evaluation = node.evaluation
     if evaluation is None:
         return f"Nothing: {node.problem or node.state}."
-    lines = [_became(evaluation), *_speed(node), *_checks(evaluation)]
+    lines = [_became(evaluation), *_speed(node, baseline), *_checks(evaluation)]
     lines += [_signal(signal, n) for n, signal in enumerate(evaluation.verdict.signals)]
     blocks = [fence.around("verdict", "\n".join(lines))]
     if (
@@ -84,7 +85,7 @@ def _became(evaluation: Evaluation) -> str:
     return f"{outcome}: {_cut(evaluation.message, MAX_MESSAGE)}" if evaluation.message else outcome
 
 
-def _speed(node: Node) -> list[str]:
+def _speed(node: Node, baseline: Node | None) -> list[str]:
     """Times of each case; that there are none, and why, where a correct kernel has none."""
     evaluation = node.evaluation
     if evaluation is None or not evaluation.correct:
@@ -92,14 +93,14 @@ def _speed(node: Node) -> list[str]:
     if evaluation.timing == "repeat":
         return ["not timed: the machine was too busy to measure it"]
     lines = []
-    if node.number != REFERENCE and evaluation.speedup is not None:
-        lines.append(f"speed-up over the reference: {_interval(evaluation.speedup)}")
+    if node.number not in (REFERENCE, _number(baseline)) and evaluation.speedup is not None:
+        lines.append(f"speed-up over {_name(baseline)}: {_interval(evaluation.speedup)}")
     for timing in evaluation.timings:
         if timing.cycles is not None and timing.state == "simulator":
             lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
-            compared = "" if beside is None else f" (reference {_us(beside)} us)"
+            compared = "" if beside is None else f" ({_name(baseline)} {_us(beside)} us)"
             lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{compared}")
     return lines
 
@@ -108,7 +109,23 @@ def _us(microseconds: float) -> str:
     return f"{microseconds:.0f}" if microseconds >= 1000 else f"{microseconds:.4g}"
 
 
+def _number(node: Node | None) -> int:
+    """Its number; that of the reference for None."""
+    return REFERENCE if node is None else node.number
+
+
+def _name(baseline: Node | None) -> str:
+    """What a speed-up is over, in words."""
+    if baseline is None:
+        return "the reference"
+    if baseline.number == REFERENCE:
+        return "the manual's sample"
+    return f"node {baseline.number}, the first right kernel"
+
+
 def _interval(speedup: Interval) -> str:
+    if speedup.low == speedup.high:  # a simulator repeats itself
+        return f"{speedup.value:.3g}x"
     low, high = f"{speedup.low:.3g}", f"{speedup.high:.3g}"
     return f"{speedup.value:.3g}x (95 % interval {low} to {high})"
 
@@ -174,10 +191,12 @@ def _measured(name: str, value: object, canonical: str) -> str:
     return f"{name} = {number(value)}{meaning}"
 
 
-def seen(nodes: Iterable[Node], fence: Fence) -> str:
+def seen(nodes: Iterable[Node], fence: Fence, baseline: Node | None = None) -> str:
     """Earlier kernels: what was planned and the result."""
     outcomes = [
-        fence.around("earlier", _outcome(node)) for node in nodes if node.proposal is not None
+        fence.around("earlier", _outcome(node, baseline))
+        for node in nodes
+        if node.proposal is not None
     ]
     return "\n".join(outcomes)
 
@@ -206,7 +225,8 @@ def lessons(context: Context, fence: Fence) -> str:
     logged = [context.parent, *worth_showing(context)]
     read = {message.kind for node in logged for message in _refusals(node)}
     refused = _refused(tried, read)
-    lines = [*refused[:MAX_LESSONS], *(_outcome_line(n) for n in tried if n.number not in shown)]
+    brought = (_outcome_line(n, context.baseline) for n in tried if n.number not in shown)
+    lines = [*refused[:MAX_LESSONS], *brought]
     lines = [line for line in lines if line][-MAX_LESSONS:]
     return "Lessons of this run:\n" + fence.around("lessons", "\n".join(lines)) if lines else ""
 
@@ -237,14 +257,14 @@ def _refused(tried: Sequence[Node], read: set[str]) -> list[str]:
     ]
 
 
-def _outcome_line(node: Node) -> str:
+def _outcome_line(node: Node, baseline: Node | None) -> str:
     """What a kernel brought, or what became of it where its log has no message of its own."""
     evaluation = node.evaluation
     if evaluation is None or node.proposal is None:
         return ""
     if evaluation.correct:
         plan = " ".join(node.proposal.plan.split())
-        return f"node {node.number}: {_result(node)}: {_cut(plan, MAX_LESSON)}"
+        return f"node {node.number}: {_result(node, baseline)}: {_cut(plan, MAX_LESSON)}"
     if _refusals(node):
         return ""
     became = BECAME.get(evaluation.validity, evaluation.validity)
@@ -257,7 +277,7 @@ def best(context: Context, fence: Fence) -> str:
     shown = {REFERENCE, context.parent.number, *(node.number for node in context.seen)}
     if node is None or node.number in shown:
         return ""
-    return "The best so far:\n" + fence.around("best", _outcome(node))
+    return "The best so far:\n" + fence.around("best", _outcome(node, context.baseline))
 
 
 def worth_showing(context: Context) -> tuple[Node, ...]:
@@ -282,7 +302,9 @@ def _mendable(node: Node) -> bool:
     return node.evaluation is not None and node.evaluation.validity in MENDABLE
 
 
-def sources(nodes: Sequence[Node], fence: Fence, log_chars: int) -> str:
+def sources(
+    nodes: Sequence[Node], fence: Fence, log_chars: int, baseline: Node | None = None
+) -> str:
     """The whole source of these kernels, with the verdict of those that failed."""
     parts = []
     for node in nodes:
@@ -293,24 +315,24 @@ def sources(nodes: Sequence[Node], fence: Fence, log_chars: int) -> str:
         else:
             parts.append(
                 "The last that failed, whole. Mend it where its idea is sound.\n"
-                f"{source(node, fence)}\n{verdict(node, fence, log_chars)}"
+                f"{source(node, fence)}\n{verdict(node, fence, log_chars, baseline)}"
             )
     return "\n".join(parts)
 
 
-def _outcome(node: Node) -> str:
+def _outcome(node: Node, baseline: Node | None) -> str:
     lines = [f"node {node.number}, changed from node {node.parent}"]
     if node.proposal is not None:
         lines.append(f"plan: {_cut(node.proposal.plan, MAX_PLAN)}")
         if node.proposal.bundle.parameters:
             lines.append(f"parameters: {pairs(node.proposal.bundle.parameters)}")
-    lines.append(f"result: {_result(node)}")
+    lines.append(f"result: {_result(node, baseline)}")
     if node.signals:
         lines.append(f"signals: {', '.join(node.signals)}")
     return "\n".join(lines)
 
 
-def _result(node: Node) -> str:
+def _result(node: Node, baseline: Node | None) -> str:
     evaluation = node.evaluation
     if node.state == "duplicate":
         return f"the same as node {node.same_as}"
@@ -320,8 +342,15 @@ def _result(node: Node) -> str:
         return _cut(_became(evaluation), MAX_PLAN)
     if evaluation.speedup is None:
         return "correct, not timed: the machine was too busy"
-    return f"correct, {_interval(evaluation.speedup)} over the reference"
+    if baseline is None:
+        return f"correct, {_interval(evaluation.speedup)} over the reference"
+    if node.number == baseline.number:
+        return f"correct, {time_text(node)}"
+    return f"correct, {time_text(node)}: {_interval(evaluation.speedup)} over {_name(baseline)}"
 
 
 def _cut(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[:chars]} ... (cut)"
+    """At the end of a word, where it is too long."""
+    if len(text) <= chars:
+        return text
+    return f"{text[:chars].rsplit(None, 1)[0]} ... (cut)"

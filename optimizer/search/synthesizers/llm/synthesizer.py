@@ -12,6 +12,7 @@ from optimizer.search.records import Cost, Proposal
 from optimizer.search.synthesizers.base import Asking, Context, ProposalFailed
 from optimizer.search.synthesizers.llm.asker import (
     Asker,
+    CallAbandoned,
     LitellmAsker,
     RateLimit,
     Reply,
@@ -57,8 +58,10 @@ class LlmSynthesizer:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         asking: Callable[[Asking], None] | None = None,
+        cancelled: Callable[[str], bool] = lambda run: False,
     ) -> None:
-        """`asking` is called now and then while a model is being asked."""
+        """`asking` is called every second while a model is being asked, and so is `cancelled` with
+        the id of the run: where it is true, the answer is not waited for."""
         if settings.tools and tools is None:
             raise InvalidRequest(
                 "tools are switched on and none are given", hint="Give Tools, or switch them off."
@@ -69,7 +72,8 @@ class LlmSynthesizer:
         self.context_tokens = settings.context_tokens
         self._tools = tools if settings.tools else None
         self._check = check
-        self._sleep, self._clock, self._asking = sleep, clock, asking
+        self._sleep, self._clock = sleep, clock
+        self._asking, self._cancelled = asking, cancelled
         self._limit = RateLimit(settings.requests_per_minute, clock, sleep)
         self._redact = Redaction(settings.api_key)
         self._replayed: Counter[int] = Counter()  # attempts by step
@@ -124,11 +128,13 @@ class LlmSynthesizer:
             self._redact,
             chance,
             self._sleep,
-            lambda seconds: self._waited(model, step, seconds),
+            lambda seconds: self._waited(run, model, step, seconds),
         )
         return Transcript(run, step, attempt, model, VERSION), asker
 
-    def _waited(self, model: str, step: int, seconds: float) -> None:
+    def _waited(self, run: str, model: str, step: int, seconds: float) -> None:
+        if self._cancelled(run):
+            raise CallAbandoned("the run was cancelled while a model was asked")
         if self._asking is not None:
             self._asking(Asking(model, step, seconds, self._settings.timeout_s))
 
