@@ -50,6 +50,21 @@ ModelSeconds = Annotated[
     float, typer.Option(help="Longest time of one call of a model, in seconds.", min=1)
 ]
 
+# Of a run that goes on: what is not given is as it was.
+ContextTokensOfRun = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of knowledge in a prompt. Default: that of the run, or 48,000.", min=1_000
+    ),
+]
+ModelSecondsOfRun = Annotated[
+    float | None,
+    typer.Option(
+        help="Longest time of one call of a model, in seconds. Default: that of the run, or 300.",
+        min=1,
+    ),
+]
+
 
 def switched_on(word: str) -> bool:
     """Whether `--knowledge` is on. Raises InvalidRequest for a word other than on and off."""

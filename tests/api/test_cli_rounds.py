@@ -110,7 +110,8 @@ def test_the_second_round_starts_from_what_the_first_measured(
     tree = kernlore("runs", "tree", run, "--json", data=home).json
     assert tree[1]["verdict"] in RIGHT and tree[2]["verdict"] == "not_compiled"
 
-    second = propose(home, model, run, tmp_path / "two.zip")
+    more = ("-o", tmp_path / "two.zip", "--drafts", "2", "--json")
+    second = kernlore("runs", "propose", run, *more, data=home)  # the models that it asked before
     assert second.code == 0, second.err
     shown = prompt_of(model.requests[2])
     assert "BEGIN verdict" in shown and "the device is on another machine" not in shown
@@ -122,6 +123,12 @@ def test_the_second_round_starts_from_what_the_first_measured(
     again = kernlore("runs", "import", results, "--json", data=home)
     assert again.code == 2 and again.json["code"] == "conflict"
     assert len(kernlore("runs", "tree", run, "--json", data=home).json) == 5
+
+
+def test_without_a_model_a_batch_says_what_is_missing(home: Path, tmp_path: Path) -> None:
+    options = ("--hardware", "x86-64", "--knowledge", "off", "-o", tmp_path / "b.zip", "--json")
+    refused = kernlore("runs", "propose", tmp_path / "mine.py", *options, data=home)
+    assert refused.code == 2 and refused.json["message"] == "no model is named"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from api.cli.options import (
     Actor,
     ApiBase,
     AsJson,
+    ContextTokensOfRun,
     DataDir,
     Models,
+    ModelSecondsOfRun,
     Seed,
     switched_on,
 )
@@ -177,12 +179,7 @@ def resume(
     run: RunId,
     models: Models = "",
     api_base: ApiBase = None,
-    model_seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Longest time of one call of a model, in seconds. Default: that of the run.", min=1
-        ),
-    ] = None,
+    model_seconds: ModelSecondsOfRun = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -312,21 +309,8 @@ def propose(
     ] = None,
     drafts: Annotated[int, typer.Option(help="Candidates of each run.", min=1)] = 4,
     api_base: ApiBase = None,
-    context_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens of knowledge in a prompt. Default: 48,000, or that of the run.",
-            min=1_000,
-        ),
-    ] = None,
-    model_seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Longest time of one call of a model, in seconds. Default: 300, or that of the"
-            " run.",
-            min=1,
-        ),
-    ] = None,
+    context_tokens: ContextTokensOfRun = None,
+    model_seconds: ModelSecondsOfRun = None,
     seed: Seed = 0,
     knowledge: Annotated[
         str, typer.Option(help="Whether models of new runs are shown retrieved knowledge.")
@@ -342,9 +326,8 @@ def propose(
     """
     from optimizer.search.goal import Goal
 
-    goal = Goal(
-        language=language, seed=seed, knowledge=switched_on(knowledge), synthesizers=("llm",)
-    )
+    known = switched_on(knowledge)
+    goal = Goal(language=language, seed=seed, knowledge=known, synthesizers=("llm",))
     with opened(data_dir) as local:
         from api.cli.progress import remarks
         from optimizer.search.runs.models import models_to_go_on

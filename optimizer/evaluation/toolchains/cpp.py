@@ -20,6 +20,7 @@ from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.isolation.processors import processor
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
+from optimizer.evaluation.toolchains.built import BuiltLibraries
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
 from optimizer.evaluation.toolchains.reports import Loops, count_instructions, parse_loops
 
@@ -92,6 +93,7 @@ class CppToolchain:
     def __init__(self, compiler: str = "g++", limits: Limits = LIMITS) -> None:
         self._compiler = compiler
         self._limits = limits
+        self._built = BuiltLibraries()
 
     def available(self, target: Target) -> Availability:
         """Whether the compiler is installed and this machine is of the target's architecture."""
@@ -123,8 +125,16 @@ class CppToolchain:
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
         """Compile to a shared library. A candidate without its entry, or with a refused flag, does
-        not compile."""
-        del target, signatures
+        not compile. The same candidate is compiled once."""
+        del signatures
+        library = workdir / LIBRARY
+        compiled = self._built.restored(bundle, target, library)
+        if compiled is None:
+            compiled = self._compiled(bundle, workdir, library)
+            self._built.keep(bundle, target, library, compiled)
+        return compiled
+
+    def _compiled(self, bundle: Bundle, workdir: Path, library: Path) -> Compiled:
         began = time.monotonic()
         refusal = self._refusal(bundle)
         if refusal:
@@ -134,7 +144,6 @@ class CppToolchain:
         (sources / HEADER_NAME).write_text(HEADER, encoding="utf-8")
         command = self._command(bundle)
         done = run(command, cwd=workdir, limits=self._limits, env=clean_env(workdir))
-        library = workdir / LIBRARY
         if not done.ok or not library.is_file():
             return _failed(done, command, self._limits)
         loops = parse_loops(_read(workdir / REPORT), Path(SOURCES))

@@ -18,6 +18,7 @@ from pathlib import Path
 from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
+from optimizer.evaluation.toolchains.built import BuiltLibraries
 from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
 from optimizer.evaluation.toolchains.reports import parse_ptx, parse_ptxas, whole
 from optimizer.evaluation.toolchains.triton.toolchains import capability
@@ -52,6 +53,7 @@ class Nvcc:
     def __init__(self, env: Mapping[str, str] | None = None, limits: Limits = LIMITS) -> None:
         self._nvcc = find_nvcc(env)
         self._limits = limits
+        self._built = BuiltLibraries()
 
     def available(self, target: Target) -> Availability:
         """Whether nvcc is here and compiles for the target's compute capability."""
@@ -85,14 +87,22 @@ class Nvcc:
     def compile(
         self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
     ) -> Compiled:
-        """Compile to a shared library; it is only loaded where a CUDA device is."""
+        """Compile to a shared library; it is only loaded where a CUDA device is. The same candidate
+        is compiled once."""
         del signatures
+        library = workdir / LIBRARY
+        compiled = self._built.restored(bundle, target, library)
+        if compiled is None:
+            compiled = self._compiled(bundle, target, workdir, library)
+            self._built.keep(bundle, target, library, compiled)
+        return compiled
+
+    def _compiled(self, bundle: Bundle, target: Target, workdir: Path, library: Path) -> Compiled:
         began = time.monotonic()
         bundle.write(workdir / SOURCES)
         (workdir / SOURCES / HEADER_NAME).write_text(HEADER, encoding="utf-8")
         command = self._command(bundle, target)
         done = run(command, cwd=workdir, limits=self._limits, env=clean_env(workdir))
-        library = workdir / LIBRARY
         ok = done.ok and library.is_file()
         kernels = _kernels(done.log, workdir) if ok else {}
         here = target.device == "cuda"

@@ -12,6 +12,7 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import confirm, finalists
 from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
+from optimizer.search.propose import NEVER_ANSWERED
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
 from optimizer.search.synthesizers.base import Context, Unreachable
@@ -128,14 +129,31 @@ def test_proposers_that_bring_nothing_end_the_run_with_their_reason(tmp_path: Pa
 
 def test_a_run_whose_proposer_is_out_of_reach_fails_and_can_go_on(tmp_path: Path) -> None:
     class Away(Steps):
+        asked = 0
+
         def propose(self, context: Context) -> Proposal | None:
+            Away.asked += 1
             raise Unreachable("no answer from there")
 
     going = search(tmp_path, Goal(candidates=4), synthesizers=(Away(),))
     ended = going.run()
     assert (ended.state, ended.ended) == ("failed", "no answer from there")
     assert going.listener.messages == ["steps: no answer from there"]  # type: ignore[attr-defined]
+    assert Away.asked == NEVER_ANSWERED
     assert search(tmp_path, Goal(candidates=4)).run().state == "finished"
+
+
+def test_a_proposer_that_answered_before_is_given_time_to_come_back(tmp_path: Path) -> None:
+    class Back(Steps):
+        asked = 0
+
+        def propose(self, context: Context) -> Proposal | None:
+            Back.asked += 1
+            if 2 <= Back.asked < SILENT_IN_A_ROW:
+                raise Unreachable("no answer from there")
+            return super().propose(context)
+
+    assert search(tmp_path, Goal(candidates=4), synthesizers=(Back(),)).run().state == "finished"
 
 
 def test_a_cancelled_run_stops_and_can_go_on(tmp_path: Path) -> None:

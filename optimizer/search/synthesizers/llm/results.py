@@ -100,7 +100,8 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
             lines.append(f"case {timing.case}: {timing.cycles} cycles in the simulator")
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
-            compared = "" if beside is None else f" ({_name(baseline)} {_us(beside)} us)"
+            other = _name(baseline).removeprefix("the ")
+            compared = "" if beside is None else f" ({other} {_us(beside)} us)"
             lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{compared}")
     return lines
 

@@ -172,3 +172,31 @@ def test_the_version_names_compiler_and_processor() -> None:
 )  # fmt: skip
 def test_generations_of_one_name_are_told_apart(cpuinfo: str, told: str) -> None:
     assert signature(cpuinfo) == told
+
+
+def test_the_same_candidate_is_compiled_once_and_another_is_not(tmp_path: Path) -> None:
+    """In a folder of its own each time, though the first is gone."""
+    chain = CppToolchain()
+    results = []
+    for place, source in enumerate((VECTOR, VECTOR, CHAIN)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        bundle = Bundle({"k.cpp": source}, "k.cpp", "cpp", "kernlore_run", {})
+        results.append(chain.compile(bundle, TARGET, folder, ()))
+        if not place:
+            shutil.rmtree(folder)
+    first, again, other = results
+    assert again.loader is not None and again.loader.path.is_relative_to(tmp_path / "1")
+    assert getattr(ctypes.CDLL(str(again.loader.path)), again.loader.entry)
+    assert (again.metrics, again.kernels, again.log) == (first.metrics, first.kernels, first.log)
+    assert not (tmp_path / "1" / "src").exists() and (tmp_path / "2" / "src").is_dir()
+    assert other.metrics != first.metrics
+
+
+def test_what_does_not_compile_is_tried_again(tmp_path: Path) -> None:
+    chain = CppToolchain()
+    bundle = Bundle({"k.cpp": "int x = y;"}, "k.cpp", "cpp", "kernlore_run", {})
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "src", ignore_errors=True)
+        assert not chain.compile(bundle, TARGET, tmp_path, ()).ok
+        assert (tmp_path / "src").is_dir()

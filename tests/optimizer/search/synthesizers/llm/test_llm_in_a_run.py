@@ -4,6 +4,7 @@ transcripts give the same tree again."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
 from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from optimizer.search.tree import Tree
+from tests.optimizer.search.synthesizers.llm.conftest import KEY
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     SOURCE,
     context,
@@ -135,3 +137,24 @@ def test_a_run_whose_models_nobody_answers_for_fails_with_their_address(
     settings = LlmSettings(models_from("openai/scripted"))
     replay = LlmSynthesizer(settings, stored, replay="run_alone")
     assert search(tmp_path / "runs", "run_again", replay)[0].ended == row.ended
+
+
+def test_a_cancelled_run_does_not_wait_for_its_model(
+    serve: Callable[..., ModelServer], tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path / "runs")
+
+    def slow(body: dict[str, Any], number: int) -> Answered:
+        store.cancel("run_slow")
+        server.released.wait(60)
+        return good(body)
+
+    server = serve(slow)
+    settings = LlmSettings(models_from("openai/scripted"), server.url, KEY, timeout_s=50.0)
+    transcripts = FolderTranscripts(tmp_path / "transcripts")
+    asker = LlmSynthesizer(settings, transcripts, cancelled=store.cancelled)
+    began = time.monotonic()
+    row, _, heard = search(tmp_path / "runs", "run_slow", asker)
+    assert time.monotonic() - began < 30
+    assert (row.state, len(server.requests)) == ("cancelled", 1)
+    assert heard == ["llm: the run was cancelled while a model was asked"]

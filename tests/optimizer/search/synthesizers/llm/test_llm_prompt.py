@@ -242,6 +242,25 @@ def test_cycles_of_a_simulator_are_no_microseconds() -> None:
     assert "case main: 4100 cycles in the simulator" in text and " us" not in text
 
 
+def test_what_came_of_kernels_on_a_chip_without_a_reference_names_the_first_right_one() -> None:
+    """With their cycles; a simulator repeats itself, so there is no interval."""
+
+    def right(number: int, cycles: int, gain: float) -> Node:
+        timing = CaseTiming("main", "simulator", None, None, cycles=cycles)
+        same = Interval(gain, gain, gain, 1)
+        return child(number, of=0, timing="simulator", speedup=same, timings=(timing,))
+
+    first, second = right(1, 4000, 1.0), right(2, 2000, 2.0)
+    given = context(parent=second, seen=(first,), tried=(first, second), baseline=first)
+    text = prompt(given).user
+    assert "speed-up over node 1, the first right kernel: 2x\n" in block(text, "verdict")
+    assert "result: correct, 4000 cycles" in block(text, "earlier")
+    other = prompt(replace(given, parent=first, seen=(second,))).user
+    assert "speed-up" not in block(other, "verdict")
+    assert "correct, 2000 cycles: 2x over node 1" in block(other, "earlier")
+    assert "reference" not in block(text, "earlier") + block(text, "verdict")
+
+
 def test_the_evidence_of_a_log_is_its_line() -> None:
     evidence = {"signature": "cc-undeclared", "title": "A name is not declared", "line": ERROR}
     text = block(prompt(context(parent=parent(verdict=signals([evidence])))).user, "verdict")
