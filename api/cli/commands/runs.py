@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -336,7 +335,6 @@ def propose(
         runs = _runs_of(local, targets, hardware, goal)
         asked = next((run.asked for run in runs if run.asked), {})
         models, options = models_to_go_on(asked, models, api_base, model_seconds, context_tokens)
-        options = replace(options, tools=False)
         if any(run.goal.knowledge for run in runs):
             local.load_knowledge(note)
         rows = propose_round(local.services, runs, models, options, drafts, remarks(), output)

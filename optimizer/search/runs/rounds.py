@@ -127,6 +127,7 @@ def propose_round(
             "a batch is for one hardware", hint="Propose for the runs of each hardware apart."
         )
     check_keys(models, options)
+    options = replace(options, tools=False)  # a draft cannot be compiled here
     remembered = asked_models(models, options, listener)
     runs = [replace(run, asked=remembered) for run in runs]
     target = session_target(base, runs[0].hardware)
