@@ -134,12 +134,7 @@ def propose_round(
     _check_languages(runs, target)
 
     def ask(run: RunRow) -> tuple[Drafted, str]:
-        try:
-            return _drafted(base, run, target, models, options, drafts, listener)
-        except KernloreError as error:  # what models answered for the other runs is kept
-            return Drafted(
-                load_problem(Path(run.problem)), run, ()
-            ), f"{error.message}. {error.hint}"
+        return _asked(base, run, target, models, options, drafts, listener)
 
     with ThreadPoolExecutor(min(AT_ONCE, len(runs))) as pool:
         asked = list(pool.map(ask, runs))
@@ -179,6 +174,23 @@ def _check_languages(runs: Sequence[RunRow], target: Mapping[str, Any]) -> None:
 
 def _in_flight(drafted: Drafted) -> int:
     return sum(node.state == IN_FLIGHT for node in drafted.nodes)
+
+
+def _asked(
+    base: KnowledgeBase,
+    run: RunRow,
+    target: dict[str, Any],
+    models: str,
+    options: ModelOptions,
+    drafts: int,
+    listener: Listener,
+) -> tuple[Drafted, str]:
+    """As `_drafted`; an error is a reason, so that what models answered for other runs is kept."""
+    try:
+        return _drafted(base, run, target, models, options, drafts, listener)
+    except KernloreError as error:
+        problem = load_problem(Path(run.problem))
+        return Drafted(problem, run, ()), f"{error.message}. {error.hint}"
 
 
 def _drafted(
