@@ -21,6 +21,7 @@ from kb.errors import InvalidRequest
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 
 TITLE = "A model writes for a chip that it has never seen"
+LEAST_USUAL = 10_000  # tokens of a context; cells with fewer are named after them
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "model_writes"
 NOTE = (
     "A cell is one problem on one drawn chip in one arm; the model writes until a kernel is right,"
@@ -84,6 +85,8 @@ def run(given: argparse.Namespace, work: Path) -> None:
     family = FAMILIES[given.family]
     others = other_documents(given.others, given.among) if given.among else []
     size = f"among {given.among} words" if given.among else "manual alone"
+    if given.context_tokens < LEAST_USUAL:
+        size += f" in {given.context_tokens}"
     size = size.replace(" ", "-")
     for seed in map(int, given.seeds.split(",")):
         chip, placebo = (draw(family, number, work / "chips") for number in (seed, seed + 1))
