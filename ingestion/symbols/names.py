@@ -60,7 +60,8 @@ EMPTY_WORDS = word_set(
     "unused reserved various misc example examples true false null void index overview summary "
     "introduction description usage syntax encoding parameters arguments returns return operands "
     "and or the a an of to in is are for with on be it by as from not this that these those when "
-    "if then else where which while over than at most least only unknown auto"
+    "if then else where which while over than at most least only unknown auto "
+    "pip conda apt sudo git python python3 cd export"
 )
 
 

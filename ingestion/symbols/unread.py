@@ -8,7 +8,8 @@ where its shape says so; a name that any card has does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestion.elements import Element
@@ -50,15 +51,28 @@ def unread_sections(
     sections: Sequence[WholeSection], defining: Collection[str], named: Collection[str]
 ) -> list[UnreadSection]:
     """Sections that define no card (`defining` are the ids of those that do) and name something in
-    code that no card has (`named`), in their order.
+    code that no card has (`named`): first those that a model is most worth being asked about, of
+    equal worth in their order.
     """
-    unread = []
+    names = {section.id: tuple(dict.fromkeys(_names(section.passages))) for section in sections}
+    # In how many sections each name stands: what one section alone names is often its own variable.
+    uses = Counter(name for of_section in names.values() for name in of_section)
+    unread: list[tuple[int, UnreadSection]] = []
     for section in sections:
-        names = () if section.id in defining else _names(section.passages)
-        missing = [name for name in dict.fromkeys(names) if name not in named]
-        if missing:
-            unread.append(_unread(section, missing))
-    return unread
+        missing = [name for name in names[section.id] if name not in named]
+        if missing and section.id not in defining:
+            unread.append((_worth(section, missing, uses), _unread(section, missing)))
+    return [section for _, section in sorted(unread, key=lambda pair: -pair[0])]
+
+
+def _worth(section: WholeSection, names: Sequence[str], uses: Mapping[str, int]) -> int:
+    """How much of the language a section may explain: the names in its headings, and those that
+    its sentences have and other sections use. Code alone explains nothing.
+    """
+    headings = set(_WORD.findall(" ".join(section.path[-2:])))
+    prose = {n for p in section.passages for n in _prose_names(p, CodeLines([]))}
+    titled = sum(name in headings or name.rpartition(".")[2] in headings for name in names)
+    return 3 * titled + sum(name in prose and uses[name] > 1 for name in names)
 
 
 def _unread(section: WholeSection, names: Sequence[str]) -> UnreadSection:
@@ -79,16 +93,21 @@ def _names(passages: Sequence[Passage]) -> Iterator[str]:
         if (passage.language or "").lower() not in FOREIGN_FENCES:
             words = _WORD.findall(blocks[passage.id].text)
             yield from (word for word in words if word in used and _is_named(word, code))
-        if passage.kind == "code":
-            continue
-        prose = _FENCED.sub("", passage.text)
-        for span in CODE.findall(prose):
-            mention = None if _is_phrase(span) else mention_of(span, marked=True)
-            if mention is not None and _is_named(mention.name, code):
-                yield mention.name
-        for name in _CALLED.findall(prose):
-            if looks_coded(name) and _is_named(name, code):
-                yield name
+        yield from _prose_names(passage, code)
+
+
+def _prose_names(passage: Passage, code: CodeLines) -> Iterator[str]:
+    """The names that its sentences set as code or call."""
+    if passage.kind == "code":
+        return
+    prose = _FENCED.sub("", passage.text)
+    for span in CODE.findall(prose):
+        mention = None if _is_phrase(span) else mention_of(span, marked=True)
+        if mention is not None and _is_named(mention.name, code):
+            yield mention.name
+    for name in _CALLED.findall(prose):
+        if looks_coded(name) and _is_named(name, code):
+            yield name
 
 
 def _is_phrase(span: str) -> bool:
