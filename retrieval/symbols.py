@@ -18,7 +18,7 @@ import numpy as np
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Vectors
-from kb.tokens import tokenize
+from kb.tokens import STOP_WORDS, tokenize
 
 NEAREST = 3
 MAX_DRAFT = 200_000  # characters that are read
@@ -29,6 +29,8 @@ LEAST_MEANING = 0.35  # cosine
 
 # A name with the marks that languages put before or into one: .tile, %r3, tl.load, vadd.f32.
 WORD = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
+_HYPHENED = re.compile(rf"{WORD.pattern}(?:-\w+)*")
+_MARKS = ".@%$#"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*[;#][^\n]*|[ \t];[^\n]*", re.S | re.M)
 _STATEMENT = re.compile(r"[;{}\n]")
 _STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
@@ -52,16 +54,24 @@ class UnknownName:
 
 
 def names_in(text: str, symbols: Collection[str]) -> list[str]:
-    """The symbols that occur in a text as whole names, in the order of their first occurrence."""
+    """The symbols that occur in a text as whole names, in the order of their first occurrence.
+
+    A name counts without its mark too (`in` for `.in`), but not where it is a word of any sentence.
+    """
     known = set(symbols)
-    plain = {name.lstrip(".@%$#"): name for name in known}
+    plain = {name.lstrip(_MARKS): name for name in known}
+    plain = {bare: name for bare, name in plain.items() if bare.lower() not in STOP_WORDS}
     names: dict[str, None] = {}
-    for match in WORD.finditer(text[:MAX_DRAFT]):
-        word = match[0].rstrip(".")
-        if word in known:
-            names.setdefault(word)
-        elif (bare := word.lstrip(".@%$#")) in known or bare in plain:
-            names.setdefault(bare if bare in known else plain[bare])
+    for match in _HYPHENED.finditer(text[:MAX_DRAFT]):
+        if match[0] in known:  # an error code such as VB-271
+            names.setdefault(match[0])
+            continue
+        for part in WORD.finditer(match[0]):
+            word = part[0].rstrip(".")
+            if word in known:
+                names.setdefault(word)
+            elif (bare := word.lstrip(_MARKS)) in known or bare in plain:
+                names.setdefault(bare if bare in known else plain[bare])
     return list(names)
 
 

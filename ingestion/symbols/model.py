@@ -77,13 +77,15 @@ SCHEMA: Mapping[str, Any] = {
 INSTRUCTIONS = f"""\
 You read a section of a chip's manual. List each named part of the chip's languages that the section
 explains: instructions, functions, directives, types, registers, error codes, constants, keywords.
-A name that the section only uses, or that belongs to a tool, a build or an example's own variables,
-is no card.
+A name that the section only uses, or that belongs to a tool, a build, a compiler's inside (its
+passes, the operations of its intermediate forms) or an example's own variables, is no card. The
+list of names above the section is made by a program: most of it may be no card, and names that are
+not in it may be some.
 
 Copy every text from the section, character by character, marks such as backticks included; only
 white space may differ. Leave out what the section does not say: a text in your own words is thrown
 away.
-- name: the name as code writes it.
+- name: the name as code writes it, with its prefix where the section shows it with one.
 - signature: how it is written, with its operands or parameters.
 - operands: each operand or parameter as the section writes it, and the words that explain it.
 - meaning: a sentence or part of one that says what it does.

@@ -21,6 +21,7 @@ _PLACE = re.compile(
     r"|^\s*line \d{1,7}\s*:?\s*"
 )
 _TRACEBACK = "Traceback (most recent call last)"
+_CODE = "kernlorecode"  # stands for an error code; no number or path
 _GAP = re.compile(r"<(?:name|n|path|hex)>")
 _WORD = re.compile(r"(?<![\w<])[A-Za-z_]\w*(?![\w>])")
 # A word of this form is a name that somebody gave, where the kernel has it too.
@@ -56,7 +57,10 @@ def fixed_words(message: str, source: str = "", mended: str = "", code: str = ""
     underscore in them, and words that only one of `source` and `mended` has. The `code` stays, and
     where there is one the words end at the first name or number: what follows depends on it.
     """
-    text = normalise_error(_PLACE.sub("", without_prefix(message), count=1))
+    bare = _PLACE.sub("", without_prefix(message), count=1)
+    # A code stays whole, also one with a number of its own, such as VB-271.
+    text = normalise_error(bare.replace(code, _CODE) if code else bare)
+    text = text.replace(_CODE, code) if code else text
     ours, theirs = set(_WORD.findall(source)), set(_WORD.findall(mended))
 
     def kept(match: re.Match[str]) -> str:

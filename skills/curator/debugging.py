@@ -19,7 +19,7 @@ from kb.problem_terms import canonical_op
 from retrieval.diagnose.signals import load_signals
 from retrieval.symbols import names_in
 from skills.curator.draft import CODE
-from skills.curator.mending import Lesson, Mend
+from skills.curator.mending import MOST_CHANGED, Lesson, Mend
 from skills.format.lint import Allowed, lint
 from skills.format.schema import DEBUGGING, MAX_NAME, advice, check, sources_of
 from skills.format.skillfile import content_sha256
@@ -214,6 +214,11 @@ def _cure(mend: Mend) -> str:
         for sign, lines in (("-", mend.lines.gone), ("+", mend.lines.came))
     )
     head = f"In the kernel of {mend.problem}, `-` before and `+` after:"
+    if mend.changed > MOST_CHANGED:
+        head = (
+            f"In the kernel of {mend.problem}, which was changed in more places: the lines that the"
+            " message points at (`-`), and what came in their place (`+`):"
+        )
     return "\n".join([head, "", f"```{code}", *gone, *came, "```"])
 
 

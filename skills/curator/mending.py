@@ -21,13 +21,14 @@ from optimizer.search.records import Proposal
 from retrieval.diagnose.error_words import code_in, first_error, fixed_words, says, shared_words
 from skills.curator.contrast import Difference, difference
 from skills.curator.gate import mistrust
+from skills.curator.mended_lines import lines_at
 from skills.curator.records import Decision
 from skills.curator.texts import canonical, is_python, kernel_key, shown_lines
 from skills.trajectories.records import Side, Step, Trajectory
 
 STAGE = "mend"  # of decisions
 WRITERS = frozenset({"llm", "external"})  # origins of kernels that a model or a person wrote
-# More lines than these on either side are another kernel, and no line of it is the cure.
+# Of more lines than these on either side, only those that the message points at can be the cure.
 MOST_CHANGED = 16
 NEAR = 0.5  # share of equal lines from which a sibling counts as a repair of the one before
 NEAR_COPY = 0.8  # from which two kernels of one problem are the same kernel for a lesson
@@ -52,7 +53,8 @@ class Mend:
     `failed` and `node` are numbers of nodes; `draft` counts the draft that failed from 1 where it
     was one of the conversation that led to `node`. `error` is the message as it was printed,
     `words` are its fixed words, `code` is the chip's own error code in it. `outcome` is what came
-    of the change. `before` and `after` are whole kernels, `lines` those that differ.
+    of the change. `before` and `after` are whole kernels, `lines` those that differ; where more
+    than MOST_CHANGED differ (`changed` counts them), those that the message points at.
     """
 
     run: str
@@ -72,6 +74,7 @@ class Mend:
     before: Bundle
     after: Bundle
     lines: Difference
+    changed: int
     signals: tuple[str, ...]
     evaluations: tuple[str, ...]
     device: str
@@ -233,10 +236,16 @@ def _mend(trajectory: Trajectory, draft: int, step: Step, codes: Collection[str]
     outcome = _outcome(failed.validity, then, code, words)
     if outcome is None:
         return f"{then.validity}: the error was not mended"
-    lines = difference(before.bundle, after.bundle)
-    changed = max(len(lines.gone), len(lines.came))
-    if not 0 < changed <= MOST_CHANGED:
-        return f"{changed} lines changed, at most {MOST_CHANGED} can be shown as the cure"
+    whole = difference(before.bundle, after.bundle)
+    changed = max(len(whole.gone), len(whole.came))
+    lines: Difference | None = whole
+    if changed > MOST_CHANGED:  # models tend to write the whole kernel anew
+        lines = lines_at(before.bundle, after.bundle, log, code, words)
+    if not changed or lines is None:
+        return (
+            f"{changed} lines changed, at most {MOST_CHANGED} can be shown as the cure, and the"
+            " message points at none of them"
+        )
     subject = trajectory.subject
     return Mend(
         run=trajectory.id,
@@ -256,6 +265,7 @@ def _mend(trajectory: Trajectory, draft: int, step: Step, codes: Collection[str]
         before=before.bundle,
         after=after.bundle,
         lines=lines,
+        changed=changed,
         signals=() if draft else step.parent.signals,
         evaluations=tuple(key for key in (failed.key, then.key) if key),
         device=then.device,

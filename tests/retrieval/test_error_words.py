@@ -31,6 +31,7 @@ def test_the_first_error_of_a_log(log: str, codes: tuple[str, ...], first: str) 
     [
         ("k.nv:3:14: error: `foo` has 12 banks", "", "", "", "error: <name> has <n> banks"),
         ("k.nv:3: E7: no op: vaddq; use vadd", "vaddq x", "vadd x", "E7", "E7: no op: <name>"),
+        ("k:9: VB-271 bad operand 2 at x", "", "", "VB-271", "VB-271 bad operand <n>"),
         ("error: tile_x is too large", "tile_x y", "tile_x y", "", "error: <name> is too large"),
         ("error: register is set", "register r", "register r", "", "error: register is set"),
     ],

@@ -73,6 +73,21 @@ def test_names_stand_in_a_text_as_whole_words() -> None:
     assert names_in("%r3 and $r4 and r5", {"r3", "%r4", "r5"}) == ["r3", "%r4", "r5"]
 
 
+def test_an_error_code_with_a_hyphen_is_one_name() -> None:
+    cards = {"VB-271", "VB-27", "load", "k"}
+    assert names_in("a.s:9: VB-271 wrong operand; split-k load-store", cards) == [
+        "VB-271",
+        "k",
+        "load",
+    ]
+
+
+def test_a_word_of_any_sentence_is_no_directive() -> None:
+    """`in` of a message is not `.in`; with its mark it is."""
+    assert names_in("wrong place in the argument", {".in", ".argument"}) == [".argument"]
+    assert names_in(".in x", {".in"}) == [".in"]
+
+
 def test_a_name_is_found_by_itself_by_a_slip_and_by_what_it_does() -> None:
     def first(query: str) -> str:
         return search_symbols(query, CARDS, None, 3)[0].name

@@ -38,11 +38,12 @@ def mended(
     child: bool = True,
     after: Side | None = None,
     run: str = "run_1",
+    first: str = "scale2(x);",
     **other: Any,
 ) -> Trajectory:
     """A kernel that failed, and a right one as its child or as the next one of its parent."""
     root = Side(0, None, measured("ev-0", None))
-    failed = side(1, kernel("scale2(x);", rest), log, validity, **other)
+    failed = side(1, kernel(first, rest), log, validity, **other)
     right = after or side(2, kernel("scale(x);", rest), **other)
     steps = (Step(root, failed), Step(failed if child else root, right))
     made: Trajectory = trajectory(*steps, run=run)
@@ -80,6 +81,18 @@ def test_what_is_no_mend_says_why(made: Trajectory, reason: str) -> None:
     judged = mends_of(made)
     assert judged.mends == ()
     assert any(reason in decision.reason for _, decision in judged.decisions), judged.decisions
+
+
+def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> None:
+    """Models rewrite kernels whole; the message says which of the lines was wrong."""
+    log = "\n".join(f"kernel.cpp:{n}: error: unknown function 'scale2'" for n in (2, 3))
+    calls = "scale2(x, 1);\n  scale2(y, 2);"
+    rest = "".join(f"  x[{n}] *= {n};\n" for n in range(MOST_CHANGED + 9))
+    anew = side(2, kernel("scale(x, 1);\n  scale(y, 2);", rest))
+    [mend] = mends(mended(after=anew, log=log, first=calls))
+    assert mend.lines.gone == ("scale2(x,1);", "scale2(y,2);")
+    assert mend.lines.came == ("scale(x, 1);", "scale(y, 2);")
+    assert mend.changed > MOST_CHANGED
 
 
 def test_an_unlike_kernel_of_the_same_parent_is_no_repair() -> None:
