@@ -289,6 +289,11 @@ def symbol_line(*symbols: Symbol) -> str:
     return "\n".join(lines)
 
 
+def signature_line(*symbols: Symbol) -> str:
+    """Cards by their signatures alone."""
+    return f"- {', '.join(map(_head, symbols))}"
+
+
 def brief_line(*symbols: Symbol) -> str:
     """A card in one line: signature and the first sentence of its meaning."""
     first = symbols[0]
@@ -315,29 +320,36 @@ def _example(example: str) -> str:
 
 def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = ()) -> list[Block]:
     """The cards in `room` tokens, one block for each document, in the given order. Every name comes
-    before the details of any: what does not fit whole is one line, and whole where room is left,
-    first the names that are `needed`, in their order.
+    before the details of any: what does not fit whole is one line, and where the lines of all do
+    not fit, a signature. Then lines become longer while room is left, first those of the names that
+    are `needed`, in their order.
     """
+    rank = {name: number for number, name in enumerate(needed)}
+
+    def urgency(alike: Sequence[Symbol]) -> int:
+        return min(rank.get(symbol.name, len(rank)) for symbol in alike)
+
+    kinds = _alike(symbols)
+    forms = [brief_line, symbol_line]
+    if sum(count_tokens(brief_line(*alike)) + 1 for alike in kinds) > room:
+        kinds = sorted(kinds, key=urgency)
+        forms.insert(0, signature_line)
     entries: list[tuple[list[Symbol], str]] = []
     left = room
-    for alike in _alike(symbols):
-        line = brief_line(*alike)
+    for alike in kinds:
+        line = forms[0](*alike)
         cost = count_tokens(line) + 1
         if cost <= left:
             left -= cost
             entries.append((alike, line))
-    rank = {name: number for number, name in enumerate(needed)}
-
-    def urgency(place: int) -> int:
-        return min(rank.get(symbol.name, len(rank)) for symbol in entries[place][0])
-
-    for n in sorted(range(len(entries)), key=urgency):
-        alike, brief = entries[n]
-        whole = symbol_line(*alike)
-        more = count_tokens(whole) - count_tokens(brief)
-        if more <= left:
-            left -= more
-            entries[n] = (alike, whole)
+    for longer in forms[1:]:
+        for n in sorted(range(len(entries)), key=lambda n: urgency(entries[n][0])):
+            alike, shorter = entries[n]
+            line = longer(*alike)
+            more = count_tokens(line) - count_tokens(shorter)
+            if more <= left:
+                left -= more
+                entries[n] = (alike, line)
     groups: dict[str, list[tuple[list[Symbol], str]]] = {}
     for entry in entries:
         groups.setdefault(entry[0][0].document_id, []).append(entry)

@@ -44,6 +44,7 @@ from retrieval.target_context import (
     Search,
     Target,
     language_documents,
+    of_language,
     own_scope,
     own_symbols,
     target_blocks,
@@ -169,7 +170,7 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
                 ),
             )
     cards = _cards(connection, material)
-    unknown = _unknown(connection, material, cards)
+    unknown = _unknown(connection, material, cards, about)
     offers: dict[str, Offer] = {
         category: partial(_sections, connection, material, layout, about, category)
         for category in scope.categories
@@ -194,16 +195,19 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
 
 
 def _unknown(
-    connection: Connection, material: Material, cards: Sequence[Symbol]
+    connection: Connection,
+    material: Material,
+    cards: Sequence[Symbol],
+    about: Mapping[str, float],
 ) -> tuple[UnknownName, ...]:
-    """Names of the draft that neither a card nor a document of the chip has. A language that models
-    know has keywords that no manual lists, so a draft in one is not looked at.
+    """Names of the draft that neither a card nor a document about the chip's language has. A
+    language that models know has keywords that no manual lists, so a draft in one is not looked at.
     """
     draft, spec = material.request.draft, material.spec
     if not draft or spec is None or material.toolchain is None:
         return ()
-    spoken = texts_of(connection, spec.id, material.scope.access_scope)
-    return tuple(unknown_names(draft, cards, material.embed, spoken))
+    spoken = texts_of(connection, spec.id, material.scope.access_scope, about)
+    return tuple(unknown_names(draft, of_language(cards, about), material.embed, spoken))
 
 
 def _target(material: Material) -> Target | None:

@@ -125,7 +125,7 @@ def _body(
     carried = 0
     for name in names:
         share = int(room * shares[name]) + carried
-        allowance = layout.bound(task, name, share)
+        allowance = layout.bound(task, name, share, room)
         heading = plain("heading", name, HEADINGS[name])
         cost = _cost(heading) + sum(map(_cost, waiting))
         largest = max(int(allowance * LARGEST_SECTION), min(LEAST_SECTION, allowance - cost))

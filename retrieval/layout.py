@@ -17,22 +17,32 @@ from retrieval.request import TASKS
 
 BLOCKS = frozenset({"errors", "symbols", "hardware", "constraint", "guidance", "moves", "skills"})
 UNBOUNDED = ("moves", "skills")  # few lines, placed first
+RESERVED = 3  # what is left of a small budget is a third of it at most
 
 
 @dataclass(frozen=True)
 class TargetLayout:
-    """The part of a context that stays equal in a run. Shares are of the whole budget; `questions`
-    are (id, query) pairs.
+    """The part of a context that stays equal in a run. Shares are of the whole budget, `reserve` is
+    in tokens; `questions` are (id, query) pairs.
     """
 
     share: float
+    reserve: int
     whole: float
     samples: float
     symbols: float
     errors: float
     sections: float
     max_samples: int
+    one_sample: float
     questions: tuple[tuple[str, str], ...]
+
+    def budget(self, tokens: int) -> int:
+        """The budget whose shares this part takes: that of the whole context, or less where the
+        reserve would not be left.
+        """
+        left = min(self.reserve, tokens // RESERVED)
+        return min(tokens, int((tokens - left) / self.share))
 
 
 @dataclass(frozen=True)
@@ -49,13 +59,14 @@ class TaskLayout:
 @dataclass(frozen=True)
 class Layout:
     """The shipped layout. `known_languages` are those that models have seen, `largest_section` is
-    in tokens, and so is `most`, which bounds a block whatever the budget. `known` are the tasks
-    that are laid out otherwise in a known language.
+    in tokens, and so are `most` and `least`, which bound a block whatever the budget. `known` are
+    the tasks that are laid out otherwise in a known language.
     """
 
     known_languages: frozenset[str]
     largest_section: int
     most: Mapping[str, int]
+    least: Mapping[str, int]
     target: TargetLayout
     tasks: Mapping[str, TaskLayout]
     known: Mapping[str, TaskLayout] = field(default_factory=dict)
@@ -64,8 +75,9 @@ class Layout:
         """The layout where the language is one that models have seen."""
         return replace(self, tasks={**self.tasks, **self.known})
 
-    def bound(self, task: str, block: str, share: int) -> int:
-        """The most tokens of a block whose share of the budget is `share`."""
+    def bound(self, task: str, block: str, share: int, room: int) -> int:
+        """The most tokens of a block whose share of the `room` for all blocks is `share`."""
+        share = max(share, min(self.least.get(block, 0), room // RESERVED))
         return min(share, self.tasks[task].most.get(block, self.most.get(block, share)))
 
     def is_known(self, language: str) -> bool:
@@ -98,14 +110,17 @@ def layout_from(raw: Mapping[str, Any]) -> Layout:
     parts = (layout.samples, layout.symbols, layout.errors, layout.sections)
     if sum(parts) > layout.share + 1e-9:
         raise _broken("samples, symbols, errors and sections together exceed target.share")
-    unknown = sorted(raw["most"].keys() - BLOCKS)
-    if unknown:
-        raise _broken(f"[most] names the unknown block {unknown[0]}")
+    for table in ("most", "least"):
+        unknown = sorted(raw[table].keys() - BLOCKS)
+        if unknown:
+            raise _broken(f"[{table}] names the unknown block {unknown[0]}")
     languages = frozenset(raw["languages"]["known"])
     known = {name: _task(name, row) for name, row in raw.get("known", {}).items()}
     if known.keys() - tasks.keys():
         raise _broken("[known] names an unknown task")
-    return Layout(languages, raw["largest_section"], raw["most"], layout, tasks, known)
+    return Layout(
+        languages, raw["largest_section"], raw["most"], raw["least"], layout, tasks, known
+    )
 
 
 def _task(name: str, row: Mapping[str, Any]) -> TaskLayout:

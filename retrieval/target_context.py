@@ -95,6 +95,7 @@ def target_blocks(
     the request's; `search` ranks the passages of a scope for a question in words; `about` is what
     `language_documents` gives.
     """
+    budget = layout.budget(budget)
     own = own_scope(target, scope)
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
@@ -216,12 +217,15 @@ def _chosen(
         if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
     ]
     kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
+    if not kernels:
+        shortest = sorted(samples, key=lambda sample: len(sample.code))
+        kernels = sample_blocks(shortest, target, 1, int(budget * layout.one_sample))
     room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
     symbols = own_symbols(connection, target.lineage, target.language, target.access_scope)
     names = [s for s in by_use(symbols, about) if s.kind != ERROR]
     # A first kernel is written like those that are shown: it needs their names in detail.
     used = names_in("\n".join(kernel.text for kernel in kernels), {s.name for s in names})
-    needed = _riskiest(used, symbols)
+    needed = _riskiest(used or [symbol.name for symbol in names], symbols)
     cards = symbol_blocks(names, room, needed)
     if cards:
         title = "## Names of the language: signature, meaning, operands, limits, one example"
@@ -276,10 +280,22 @@ def _tokens(blocks: Sequence[Block]) -> int:
     return sum(block.tokens for block in blocks)
 
 
-def texts_of(connection: Connection, hardware: str, access_scope: str) -> list[str]:
-    """The live text of a chip's own documents."""
+def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
+    """The cards without those of the chip's documents that are about something else; `about` is
+    what `language_documents` gives, or empty.
+    """
+    return [card for card in cards if about.get(card.document_id, 1.0) >= ABOUT_LANGUAGE]
+
+
+def texts_of(
+    connection: Connection, hardware: str, access_scope: str, about: Mapping[str, float]
+) -> list[str]:
+    """The live text of a chip's own documents; where `about` says how much each is about the
+    language, of those that are.
+    """
     own = ScopeFilter((hardware,), ("hardware",), access_scope=access_scope)
-    return list(texts_about(connection, (hardware,), own).values())
+    texts = texts_about(connection, (hardware,), own)
+    return [text for i, text in texts.items() if not about or about.get(i, 0.0) >= ABOUT_LANGUAGE]
 
 
 def by_use(symbols: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:

@@ -58,7 +58,7 @@ def fixed_words(message: str, source: str = "", mended: str = "", code: str = ""
     where there is one the words end at the first name or number: what follows depends on it.
     """
     bare = _PLACE.sub("", without_prefix(message), count=1)
-    # A code stays whole, also one with a number of its own, such as VB-271.
+    # A code stays whole, whatever its form.
     text = normalise_error(bare.replace(code, _CODE) if code else bare)
     text = text.replace(_CODE, code) if code else text
     ours, theirs = set(_WORD.findall(source)), set(_WORD.findall(mended))

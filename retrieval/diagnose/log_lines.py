@@ -192,7 +192,9 @@ _NORMALISE = (
     (re.compile(r"\b[\w+-]{1,80}\.(?:py|cu|cuh|cpp|cc|c|h|hpp|hip|s|ptx|mlir)\b"), "<path>"),
     (re.compile(r"\b0[xX][0-9a-fA-F]{1,32}\b"), "<hex>"),
     (
-        re.compile(r"(?<![\w<])[+-]?\d[\d,]{0,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,4})?(?![\w>])"),
+        re.compile(
+            r"(?<![\w<])(?<![A-Z]{2}-)[+-]?\d[\d,]{0,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,4})?(?![\w>])"
+        ),
         "<n>",
     ),
     (re.compile(r"\b_Z\w{3,}"), "<name>"),
@@ -204,7 +206,7 @@ _NORMALISE = (
 def normalise_error(line: str) -> str:
     """The shape of a message: without paths, addresses, numbers, quoted names and time stamps.
 
-    Codes such as NCC_EVRF051 or sm_90 stay, since they say what kind of error it is.
+    Codes such as NCC_EVRF051, VB-271 or sm_90 stay, since they say what kind of error it is.
     """
     text = line[:MAX_LINE]
     for pattern, replacement in _NORMALISE:

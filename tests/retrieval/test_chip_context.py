@@ -264,6 +264,22 @@ def test_no_context_exceeds_its_budget_and_its_pieces_are_whole(
 
 
 @each_family
+def test_a_small_budget_names_what_moves_data_and_leaves_room_for_the_log(
+    bases: Bases, family: str
+) -> None:
+    """Every name of the language, at least by its signature, and each message of a log."""
+    logged = [f"k:{n}: {card['name']} happened here" for n, card in enumerate(codes(bases, family))]
+    given = {**requests(bases, family)["repair"], "log": "\n".join(logged[:3])}
+    text = bases.ask(family, max_tokens=2_000, **given).context
+    cards = list_symbols(bases.base.services, bases.chip(family).id)
+    spelled = {word for word in re.findall(r"[\w.]+", text)}
+    names = {str(card["name"]).lstrip(".@%$#") for card in cards if card["kind"] == "instruction"}
+    assert len(names & spelled) > 0.9 * len(names), names - spelled
+    said = text.partition("## What the log says")[2]
+    assert all(line in said for line in logged[:3])
+
+
+@each_family
 def test_a_section_begins_where_a_sentence_does(bases: Bases, family: str) -> None:
     for budget in BUDGETS[1:6]:
         answer = bases.ask(family, max_tokens=budget, **requests(bases, family)["speed_up"])
@@ -329,6 +345,25 @@ def test_unknown_names_of_a_draft_are_named_with_the_nearest(bases: Bases, famil
     assert f"`{slip}`" in text and f"near it: {unknown['nearest'][0]}" in text
     clean = bases.ask(family, draft=kernel, log=log, max_tokens=6_000)
     assert clean.unknown_names == ()
+
+
+def test_a_word_of_the_chips_other_documents_is_no_name_of_its_language(bases: Bases) -> None:
+    """`wgmma` stands in what was uploaded for the chip about other machines."""
+    chip = bases.among
+    kernel = chip.good_kernel("elementwise").read_text(encoding="utf-8")
+    name = next(
+        str(card["name"])
+        for card in list_symbols(bases.base.services, chip.id)
+        if card["kind"] == "instruction" and re.search(rf"^\s+{card['name']} ", kernel, re.M)
+    )
+    texts = [text.data.decode() for text in unrelated(chip.id)]
+    assert any(re.search(r"\bwgmma\b", text) for text in texts)
+    draft = re.sub(rf"^(\s+){re.escape(name)} ", r"\1wgmma ", kernel, flags=re.M)
+    answer = bases.ask("among", draft=draft, log="error: no such name", max_tokens=6_000)
+    [unknown] = answer.unknown_names
+    assert unknown["name"] == "wgmma"
+    own = {str(card["name"]) for card in list_symbols(bases.base.services, chip.id)}
+    assert set(unknown["nearest"]) <= own
 
 
 @each_family

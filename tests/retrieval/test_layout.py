@@ -45,6 +45,7 @@ def test_the_shipped_layout_is_whole() -> None:
         (("tasks", "dance"), RAW["tasks"]["ask"], "must lay out"),
         (("target", "samples"), 0.5, "exceed target.share"),
         (("most", "gossip"), 100, "unknown block gossip"),
+        (("least", "gossip"), 100, "unknown block gossip"),
         (("tasks", "ask", "blocks"), ["gossip"], "task ask names the unknown block gossip"),
         (("tasks", "ask", "shares"), {"hardware": 1.0}, "must cover its blocks"),
         (("tasks", "write", "shares", "hardware"), 0.9, "add up to at most 1"),
@@ -74,12 +75,24 @@ def test_only_a_known_language_is_held_apart(stated: str, wanted: str | None, ma
     assert load_layout().may_be(stated, wanted) is may
 
 
+def test_a_small_budget_leaves_room_for_what_just_happened() -> None:
+    layout = load_layout()
+    target = layout.target
+    for budget in (1_000, 2_000, 3_000):
+        first = target.share * target.budget(budget)
+        assert budget - first >= min(target.reserve, budget // 3)
+    assert target.budget(4_000) == 4_000 and target.budget(48_000) == 48_000
+    small = layout.bound("repair", "errors", 100, 600)
+    assert small == 200 and layout.bound("repair", "errors", 100, 3_000) == layout.least["errors"]
+    assert layout.bound("repair", "errors", 900, 6_000) == 900
+
+
 def test_a_first_kernel_in_a_known_language_is_taught_by_guides_first() -> None:
     layout = load_layout()
     known = layout.for_known()
     assert layout.tasks["write"].blocks[0] == "hardware"
     assert known.tasks["write"].blocks[0] == "guidance"
     assert known.tasks["repair"] == layout.tasks["repair"]
-    assert known.bound("write", "hardware", 5_000) == 700
-    assert known.bound("repair", "hardware", 5_000) == 5_000
-    assert layout.bound("write", "guidance", 5_000) == layout.most["guidance"]
+    assert known.bound("write", "hardware", 5_000, 10_000) == 700
+    assert known.bound("repair", "hardware", 5_000, 10_000) == 5_000
+    assert layout.bound("write", "guidance", 5_000, 10_000) == layout.most["guidance"]

@@ -173,3 +173,15 @@ def test_cards_fill_their_room_and_no_more_and_alike_ones_share_an_entry() -> No
         "Orbit manual (v1), symbols",
         "Comet (v1), symbols",
     ]
+
+
+def test_where_lines_do_not_fit_every_name_is_a_signature_and_needed_ones_are_longer() -> None:
+    said = "of each element of a vector, in every lane that is active at the time of the call."
+    cards = [symbol(f"op{n}", f"number {n} {said}", signature=f"op{n} a, b") for n in range(12)]
+    [whole] = symbol_blocks(cards, 2_000)
+    assert whole.text.count(said) == 12
+    [short] = symbol_blocks(cards, 200, needed=["op9", "op7"])
+    lines = short.text.splitlines()[1:-1]
+    assert sorted(line.split()[1].strip("`") for line in lines) == sorted(c.name for c in cards)
+    longer = [line.split()[1].strip("`") for line in lines if said in line]
+    assert longer[:1] != ["op0"] and {"op9", "op7"} <= {*longer} and len(longer) < 6

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.section_texts import whole_sections
 from kb.errors import InvalidRequest, NotFound
@@ -20,13 +22,20 @@ from optimizer.search.bench.local import Place
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from retrieval.blocks import section_text, symbol_line
+from retrieval.composer import own_toolchain
 from retrieval.diagnose.log_digest import digest
 from retrieval.excerpts import citation
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
 from retrieval.symbols import search_symbols, unknown_line, unknown_names
-from retrieval.target_context import own_symbols, texts_of
+from retrieval.target_context import (
+    Target,
+    language_documents,
+    of_language,
+    own_symbols,
+    texts_of,
+)
 
 SYMBOLS = 6  # of one look-up
 EXCERPTS = 5  # of one search
@@ -49,6 +58,7 @@ class ModelTools:
         self._problem = problem
         self._places = places
         self._drafts: dict[int, int] = {}  # compiled, by step
+        self._about: Mapping[str, float] | None = None
         self._embed = lru_cache(maxsize=4096)(base.embedder.encode_query)
 
     def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
@@ -74,10 +84,27 @@ class ModelTools:
         if language in load_layout().known_languages:
             return ""
         with self._base.catalog.read() as connection:
+            about = self._about_language(connection)
             cards = own_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
-            spoken = texts_of(connection, self._hardware.id, ALL_ACCESS)
+            cards = of_language(cards, about)
+            spoken = texts_of(connection, self._hardware.id, ALL_ACCESS, about)
         embed = self._embed if self._base.dense_ready else None
         return "\n".join(map(unknown_line, unknown_names(source, cards, embed, spoken)))
+
+    def _about_language(self, connection: Connection) -> Mapping[str, float]:
+        """How much each document of the chip is about the language; nothing where the chip has no
+        toolchain of its own."""
+        if self._about is None:
+            language, lineage = self._hardware.languages[0], self._hardware.lineage
+            specs = self._base.registry.all()
+            own = own_toolchain(language, lineage, specs, load_layout())
+            self._about = {}
+            if own is not None:
+                spec = specs[self._hardware.id]
+                target = Target(spec, lineage, language, own[1], None, ALL_ACCESS, None)
+                scope = ScopeFilter((spec.id,), ("hardware",))
+                self._about = language_documents(connection, target, scope)
+        return self._about
 
     def search_manual(self, query: str) -> Sequence[Excerpt]:
         """Excerpts of the manuals and guides that answer a query."""
