@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -21,16 +18,16 @@ from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
-from optimizer.search.portable.launch import CEILINGS
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process
 from tests.api.conftest import DOCUMENTS
 from tests.catalogs import fresh_data_dir
-from tests.known_device import known_ceilings, store_ceilings
+from tests.known_device import store_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
-from tests.shared import once, place_models, read_builtin_knowledge
+from tests.packed_session import on_bare_machine, packed_session
+from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=70)
 
@@ -115,23 +112,6 @@ def told(ran: Ran) -> dict[str, Any]:
     return answer
 
 
-def on_bare_machine(
-    bare: Path, *arguments: str | Path, cwd: Path, path: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """In a process that sees torch and what torch requires, and the compilers of this machine."""
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    if path is not None:
-        environment["PYTHONPATH"] = str(path)
-    return subprocess.run(
-        [bare, *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def run_json(place: Path, *arguments: str | Path) -> Any:
     done = kernlore("runs", *arguments, "--json", data=place / "data")
     assert done.code == 0, done.err
@@ -207,37 +187,28 @@ def test_bad_requests_say_what_to_do(
 
 
 def test_a_session_is_packed_run_elsewhere_and_imported(
-    place: Path, bare: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """On a data directory that is new: the built-in knowledge has its vectors at once."""
-    read = once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
-    shutil.copytree(read, place / "home", dirs_exist_ok=True)
-    packed, out = place / "session.zip", place / "results"
-    arguments = ("--hardware", "x86-64", "-o", packed, "--candidates", "1", "--json")
-    done = kernlore("runs", "pack", PROBLEM, *arguments, data=place / "home")
-    assert done.code == 0 and "by words and tags alone" not in done.err
-    with zipfile.ZipFile(packed) as session:
-        knowledge = json.loads(session.read("session.json"))["knowledge"]
+    session = packed_session(tmp_path_factory, tmp_path)
+    home, out = session.home, session.results
+    assert "by words and tags alone" not in session.warnings
+    with zipfile.ZipFile(session.packed) as packed:
+        knowledge = json.loads(packed.read("session.json"))["knowledge"]
     assert knowledge["excerpts"]["memory_bound"]
     assert knowledge["answers"]["map_id"]["memory_bound"]["remedies"]
-    out.mkdir()
-    (out / CEILINGS).write_text(json.dumps(known_ceilings().as_json()), encoding="utf-8")
-    there = on_bare_machine(bare, packed, "--out", out, "--finalists", "1", cwd=place)
-    assert there.returncode == 0, there.stdout + there.stderr
 
-    imported = kernlore("runs", "import", out / "results.zip", "--json", data=place / "home")
+    imported = kernlore("runs", "import", out / "results.zip", "--json", data=home)
     assert imported.code == 0, imported.err
     run = imported.json[0]["run"]
     assert imported.json[0]["state"] == "finished" and imported.json[0]["problem"] == PROBLEM
-    home = kernlore(
-        "runs", "export", run, "-o", place / "home-export", "--json", data=place / "home"
-    )
-    assert home.code == 0, home.err
-    assert Path(home.json["module"]).is_dir() and Path(home.json["report"]).is_file()
-    brought, here = FileStore(out), FileStore(place / "home-export" / "rows")
+    exported = kernlore("runs", "export", run, "-o", tmp_path / "home-export", "--json", data=home)
+    assert exported.code == 0, exported.err
+    assert Path(exported.json["module"]).is_dir() and Path(exported.json["report"]).is_file()
+    brought, here = FileStore(out), FileStore(tmp_path / "home-export" / "rows")
     assert here.nodes(run) == brought.nodes(run) and len(here.nodes(run)) == 2
     assert here.run(run).result == brought.run(run).result
-    catalog = open_catalog(place / "home")
+    catalog = open_catalog(home)
     for node in brought.nodes(run):
         assert node.evaluation is not None
         assert Evaluations(catalog).find(node.evaluation.key) is not None
@@ -246,9 +217,9 @@ def test_a_session_is_packed_run_elsewhere_and_imported(
     catalog.close()
     told = [n for n in brought.nodes(run) if n.shown.retrieval_id and n.state != "duplicate"]
     assert outcomes == len(told)
-    twice = kernlore("runs", "import", out, "--json", data=place / "home")
+    twice = kernlore("runs", "import", out, "--json", data=home)
     assert refused(twice) == ("conflict", 2) and "imported before" in twice.err
-    full = kernlore("runs", "export", run, "-o", out, "--json", data=place / "home")
+    full = kernlore("runs", "export", run, "-o", out, "--json", data=home)
     assert refused(full) == ("conflict", 2) and "not empty" in full.err
 
 

@@ -4,9 +4,7 @@ of what it gained read here."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,28 +32,17 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Interval
 from optimizer.search import confirm
 from optimizer.search.confirm import Outcome, outcome_from_json
-from optimizer.search.goal import Goal
-from optimizer.search.portable.launch import CEILINGS, RESULTS
-from optimizer.search.portable.packing import write_session
-from optimizer.search.portable.snapshot import Snapshot
+from optimizer.search.portable.launch import RESULTS
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
-from tests.known_device import known_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
+from tests.packed_session import on_bare_machine, packed_session
 
 pytestmark = pytest.mark.slow(seconds=30)
 
 ROOT = Path(__file__).resolve().parents[2]
-PROBLEM, RECIPE = "map_id", "cpp-address-by-value-map-id"
-TARGET = {
-    "hardware": "x86-64",
-    "lineage": ["x86-64", "any"],
-    "device": "cpu",
-    "arch": {"cpp": None, "torch": None},
-    "languages": {"cpp": "g++", "torch": "torch"},
-    "facts": {},
-}
+PROBLEM = "map_id"
 KERNEL = """
 import torch
 
@@ -64,18 +51,6 @@ class ModelNew(torch.nn.Module):
         places = torch.searchsorted(table, ids).clamp(max=table.numel() - 1)
         return torch.where(table[places] == ids, places + {first}, 0)
 """
-
-
-def on_bare_machine(bare: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return subprocess.run(
-        [bare, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -92,17 +67,6 @@ def reported(
     return run
 
 
-def recipe_row() -> dict[str, Any]:
-    folder = ROOT / "skills" / "library" / RECIPE
-    files = {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    recipe = json.loads(files["references/recipe.json"])
-    return {"name": RECIPE, "recipe": recipe, "files": files}
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bare_python(tmp_path_factory.mktemp("bare"))
@@ -111,24 +75,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, bare: Path) -> Path:
     """The folder that a session leaves, with the modules called on the machine that ran it."""
-    place = tmp_path_factory.mktemp("session")
-    packed = write_session(
-        place / "session.zip",
-        session_id="session_1",
-        goal=Goal("cpp", candidates=1, knowledge=False).as_json(),
-        target=TARGET,
-        problems=[load_problem(Path(PROBLEM))],
-        knowledge=Snapshot(),
-        recipes=[recipe_row()],
-    )
-    (place / "out").mkdir()
-    known = json.dumps(known_ceilings().as_json())
-    (place / "out" / CEILINGS).write_text(known, encoding="utf-8")
-    done = on_bare_machine(bare, packed, "--out", place / "out", "--finalists", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    called = on_bare_machine(bare, *checking(place / "out"))
+    session = packed_session(tmp_path_factory, tmp_path_factory.mktemp("session"))
+    called = on_bare_machine(bare, *checking(session.results), cwd=ROOT)
     assert called.returncode == 0, called.stderr
-    return place / "out"
+    return session.results
 
 
 def checking(folder: Path) -> tuple[str | Path, ...]:
@@ -137,9 +87,9 @@ def checking(folder: Path) -> tuple[str | Path, ...]:
 
 def test_the_module_is_called_where_there_is_only_torch(ran: Path, bare: Path) -> None:
     (row,) = kept(ran, MODULES)
-    assert (row["problem"], row["run"]) == (PROBLEM, f"session_1_{PROBLEM}")
+    assert (row["problem"], row["run"]) == (PROBLEM, runs_in(ran)[0].id)
     assert row["checked"] in ("right, by the kernel", "right, by the reference")
-    again = on_bare_machine(bare, *checking(ran))
+    again = on_bare_machine(bare, *checking(ran), cwd=ROOT)
     assert again.returncode == 0 and PROBLEM not in again.stderr
     assert kept(ran, MODULES) == [row]
 
@@ -147,7 +97,7 @@ def test_the_module_is_called_where_there_is_only_torch(ran: Path, bare: Path) -
 def test_nothing_is_begun_when_the_time_is_over(ran: Path, bare: Path, tmp_path: Path) -> None:
     out = shutil.copytree(ran, tmp_path / "out")
     (out / MODULES).unlink()
-    done = on_bare_machine(bare, *checking(out), "--seconds", "0")
+    done = on_bare_machine(bare, *checking(out), "--seconds", "0", cwd=ROOT)
     assert done.returncode == 0 and f"{PROBLEM}: not begun" in done.stderr
     assert not (out / MODULES).exists()
 
