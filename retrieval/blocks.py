@@ -290,7 +290,9 @@ def symbol_line(*symbols: Symbol) -> str:
 
 
 def signature_line(*symbols: Symbol) -> str:
-    """Cards by their signatures alone."""
+    """Cards by their signatures alone; those that have none say something in one line only."""
+    if not any(symbol.signature not in ("", symbol.name) for symbol in symbols):
+        return brief_line(*symbols)
     return f"- {', '.join(map(_head, symbols))}"
 
 
@@ -332,7 +334,7 @@ def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = 
     kinds = _alike(symbols)
     forms = [brief_line, symbol_line]
     if sum(count_tokens(brief_line(*alike)) + 1 for alike in kinds) > room:
-        kinds = sorted(kinds, key=urgency)
+        kinds = _each_name_first(sorted(kinds, key=urgency))
         forms.insert(0, signature_line)
     entries: list[tuple[list[Symbol], str]] = []
     left = room
@@ -354,6 +356,18 @@ def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = 
     for entry in entries:
         groups.setdefault(entry[0][0].document_id, []).append(entry)
     return [_symbol_block(group) for group in groups.values()]
+
+
+def _each_name_first(kinds: Sequence[list[Symbol]]) -> list[list[Symbol]]:
+    """In their order, but what says more of names that came before is last."""
+    new: list[list[Symbol]] = []
+    again: list[list[Symbol]] = []
+    seen: set[str] = set()
+    for alike in kinds:
+        names = {symbol.name for symbol in alike}
+        (again if names <= seen else new).append(alike)
+        seen |= names
+    return [*new, *again]
 
 
 def _symbol_block(entries: Sequence[tuple[list[Symbol], str]]) -> Block:

@@ -217,10 +217,12 @@ def _chosen(
         if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
     ]
     kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
+    room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
     if not kernels:
         shortest = sorted(samples, key=lambda sample: len(sample.code))
         kernels = sample_blocks(shortest, target, 1, int(budget * layout.one_sample))
-    room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
+        if kernels:  # it and the names are worth more than sections
+            room = int(budget * layout.share) - _tokens(kernels)
     symbols = own_symbols(connection, target.lineage, target.language, target.access_scope)
     names = [s for s in by_use(symbols, about) if s.kind != ERROR]
     # A first kernel is written like those that are shown: it needs their names in detail.
