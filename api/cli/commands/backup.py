@@ -77,6 +77,7 @@ def restore(
     restored = restore_backup(file, read_settings(data_dir), _progress(as_json))
     answer = {"data_dir": str(restored.data_dir), **_described(restored.contents)}
     answer |= {"schema": restored.schema, "queued_again": restored.requeued}
+    answer["settings_that_differ"] = dict(restored.settings)
     show(answer, as_json, _text)
     for name, value in restored.settings.items():
         then = f"{value!r}" if value else "not set"
