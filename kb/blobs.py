@@ -5,6 +5,7 @@ keys are equal bytes."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import fsspec
 from kb.errors import NotFound
 from kb.ids import new_id, sha256
 
+KEY = re.compile(r"[0-9a-f]{64}")
+
 
 class Blobs:
-    """put, get, delete. Writes land under a temporary name: a crash leaves no half blob."""
+    """put, get, sizes, delete. Writes land under a temporary name: a crash leaves no half blob."""
 
     def __init__(self, url: str) -> None:
         self._fs: Any
@@ -44,6 +47,12 @@ class Blobs:
                 f"no stored file {key[:12]}",
                 hint="The data directory is incomplete; restore it from a backup.",
             ) from error
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every stored blob, by its key."""
+        stored = self._fs.find(self._root, detail=True) if self._fs.exists(self._root) else {}
+        named = ((path.rsplit("/", 1)[-1], entry) for path, entry in stored.items())
+        return {key: int(entry["size"]) for key, entry in named if KEY.fullmatch(key)}
 
     def delete(self, key: str) -> None:
         """Remove the blob; an unknown key is no error."""

@@ -70,6 +70,16 @@ COMMANDS = (
     Entry("hardware", "commands.hardware:app", "Hardware: descriptions, facts, coverage."),
     Entry("jobs", "commands.jobs:app", "Jobs: the progress of reading documents."),
     Entry("reindex", "commands.reindex:reindex", "Rebuild the search indexes from the catalog."),
+    Entry(
+        "backup",
+        "commands.backup:backup",
+        "Copy the data directory into one file, beside a running service or without one.",
+    ),
+    Entry(
+        "restore",
+        "commands.backup:restore",
+        "Make a new or empty data directory from a backup: all of it, or nothing.",
+    ),
     Entry("doctor", "commands.doctor:doctor", "Check the data directory and the installation."),
     Entry("config", "commands.config:app", "Settings in effect."),
 )

@@ -85,7 +85,7 @@ def open_catalog(data_dir: Path) -> Catalog:
         engine.dispose()
         raise StoreError(
             f"the catalog {path} cannot be opened: {error.orig}",
-            hint="Start with another --data-dir, or restore this one from a backup.",
+            hint="Start with another --data-dir, or restore a backup with `kernlore restore`.",
         ) from error
     return catalog
 
@@ -109,35 +109,40 @@ def _configure(engine: Engine, kept: Kept) -> None:
 
 def _migrate(catalog: Catalog) -> None:
     # Alembic costs 0.3 s to import; a catalog that is at the newest revision never pays it.
-    revisions = sorted(
-        path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py")
-    )
-    if _revision(catalog) == revisions[-1]:
+    if _revision(catalog) == _revisions()[-1]:
         return
     with catalog.write() as connection:
         from alembic import command
         from alembic.config import Config
 
-        _check_revision(catalog.path, _revision_of(connection), revisions)
+        check_revision(f"the catalog {catalog.path}", _revision_of(connection))
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
 
-def _check_revision(path: Path, revision: str | None, revisions: Sequence[str]) -> None:
-    """Raise StoreError where no migration leads from this revision to the newest."""
+def _revisions() -> list[str]:
+    """The revisions of the schema, oldest first."""
+    return sorted(path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
+
+
+def check_revision(subject: str, revision: str | None) -> None:
+    """Raise StoreError where no migration leads from this revision to the newest. `subject` names
+    what has the revision; None is a new catalog.
+    """
+    revisions = _revisions()
     if revision is None:
         return
     if revision > revisions[-1]:
         raise StoreError(
-            f"the catalog {path} was written by a newer Kernlore (revision {revision})",
+            f"{subject} was written by a newer Kernlore (revision {revision})",
             hint="Upgrade Kernlore, or start with another --data-dir.",
         )
     if revision < revisions[0]:
         raise StoreError(
-            f"the catalog {path} is older than the first release (revision {revision}) and cannot"
-            " be migrated",
+            f"{subject} is older than the first release (revision {revision}) and cannot be"
+            " migrated",
             hint="Start with a new --data-dir and ingest your documents again with `kernlore"
             " ingest`. The Kernlore that wrote the catalog can still read it: it exports learned"
             " skills with `kernlore skills export`.",

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -176,6 +180,46 @@ def data(tmp_path_factory: pytest.TempPathFactory, files: Path, model_cache: Pat
 def document_of(data: Path, title: str) -> str:
     documents = kernlore("documents", "list", "--json", data=data).json
     return str(next(document["id"] for document in documents if document["title"] == title))
+
+
+@contextmanager
+def serving(data: Path, knowledge: Path) -> Iterator[str]:
+    """The URL of a real service on a data directory, with the built-in knowledge of a folder. It is
+    stopped at the end; what it prints lies beside the directory.
+    """
+    port = free_port()
+    with (
+        (data.parent / "out.txt").open("wb") as out,
+        (data.parent / "err.txt").open("wb") as errors,
+    ):
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", str(port), "--data-dir", str(data)],
+            cwd=ROOT,
+            stdout=out,
+            stderr=errors,
+            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)},
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(url, process)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the service ended"
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+                if json.load(answer)["ready"]:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError("the service did not become ready")
 
 
 def free_port() -> int:

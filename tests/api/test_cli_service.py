@@ -7,16 +7,21 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.cli_process import COMMAND, ROOT, document_of, free_port, kernlore, kernlore_process
+from tests.api.cli_process import (
+    COMMAND,
+    ROOT,
+    document_of,
+    free_port,
+    kernlore,
+    kernlore_process,
+    serving,
+)
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=30)
@@ -29,41 +34,10 @@ def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     """The same documents behind a real service, with no built-in ones beside them."""
     folder = tmp_path_factory.mktemp("served") / "data"
     shutil.copytree(data, folder)
-    output = folder.parent / "out.txt"
-    port = free_port()
     none = folder.parent / "none"
     none.mkdir()
-    started = time.monotonic()
-    with output.open("wb") as stream, (folder.parent / "err.txt").open("wb") as errors:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", str(port), "--data-dir", str(folder)],
-            cwd=ROOT,
-            stdout=stream,
-            stderr=errors,
-            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(none)},
-        )
-    try:
-        _wait_until_ready(port, process)
-        print(f"ready after {time.monotonic() - started:.1f} s")
+    with serving(folder, none):
         yield folder
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
-
-
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the service ended"
-        try:
-            url = f"http://127.0.0.1:{port}/readyz"
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if json.load(answer)["ready"]:
-                    return
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError("the service did not become ready")
 
 
 @pytest.mark.parametrize(
