@@ -24,6 +24,7 @@ DOCUMENTS = (
     "hardware/mi300x/tuning.md",
 )
 FILE_LIMIT = 2 * MIB
+URL = "http://127.0.0.1:8321"  # a name of its own: others are refused
 
 
 def small_knowledge(folder: Path) -> Path:
@@ -45,7 +46,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Set
 
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(settings), raise_server_exceptions=False) as running:
+    with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
         wait_until_ready(running)
         yield running
 
