@@ -19,6 +19,7 @@ from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import DataDir
 from kb.addresses import from_elsewhere, from_here, is_loopback
 from kb.errors import Conflict
+from kb.private import open_to_others, private_files
 
 QUEUE = 2048
 OPEN = (
@@ -57,9 +58,11 @@ def serve(
     configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
-        with ServiceLock(settings.data_dir, own_url):
+        with private_files(), ServiceLock(settings.data_dir, own_url):
             address = f"{from_elsewhere(settings.host)}:{settings.port}"
             print(greeting(address, settings.data_dir), flush=True)
+            if (wide := open_to_others(settings.data_dir)) is not None:
+                print(f"Warning: {wide}.", file=sys.stderr, flush=True)
             if not is_loopback(settings.host):
                 where = settings.host or "every address"
                 print(OPEN.format(host=where), file=sys.stderr, flush=True)
