@@ -298,6 +298,25 @@ def test_links_that_lead_out_of_a_folder_are_named_and_not_read(
     kernlore("documents", "delete", ran.json["files"][0]["document_id"], "--yes", data=data)
 
 
+def test_the_terminal_shows_of_a_log_what_the_json_has(data: Path, tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    log.write_text(
+        "compiling k.cu\n"
+        "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)\n"
+        "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    )
+    asked = ("retrieve", "--log", log, "--hardware", "h100")
+    known = kernlore(*asked, "--json", data=data).json["diagnosis"]["signatures"]
+    assert {signature["line_number"] for signature in known} == {2, 3}
+    shown = kernlore(*asked, data=data).out
+    for signature in known:
+        assert signature["line"] in log.read_text() and signature["remedy"]
+        assert (
+            f"log line {signature['line_number']}: {signature['line']}\n"
+            f"    {signature['title']}: {signature['remedy']}\n"
+        ) in shown
+
+
 def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "chip.toml"
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 0
