@@ -64,6 +64,23 @@ def test_every_operation_states_the_error_shape(client: TestClient) -> None:
             assert operation["tags"]
 
 
+def test_every_answer_has_a_model(client: TestClient) -> None:
+    """Whether answers are as described is checked by the client of these tests."""
+    described = client.get("/openapi.json").json()
+    other = {"/metrics", "/documents/{document_id}/file", "/skills/{name}/export"}  # no JSON
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            good = {s: r for s, r in operation["responses"].items() if s.startswith("2")}
+            assert good, (method, path)
+            for response in good.values():
+                content = response.get("content", {})
+                assert ("application/json" in content) is (path not in other), (method, path)
+                for kind in content.values():
+                    schema = kind.get("schema", {})
+                    named = [schema, *schema.get("anyOf", ())]
+                    assert path in other or any("$ref" in part for part in named), (method, path)
+
+
 def test_schema_references_resolve(client: TestClient) -> None:
     answer = client.get("/openapi.json")
     schemas = answer.json()["components"]["schemas"]
