@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
 from kb.catalog.hardware import Fact, HardwareRegistry
-from kb.errors import InvalidRequest, NotFound
+from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.hardware.facts import SubjectKind
 from kb.hardware.lineage import find
 from kb.hardware.lineage import plain as spelled
@@ -67,24 +67,24 @@ def register_hardware(
 
     Only `id` is required. `origin` names the description in errors. `check_signature` refuses an
     error signature that retrieval could not use, `check_rules` rules and metric aliases. Raises
-    InvalidKnowledge.
+    InvalidKnowledge, and Conflict for another description of a built-in hardware.
     """
     spec = parse_hardware(_completed(description, registry), origin)
     for signature in spec.signatures:  # one that retrieval refuses would fail every posted log
         check_signature(asdict(signature), spec.id)
     check_rules(spec)
+    if _is_shipped(spec, knowledge_dir) and registry.all().get(spec.id) != spec:
+        raise Conflict(
+            f"{spec.id} is built in; its description cannot be replaced",
+            hint=f'Register a child of it (parent = "{spec.id}"), or correct single facts. To'
+            " change what is built in, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
+        )
     outcome = registry.put(spec, "api")
-    answer: Json = {
+    return {
         "id": spec.id,
         "outcome": outcome,
         "lineage": list(registry.lineage(spec.id)),
     }
-    if outcome == "updated" and _is_shipped(spec, knowledge_dir):
-        answer["note"] = (
-            f"{spec.id} is built in: the next start restores the shipped description."
-            " Register a child of it, or correct single facts, to keep a change."
-        )
-    return answer
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ before anything is stored. Nothing is parsed here."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,8 @@ from kb.scope import ALL_ACCESS, CATEGORIES
 MAX_NAME = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
+BUILTIN = "builtin"  # the origin of built-in documents, and the first part of their source keys
 # They lie in directories beside manuals; uploading one of them by name is still possible.
-BUILTIN = "builtin/"  # begins the source keys of built-in documents
 _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
 
 
@@ -157,16 +158,15 @@ class Uploads:
         """The caller's key, else the name within its scope: the same name for another chip is
         another document.
         """
-        if upload.source_key and upload.source_key.strip():
-            key = upload.source_key.strip()[:500]
-            if key.startswith(BUILTIN) and upload.origin != "builtin":
-                raise InvalidRequest(
-                    f"the source key {key!r} is that of built-in knowledge",
-                    hint=f"Give one that does not begin with {BUILTIN}; to change what is built in,"
-                    " copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
-                )
-            return key
-        return f"{'+'.join(hardware) or category}/{name}"
+        key = (upload.source_key or "").strip()[:500]
+        key = key or f"{'+'.join(hardware) or category}/{name}"
+        if upload.origin != BUILTIN and is_builtin_key(key):
+            raise InvalidRequest(
+                f"the source key {key!r} is that of built-in knowledge",
+                hint=f"Give a source key that does not begin with {BUILTIN}/; to change what is"
+                " built in, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
+            )
+        return key
 
     @staticmethod
     def _category(category: str | None, hardware: Sequence[str]) -> str:
@@ -185,6 +185,16 @@ class Uploads:
                 hint="Give `hardware`, or use category guidance or constraint.",
             )
         return category
+
+
+def is_builtin_key(key: str) -> bool:
+    """Whether a source key is that of a built-in document, or another way of writing one: with
+    other case, separators, invisible characters or detours (`./`, `a/../`).
+    """
+    text = unicodedata.normalize("NFKC", key).casefold().replace("\\", "/")
+    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf"))
+    parts = posixpath.normpath(f"/{text}").strip("/").split("/")
+    return parts[0].strip() == BUILTIN
 
 
 def title_from_name(name: str) -> str:
@@ -221,17 +231,30 @@ def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
         if path.is_file():
             yield LocalFile(path, path.name)
         elif path.is_dir():
-            for file in sorted(path.rglob("*")):
-                relative = file.relative_to(path)
-                hidden = any(p in _SKIPPED or p.startswith(".") for p in relative.parts)
-                if file.is_file() and not hidden and not _leads_out(file, path):
-                    yield LocalFile(file, relative.as_posix())
+            for file in _visible(path):
+                if file.is_file() and not _leads_out(file, path):
+                    yield LocalFile(file, file.relative_to(path).as_posix())
         else:
             raise InvalidRequest(
                 f"no file or folder {path}", hint="Check the path; it is relative to where you are."
             )
 
 
+def links_out(paths: Sequence[Path]) -> Iterator[Path]:
+    """The links that `files_under` leaves out, as they lead to files or folders elsewhere."""
+    for path in paths:
+        if path.is_dir():
+            yield from (f for f in _visible(path) if f.is_symlink() and _leads_out(f, path))
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """What lies in a folder at any depth, in a stable order; links to folders are not followed."""
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        if not any(part in _SKIPPED or part.startswith(".") for part in parts):
+            yield file
+
+
 def _leads_out(file: Path, folder: Path) -> bool:
-    """Whether a file of the folder is, through a link, one from elsewhere."""
+    """Whether a file or folder in the folder is, through a link, one from elsewhere."""
     return not file.resolve().is_relative_to(folder.resolve())

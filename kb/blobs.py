@@ -13,6 +13,7 @@ import fsspec
 
 from kb.errors import NotFound
 from kb.ids import new_id, sha256
+from kb.private import private_folder
 
 KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -62,4 +63,4 @@ class Blobs:
 
 def open_blobs(data_dir: Path, url: str | None) -> Blobs:
     """The configured blob store, by default a folder in the data directory."""
-    return Blobs(url or str((data_dir / "blobs").absolute()))
+    return Blobs(url or str(private_folder((data_dir / "blobs").absolute())))

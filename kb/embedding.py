@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kb.errors import InvalidRequest, Unavailable
+from kb.private import private_folder
 
 Vectors = NDArray[np.float32]
 
@@ -313,7 +314,7 @@ def export_onnx(folder: Path, target: Path) -> None:
     model = AutoModel.from_pretrained(str(folder), attn_implementation="eager").eval()
     example = torch.ones(2, 8, dtype=torch.long)
     axes = {0: "batch", 1: "tokens"}
-    target.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(target.parent)
     partial = target.with_suffix(f".{os.getpid()}.part")
     with warnings.catch_warnings():
         # The tracing exporter is deprecated but needs 2 s where its successor needs 7.

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kb.errors import Conflict
+from kb.private import private_folder
 
 _NAME = "service.json"
 _ATTEMPTS = 10  # `running_service` holds the lock for an instant when it looks
@@ -28,9 +29,8 @@ class ServiceLock:
         self._fd = -1
 
     def __enter__(self) -> ServiceLock:
-        if not self._path.parent.exists():
-            self._path.parent.mkdir(parents=True, mode=0o700)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        private_folder(self._path.parent)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if not take_lock(self._fd):
             os.close(self._fd)
             raise Conflict(

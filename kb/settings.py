@@ -9,8 +9,10 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kb.addresses import listed_names
 
 MIB = 1024 * 1024
 
@@ -47,8 +49,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     allowed_hosts: str = Field(
         "",
-        description="Names, separated by commas, under which a proxy on this machine passes on"
-        " requests. Any other caller on this machine must use a loopback name.",
+        description="Further names, separated by commas, by which the service may be called, such"
+        " as that of a proxy; `*.example.com` means every name below it. Requests by other names"
+        " than these and its own address are refused.",
     )
     port: int = Field(8321, ge=1, le=65535, description="Port to listen on.")
     evaluate_over_http: bool = Field(
@@ -110,6 +113,12 @@ class Settings(BaseSettings):
         description="A learned skill that was not used in this many retrievals is retired.",
     )
     log_level: str = Field("info", description="Log level: debug, info, warning or error.")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        listed_names(value)
+        return value
 
 
 def product_version() -> str:

@@ -315,10 +315,21 @@ class SkillLibrary:
 
     @staticmethod
     def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
+        before = store.find(connection, draft.name)
         stored = store.put(
             connection, draft, state="active", actor=BUILTIN_ACTOR, reason="ships with the product"
         )
         row = store.get(connection, draft.name, ALL_ACCESS)
+        if before is not None and before.origin != "shipped" and row.state != "active":
+            # What was imported under this name before does not hold back the shipped skill.
+            store.set_state(
+                connection,
+                draft.name,
+                "active",
+                actor=BUILTIN_ACTOR,
+                reason="ships with the product, in place of what was imported",
+            )
+            return True
         last = store.events(connection, row.id, ALL_ACCESS)[-1]
         if row.state == "retired" and last.event == "state" and last.actor == BUILTIN_ACTOR:
             store.set_state(

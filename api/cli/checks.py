@@ -22,6 +22,7 @@ from kb.catalog.meta import revision
 from kb.catalog.tables import knowledge as t
 from kb.errors import Conflict, KernloreError, NotFound
 from kb.ids import sha256
+from kb.private import open_to_others
 from kb.scope import ALL_ACCESS
 from kb.service_lock import ServiceLock, running_service
 from kb.settings import MIB, Settings
@@ -115,6 +116,8 @@ def _parsers() -> Iterator[Check]:
 def _disk(settings: Settings) -> Check:
     free = shutil.disk_usage(settings.data_dir).free // MIB
     detail = f"{free:,} MiB free at {settings.data_dir.absolute()}"
+    if (wide := open_to_others(settings.data_dir)) is not None:
+        detail += f"; {wide}"
     return Check(
         "disk", free >= FREE_MIB, detail, f"Free some space: below {FREE_MIB} MiB writes fail."
     )

@@ -17,6 +17,7 @@ from fastapi.staticfiles import StaticFiles
 
 from api.http import errors
 from api.http.admission import Admission
+from api.http.callers import KnownCallers
 from api.http.dependencies import access_scope, known_parameters
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe
@@ -55,7 +56,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = metrics
     app.openapi = describe(app)  # type: ignore[method-assign]
-    app.add_middleware(RequestLog, metrics=metrics)
+    app.add_middleware(KnownCallers, settings=settings)
+    app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
     errors.install(app)
     for module in (
         health,

@@ -43,6 +43,12 @@ class MethodNotAllowed(KernloreError):
     code, status = "method_not_allowed", 405
 
 
+class UnknownHost(KernloreError):
+    """Called by a name that is not the service's."""
+
+    code, status = "unknown_host", 421
+
+
 class ForeignPage(KernloreError):
     """A page of another site made the browser send this."""
 

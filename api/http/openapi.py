@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from api import bodies
 from api.http import models
+from api.http.answers import ANSWERS
 from api.http.errors import ErrorBody
 from kb.settings import product_version
 from retrieval.diagnose.signals import load_signals
@@ -158,14 +159,32 @@ def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
             )
             known = schema.setdefault("components", {}).setdefault("schemas", {})
             for model in _BODIES:
-                own = model.model_json_schema(ref_template="#/components/schemas/{model}")
-                known.update(own.pop("$defs", {}))
-                known[model.__name__] = own
+                _define(known, model, "validation")
+            for route, answer in ANSWERS.items():
+                method, _, path = route.partition(" ")
+                responses = schema["paths"][path][method.lower()]["responses"]
+                content = {"application/json": {"schema": _define(known, answer, "serialization")}}
+                for status in responses:
+                    if status.startswith("2"):
+                        responses[status]["content"] = content
             _add_signal_examples(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 
     return openapi
+
+
+def _define(
+    known: dict[str, Any], model: type[Any], mode: Literal["validation", "serialization"]
+) -> dict[str, str]:
+    """Add the schema of a model, and of what it consists of, to those that are known; a reference
+    to it. Raises ValueError where another schema has its name already.
+    """
+    own = TypeAdapter(model).json_schema(mode=mode, ref_template="#/components/schemas/{model}")
+    for name, definition in {**own.pop("$defs", {}), model.__name__: own}.items():
+        if known.setdefault(name, definition) != definition:
+            raise ValueError(f"two schemas are named {name}")
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 def _add_signal_examples(schema: dict[str, Any]) -> None:

@@ -85,6 +85,8 @@ _DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
 _SENTENCE = re.compile(r"\w+ \w+ .*[.:;,]\s*$", re.DOTALL)
 _MAX_LEVEL = 6
 _MAX_REASON = 200  # characters of another library's error
+# What the dynamic linker says where the limit of the parser's process is reached.
+_NO_MEMORY = re.compile(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
 
 
 def parse_other(data: bytes, name: str) -> ParsedDocument:
@@ -221,6 +223,13 @@ def _require_pandoc(extension: str) -> None:
     try:
         pypandoc.get_pandoc_path()
     except OSError as error:
+        if _installed("pypandoc_binary"):
+            raise UnsupportedFormat(
+                f"reading .{extension} needs the program pandoc; it is installed, but does not"
+                " start",
+                hint=f"Check that this user may run what lies in the package pypandoc. Or:"
+                f" {_CONVERT}",
+            ) from error
         raise UnsupportedFormat(
             f"reading .{extension} needs the program pandoc, which is not installed",
             hint=f"Install pypandoc_binary, which contains it: {_EXTRA}",
@@ -228,12 +237,18 @@ def _require_pandoc(extension: str) -> None:
 
 
 def _missing(reader: _Reader, extension: str, error: ImportError) -> UnsupportedFormat:
-    """What is really missing: a package that is not installed, or one that cannot be imported."""
+    """What is really missing: a package that is not installed, or one that cannot be imported.
+    Raises MemoryError where memory is what an import lacked.
+    """
     absent = [name for name in ("unstructured", *reader.packages) if not _installed(name)]
     if not absent:
+        if _NO_MEMORY.search(str(error)):
+            raise MemoryError from error
+        reason = str(error).strip().rpartition("\n")[2]  # numpy's begins with a page of advice
         return UnsupportedFormat(
-            f"reading .{extension} failed to import a package: {error}",
-            hint=f"Install the pinned versions again: {_EXTRA}",
+            f"reading .{extension} failed, as an installed package cannot be imported:"
+            f" {reason[-_MAX_REASON:]}",
+            hint=f"`pip check` says which versions do not fit together. Or: {_CONVERT}",
         )
     return UnsupportedFormat(
         f"reading .{extension} needs {' and '.join(absent)}, which"

@@ -39,6 +39,7 @@ from kb.catalog.knowledge.proposed_symbols import STRUCTURE, ProposedCard, check
 from kb.catalog.knowledge.verbatim import Source
 from kb.errors import KernloreError
 from kb.ids import sha256
+from kb.private import private_folder
 from kb.scope import ALL_ACCESS, ScopeFilter
 
 MAX_SECTION = 24_000  # characters that a model is sent
@@ -257,7 +258,7 @@ class Transcript:
     def write(self, answer: str) -> None:
         """Store an answer, whole or not at all."""
         row = {"model": self._model, "section": list(self._section), "messages": self.messages}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         part = self._path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps({**row, "answer": answer}, indent=1), encoding="utf-8")
         part.replace(self._path)

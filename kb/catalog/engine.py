@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, event
 
 from kb.catalog.kept import Kept, attach, begin
 from kb.errors import StoreError
+from kb.private import private_file, private_folder
 
 BUSY_TIMEOUT_MS = 15_000
 IDLE_CONNECTIONS = 8  # kept open for the next who needs one
@@ -66,9 +67,8 @@ class Catalog:
 
 def open_catalog(data_dir: Path) -> Catalog:
     """Open (and create or migrate) the catalog of a data directory."""
-    if not data_dir.exists():
-        data_dir.mkdir(parents=True, mode=0o700)  # manuals of unreleased chips are in it
-    path = data_dir / "catalog.sqlite"
+    path = private_folder(data_dir) / "catalog.sqlite"
+    private_file(path)  # SQLite gives its other files the same rights
     # A thread that needs a connection gets one: a bound here is an error for a request, and threads
     # are bounded where they are made.
     engine = sa.create_engine(

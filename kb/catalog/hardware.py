@@ -34,6 +34,10 @@ FactStatus = Literal["accepted", "proposed", "rejected"]
 _ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
 _READ = ("table", "sentence")  # origins of what was read from documents
 _KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
+_RESERVED = {
+    ANY: "means no hardware in particular",
+    "builtin": "begins the source keys of built-in documents",
+}
 
 
 @dataclass(frozen=True)
@@ -165,9 +169,9 @@ class HardwareRegistry:
 
     @staticmethod
     def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
-        if spec.id == ANY:
+        if spec.id in _RESERVED:
             raise InvalidKnowledge(
-                "the id `any` means no hardware in particular", hint="Choose another id."
+                f"the id `{spec.id}` {_RESERVED[spec.id]}", hint="Choose another id."
             )
         if spec.parent is not None and spec.parent not in known:
             raise UnknownHardware(spec.parent, known)

@@ -28,6 +28,7 @@ from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.errors import Unavailable
 from kb.ids import new_id
+from kb.private import private_folder
 from kb.scope import ALL_ACCESS
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
@@ -115,7 +116,7 @@ class ChromaIndex:
         if self._url:
             host, _, port = re.sub(r"^https?://", "", self._url).rstrip("/").partition(":")
             return chromadb.HttpClient(host=host, port=int(port or 8000), settings=settings)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        private_folder(self._directory)
         return chromadb.PersistentClient(str(self._directory), settings=settings)
 
     # -- asking

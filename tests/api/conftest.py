@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
+from jsonschema import Draft202012Validator
 
 from api.http.app import create_app
 from kb.settings import MIB, Settings
@@ -24,6 +26,7 @@ DOCUMENTS = (
     "hardware/mi300x/tuning.md",
 )
 FILE_LIMIT = 2 * MIB
+URL = "http://127.0.0.1:8321"  # a name of its own: others are refused
 
 
 def small_knowledge(folder: Path) -> Path:
@@ -45,9 +48,35 @@ def settings(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Set
 
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(settings), raise_server_exceptions=False) as running:
+    with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
+        hold_to_description(running)
         wait_until_ready(running)
         yield running
+
+
+def hold_to_description(client: TestClient) -> None:
+    """From now on every JSON answer to this client is held against the interface description."""
+    description = client.get("/openapi.json").json()
+    routes = [
+        (method.upper(), re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), operation["responses"])
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    ]
+
+    def check(response: Response) -> None:
+        response.read()
+        request = response.request
+        for method, path, responses in routes:
+            if method == request.method and path.fullmatch(request.url.path):
+                kind = f"{response.status_code // 100}XX"
+                stated = responses.get(str(response.status_code)) or responses.get(kind)
+                assert stated is not None, f"{method} {path.pattern}: {response.status_code}"
+                schema = stated.get("content", {}).get("application/json", {}).get("schema")
+                if schema and response.headers["content-type"] == "application/json":
+                    whole = {**schema, "components": description["components"]}
+                    Draft202012Validator(whole).validate(response.json())
+
+    client.event_hooks = {"response": [check]}
 
 
 def wait_until_ready(client: TestClient, seconds: float = 400) -> dict[str, Any]:

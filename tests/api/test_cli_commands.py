@@ -270,6 +270,53 @@ def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
     assert all("wombat" not in excerpt["text"].lower() for excerpt in found["excerpts"])
 
 
+def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
+    data: Path, files: Path
+) -> None:
+    key = "./Builtin/guidance/memory-bound.md"
+    ran = kernlore("ingest", files / "memory.md", "--source-key", key, "--json", data=data)
+    assert ran.code == 1
+    (refused,) = ran.json["files"]
+    assert refused["outcome"] == "refused"
+    assert "built-in knowledge" in refused["error"]["message"] and refused["error"]["hint"]
+
+
+def test_links_that_lead_out_of_a_folder_are_named_and_not_read(
+    data: Path, files: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "wombat.md").symlink_to(files / "wombat.md")
+    (tmp_path / "in" / "all").symlink_to(files)
+    (tmp_path / "in" / "own.md").write_text("# Own\n\nAn own remedy.\n")
+    ran = kernlore("ingest", tmp_path / "in", "--json", data=data)
+    assert ran.code == 0
+    assert [file["name"] for file in ran.json["files"]] == ["own.md"]
+    lines = [line for line in ran.err.splitlines() if line.startswith("skipped")]
+    assert [line.split(":")[0].split()[-1] for line in lines] == [
+        str(tmp_path / "in" / name) for name in ("all", "wombat.md")
+    ]
+    kernlore("documents", "delete", ran.json["files"][0]["document_id"], "--yes", data=data)
+
+
+def test_the_terminal_shows_of_a_log_what_the_json_has(data: Path, tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    log.write_text(
+        "compiling k.cu\n"
+        "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)\n"
+        "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    )
+    asked = ("retrieve", "--log", log, "--hardware", "h100")
+    known = kernlore(*asked, "--json", data=data).json["diagnosis"]["signatures"]
+    assert {signature["line_number"] for signature in known} == {2, 3}
+    shown = kernlore(*asked, data=data).out
+    for signature in known:
+        assert signature["line"] in log.read_text() and signature["remedy"]
+        assert (
+            f"log line {signature['line_number']}: {signature['line']}\n"
+            f"    {signature['title']}: {signature['remedy']}\n"
+        ) in shown
+
+
 def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "chip.toml"
     assert kernlore("hardware", "new", "acme-x1", "-o", file).code == 0

@@ -84,10 +84,13 @@ def test_what_is_wrong_is_listed(client: TestClient) -> None:
     assert_error(clash, 400, "invalid_knowledge")
 
 
-def test_a_changed_built_in_says_that_it_returns(client: TestClient) -> None:
-    # A chip that no other test of this service runs on.
-    body = {"id": "mtia-v2i", "vendor": "meta", "summary": "Ours."}
-    assert "next start" in client.post("/hardware", json=body).json()["note"]
+def test_a_built_in_chip_is_not_replaced(client: TestClient) -> None:
+    before = client.get("/hardware/h100").json()
+    error = assert_error(client.post("/hardware", json={"id": "h100"}), 409, "conflict")
+    assert 'parent = "h100"' in error["hint"]
+    assert client.get("/hardware/h100").json() == before
+    # Its names lead documents of its own into those that are built in.
+    assert_error(client.post("/hardware", json={"id": "builtin"}), 400, "invalid_knowledge")
 
 
 def test_proposed_facts_wait_for_a_person(client: TestClient) -> None:

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from api.http.app import create_app
 from kb.settings import Settings
 from retrieval.diagnose.signals import load_signals
-from tests.api.conftest import assert_error
+from tests.api.conftest import URL, assert_error
 
 pytestmark = pytest.mark.slow(seconds=3)
 
@@ -64,6 +64,23 @@ def test_every_operation_states_the_error_shape(client: TestClient) -> None:
             assert operation["tags"]
 
 
+def test_every_answer_has_a_model(client: TestClient) -> None:
+    """Whether answers are as described is checked by the client of these tests."""
+    described = client.get("/openapi.json").json()
+    other = {"/metrics", "/documents/{document_id}/file", "/skills/{name}/export"}  # no JSON
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            good = {s: r for s, r in operation["responses"].items() if s.startswith("2")}
+            assert good, (method, path)
+            for response in good.values():
+                content = response.get("content", {})
+                assert ("application/json" in content) is (path not in other), (method, path)
+                for kind in content.values():
+                    schema = kind.get("schema", {})
+                    named = [schema, *schema.get("anyOf", ())]
+                    assert path in other or any("$ref" in part for part in named), (method, path)
+
+
 def test_schema_references_resolve(client: TestClient) -> None:
     answer = client.get("/openapi.json")
     schemas = answer.json()["components"]["schemas"]
@@ -104,7 +121,7 @@ def test_a_defect_is_answered_without_its_internals(settings: Settings) -> None:
         raise LookupError("the secret inside")
 
     # Without its lifespan: nothing is opened, which this route does not need.
-    answer = TestClient(app, raise_server_exceptions=False).get("/defect")
+    answer = TestClient(app, URL, raise_server_exceptions=False).get("/defect")
     body = assert_error(answer, 500, "internal_error")
     assert body["details"]["request_id"] == answer.headers["x-request-id"]
     assert "secret" not in answer.text
@@ -122,53 +139,17 @@ def test_unknown_route_names_the_nearest(client: TestClient) -> None:
     assert "/hardware" in body["details"]["nearest"]
 
 
-def test_pages_of_other_sites_change_nothing(client: TestClient) -> None:
-    for site in ("cross-site", "same-site"):
-        headers = {"sec-fetch-site": site, "content-type": "text/plain"}
-        answer = client.post("/retrieve?hardware=h100", content="error", headers=headers)
-        assert_error(answer, 403, "foreign_page")
-    own = client.get("/signals", headers={"sec-fetch-site": "same-origin"})
-    assert own.status_code == 200
-
-
 @pytest.mark.parametrize("header", ["x-content-type-options"])
 def test_no_answer_is_guessed_at(client: TestClient, header: str) -> None:
     assert client.get("/no/such/page").headers[header] == "nosniff"
 
 
-@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "localhost.evil"])
-def test_a_name_that_a_page_pointed_here_reads_and_changes_nothing(
-    settings: Settings, name: str
-) -> None:
-    """A page can make its own name mean 127.0.0.1; the caller is then this machine itself."""
-    here = TestClient(create_app(settings), client=("127.0.0.1", 5000))
-    here.app.state.settings = settings  # type: ignore[attr-defined]
-    for method, path in (
-        ("GET", "/signals"),
-        ("DELETE", "/documents/doc_1"),
-        ("POST", "/hardware"),
-    ):
-        refused = here.request(method, path, headers={"host": name})
-        assert_error(refused, 403, "foreign_page")
-        assert "KERNLORE_ALLOWED_HOSTS" in refused.json()["hint"]
-
-
-@pytest.mark.parametrize(
-    ("origin", "refused"),
-    [("http://evil.example", True), ("null", True), ("http://testserver", False)],
-)
-def test_an_origin_that_is_not_ours_changes_nothing(
-    client: TestClient, origin: str, refused: bool
-) -> None:
-    headers = {"origin": origin, "content-type": "text/plain"}
-    answer = client.post("/retrieve?hardware=h100", content="error", headers=headers)
-    assert (answer.status_code == 403) is refused
-    assert client.get("/signals", headers={"origin": origin}).status_code == 200
-
-
 def test_an_upload_cannot_take_the_place_of_built_in_knowledge(client: TestClient) -> None:
-    key = "builtin/constraints/masking-and-bounds.md"
     files = {"file": ("mine.md", b"# Mine\n\nNothing is masked.")}
-    answer = client.post("/documents", files=files, data={"source_key": key})
-    assert_error(answer, 400, "invalid_request")
-    assert "built-in knowledge" in answer.json()["message"]
+    for key in (
+        "builtin/constraints/masking-and-bounds.md",
+        ".\\BUILTIN\\constraints/masking-and-bounds.md",
+    ):
+        answer = client.post("/documents", files=files, data={"source_key": key})
+        body = assert_error(answer, 400, "invalid_request")
+        assert "built-in knowledge" in body["message"] and "source key" in body["hint"]

@@ -35,7 +35,7 @@ from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from tests.api.cli_process import kernlore
-from tests.api.conftest import assert_error
+from tests.api.conftest import URL, assert_error, hold_to_description
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge
 
@@ -55,8 +55,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     base = tmp_path_factory.mktemp("reviews")
     knowledge = copy_knowledge(base / "knowledge", ())
     settings = Settings(data_dir=fresh_data_dir(base / "data"), knowledge_dir=knowledge)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as running:
+    with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
         parts: Services = running.app.state.services  # type: ignore[attr-defined]
+        hold_to_description(running)
         # Beside a start that loads them too: recipes have the licences that exports look up.
         load_hardware(settings.knowledge_dir, parts.registry)
         parts.skills.sync_builtin(settings.skills_dir)

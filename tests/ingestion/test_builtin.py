@@ -94,6 +94,22 @@ def test_changed_files_are_read_again_and_missing_ones_removed(store: Store, fol
     assert store.documents.get(mine.document_id).passages == 1
 
 
+def test_an_upload_of_the_same_bytes_does_not_stand_for_a_built_in_document(
+    store: Store, folder: Path
+) -> None:
+    """Whoever sent it may delete it."""
+    text = (folder / "guidance/banks.md").read_text(encoding="utf-8")
+    mine = store.submit("banks.md", text, category="guidance", languages=("triton",))
+    assert mine.outcome == "created"
+    assert load(store, folder).changed == 3
+    assert {d.origin for d in store.documents.find() if d.title in ("Banks", "banks")} == {
+        "builtin",
+        "upload",
+    }
+    again = store.submit("again.md", text, category="guidance", languages=("triton",))
+    assert (again.outcome, again.document_id) == ("duplicate_of", mine.document_id)
+
+
 def test_mistakes_in_the_folder_name_the_file(folder: Path) -> None:
     write(
         folder / "hardware/beta/hardware.toml",

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestion.uploads import MAX_NAME, Upload, files_under, safe_name, title_from_name
+from ingestion.uploads import MAX_NAME, Upload, files_under, links_out, safe_name, title_from_name
 from kb.errors import (
+    InvalidKnowledge,
     InvalidRequest,
     KernloreError,
     PayloadTooLarge,
     UnknownHardware,
     UnsupportedFormat,
 )
+from kb.hardware.schema import parse_hardware
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -134,6 +136,60 @@ def test_what_can_be_refused_is_refused_at_once(
     assert store.rows("documents") == store.rows("jobs") == 0
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "builtin/guidance/memory-bound.md",
+        "./builtin/a.md",
+        "/builtin//a.md",
+        "x/../builtin/a.md",
+        "../builtin/a.md",
+        "builtin\\guidance\\a.md",
+        ".\\BuiltIn/a.md",
+        " BUILTIN / a.md",
+        "\uff42uiltin/a.md",  # a wide letter
+        "built\u200bin/a.md",  # an invisible character
+        "builtin",
+    ],
+)
+def test_no_upload_takes_the_key_of_a_built_in_document(store: Store, key: str) -> None:
+    with pytest.raises(InvalidRequest, match="built-in knowledge") as refused:
+        store.submit("mine.md", MANUAL, source_key=key)
+    assert "KERNLORE_KNOWLEDGE_DIR" in refused.value.hint
+    assert store.rows("documents") == 0
+
+
+@pytest.mark.parametrize("key", ["builtins/a.md", "our/builtin/a.md", "my builtin", "builtin.md"])
+def test_a_key_that_only_resembles_one_is_accepted(store: Store, key: str) -> None:
+    assert store.submit("mine.md", MANUAL, source_key=key).outcome == "created"
+
+
+def test_no_chip_leads_uploads_into_the_built_in_documents(store: Store) -> None:
+    """Without a key of its own a document gets one that begins with its chip."""
+    chip = parse_hardware({"id": "builtin", "name": "Ours", "vendor": "us"}, "a test")
+    with pytest.raises(InvalidKnowledge, match="source keys"):
+        store.registry.put(chip, "api")
+
+
+def test_links_that_lead_out_of_a_directory_are_left_out(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "manuals"
+    for name in ("elsewhere/secret.md", "manuals/b.md", "manuals/sub/c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("# T")
+    (folder / "p.md").symlink_to(elsewhere / "secret.md")
+    (folder / "sub" / "all").symlink_to(elsewhere)
+    (folder / "gone.md").symlink_to(elsewhere / "missing.md")
+    (folder / "twin.md").symlink_to(folder / "b.md")
+    (folder / ".hidden.md").symlink_to(elsewhere / "secret.md")
+    assert [file.name for file in files_under([folder])] == ["b.md", "sub/c.md", "twin.md"]
+    left_out = [folder / name for name in ("gone.md", "p.md", "sub/all")]
+    assert list(links_out([folder])) == left_out
+    # What the caller names is meant, link or not.
+    named = [folder / "p.md", folder / "sub" / "all"]
+    assert [file.name for file in files_under(named)] == ["p.md", "secret.md"]
+    assert list(links_out(named)) == []
+
+
 def test_a_directory_is_read_in_order_without_its_caches(tmp_path: Path) -> None:
     for name in ("b.md", "a/c.md", ".git/config", "a/__pycache__/x.pyc", ".hidden.md", "a/.b.md"):
         path = tmp_path / name
@@ -141,11 +197,5 @@ def test_a_directory_is_read_in_order_without_its_caches(tmp_path: Path) -> None
         path.write_text("# T")
     assert [file.name for file in files_under([tmp_path])] == ["a/c.md", "b.md"]
     assert [file.name for file in files_under([tmp_path / "b.md"])] == ["b.md"]
-    outside = tmp_path.parent / "secret.md"
-    outside.write_text("# Secret")
-    (tmp_path / "p.md").symlink_to(outside)
-    (tmp_path / "twin.md").symlink_to(tmp_path / "b.md")
-    names = [file.name for file in files_under([tmp_path])]
-    assert names == ["a/c.md", "b.md", "twin.md"]  # no link that leads out of the folder
     with pytest.raises(InvalidRequest, match="no file or folder"):
         list(files_under([tmp_path / "missing"]))

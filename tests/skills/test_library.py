@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,22 @@ def test_a_person_decides_over_the_shipped_state(library: SkillLibrary, tmp_path
     library.set_state("triton-mask-block-tail", "quarantined", actor="ann", reason="doubtful")
     library.sync_builtin(copy)
     assert library.show("triton-mask-block-tail").summary.state == "quarantined"
+
+
+def test_an_import_does_not_hold_back_a_shipped_skill(
+    library: SkillLibrary, tmp_path: Path
+) -> None:
+    """One that came first, before a later release shipped a skill of its name."""
+    name = "triton-mask-block-tail"
+    bring(library, tmp_path, replace(LEARNED, name=name))
+    assert library.show(name).summary.state == "candidate"
+    library.sync_builtin(SHIPPED)
+    shipped = library.show(name)
+    assert (shipped.summary.tier, shipped.summary.state) == ("curated", "active")
+    assert shipped.body == read_skill(SHIPPED / name).body.strip()
+    assert library.sync_builtin(SHIPPED).changed == 0
+    with pytest.raises(Conflict, match="already here as curated"):
+        bring(library, tmp_path, replace(LEARNED, name=name))
 
 
 def test_a_skill_that_no_longer_ships_is_retired_and_can_return(

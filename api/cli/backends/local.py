@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
+from api.cli.output import note
 from kb.errors import PayloadTooLarge, StoreError, Unavailable
 from kb.plain import plain
+from kb.private import open_to_others
 from kb.scope import ALL_ACCESS
 from kb.service_lock import running_service
 from kb.settings import Settings
@@ -166,6 +168,8 @@ class LocalTarget:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Read and embed what is queued in a thread, while the caller watches the jobs."""
+        if (wide := open_to_others(self.settings.data_dir)) is not None:
+            note(f"Warning: {wide}.")
         stop = threading.Event()
         self._reader = threading.Thread(
             target=self._read, args=(stop,), name="reading", daemon=True

@@ -91,9 +91,11 @@ def _upload_builtin(target: Target) -> Iterator[Entry]:
 
 def _upload(target: Target, paths: Sequence[Path], about: About, quiet: bool) -> list[Entry]:
     """Upload every file. A refused file becomes an entry with the reason, and the next follows."""
-    from ingestion.uploads import files_under
+    from ingestion.uploads import files_under, links_out
 
     files = list(files_under(paths))
+    for link in links_out(paths):
+        note(f"skipped      {link}: a link that leads out of the folder; name it to read it")
     if not files:
         raise NotFound("there are no files in these folders", hint="Check the paths.")
     if len(files) > 1 and (about.title or about.source_key):

@@ -10,6 +10,7 @@ from kb.errors import Conflict
 
 def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Rebuild the search indexes from the catalog. No service may run on the data directory."""
+    from kb.private import private_files
     from kb.service_lock import ServiceLock, running_service
 
     settings = read_settings(data_dir)
@@ -22,7 +23,7 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         )
     send_logs_to_stderr("warning")
     # Held without an address: no service may start, and no command takes this for one.
-    with ServiceLock(settings.data_dir, ""):
+    with private_files(), ServiceLock(settings.data_dir, ""):
         from api.services import open_services
         from kb.catalog.knowledge.passages import rebuild_lexical
         from kb.index.chroma import ChromaIndex

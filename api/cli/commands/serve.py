@@ -6,7 +6,6 @@ reported at once; requests that arrive while the application loads wait in the s
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import signal
 import socket
@@ -18,12 +17,14 @@ import typer
 
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import DataDir
+from kb.addresses import from_elsewhere, from_here, is_loopback
 from kb.errors import Conflict
+from kb.private import open_to_others, private_files
 
 QUEUE = 2048
 OPEN = (
-    "Warning: it listens on {host}, and there are no keys: whoever reaches this machine can read"
-    " and change everything in it. Put it behind something that asks who is there."
+    "Warning: it listens on {host}, and nobody is asked for a key: whoever reaches this machine can"
+    " read and change everything in it. Put it behind something that asks who is there."
 )
 LOG_EXAMPLE = (
     '{"hardware": "h100", "log": "ptxas error : Entry function uses too much shared data'
@@ -38,20 +39,33 @@ def serve(
     port: Annotated[
         int | None, typer.Option("--port", help="Port to listen on. Default: 8321.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="Further name by which it may be called, such as that of a proxy; repeat for"
+            " each.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
     from kb.service_lock import ServiceLock
 
-    settings = read_settings(data_dir, host=host, port=port)
+    names = ",".join(allowed_host) if allowed_host else None
+    settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names)
     send_logs_to_stderr(settings.log_level)  # checks the level
     configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
-        address = f"{_reachable(settings.host)}:{settings.port}"
-        with ServiceLock(settings.data_dir, f"http://{address}"):
+        own_url = f"http://{from_here(settings.host)}:{settings.port}"
+        with private_files(), ServiceLock(settings.data_dir, own_url):
+            address = f"{from_elsewhere(settings.host)}:{settings.port}"
             print(greeting(address, settings.data_dir), flush=True)
-            if not is_local(settings.host):
-                print(OPEN.format(host=settings.host), file=sys.stderr, flush=True)
+            if (wide := open_to_others(settings.data_dir)) is not None:
+                print(f"Warning: {wide}.", file=sys.stderr, flush=True)
+            if not is_loopback(settings.host):
+                where = settings.host or "every address"
+                print(OPEN.format(host=where), file=sys.stderr, flush=True)
             _run(settings, listening)
 
 
@@ -71,21 +85,6 @@ def listen(host: str, port: int) -> socket.socket:
             details={"host": host, "port": port},
         ) from error
     return listening
-
-
-def _reachable(host: str) -> str:
-    """A name under which this machine reaches what listens on `host`."""
-    if host in ("0.0.0.0", "::", ""):
-        return "127.0.0.1" if host != "::" else "[::1]"
-    return f"[{host}]" if ":" in host else host
-
-
-def is_local(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def greeting(address: str, data_dir: Path) -> str:

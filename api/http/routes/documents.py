@@ -158,7 +158,12 @@ def document_moves(document_id: str, parts: Parts, access: Access) -> dict[str, 
     return {"moves": browse.list_moves(parts, document_id, access_scope=access)}
 
 
-@router.get("/documents/{document_id}/file", summary="Download the file as it was uploaded")
+@router.get(
+    "/documents/{document_id}/file",
+    summary="Download the file as it was uploaded",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}, "application/pdf": {}}}},
+)
 def original(
     document_id: str, parts: Parts, access: Access, version: VersionNumber = None
 ) -> Response:

@@ -14,9 +14,10 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 
 from api.bodies import EvaluationBody
 from api.http.bodies import json_body
-from api.http.dependencies import Access, Parts, is_loopback
+from api.http.dependencies import Access, Parts
 from api.http.openapi import json_request
 from api.services import EVALUATE_COMMAND
+from kb.addresses import is_loopback
 from kb.errors import KernloreError
 from kb.plain import plain
 from kb.settings import Settings
@@ -35,8 +36,8 @@ def _queue(request: Request) -> EvaluationQueue:
 
 
 def from_this_machine(request: Request) -> None:
-    """Refuse what could come from elsewhere: the service listens on another address, or a page of
-    another site has made its own name resolve to this machine. Raises EvaluationForbidden.
+    """Refuse what could come from elsewhere: the service listens on another address, or a proxy
+    passes on requests by another name. Raises EvaluationForbidden.
     """
     settings: Settings = request.app.state.settings
     if settings.evaluate_over_http:

@@ -37,7 +37,12 @@ def healthz() -> dict[str, str]:
     return {"status": "alive", "version": product_version()}
 
 
-@router.get("/readyz", summary="Show how far the service is", response_model=Readiness)
+@router.get(
+    "/readyz",
+    summary="Show how far the service is",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "No request can be answered yet."}},
+)
 def readyz(background: Threads) -> JSONResponse:
     """503 until requests can be answered by word search, then 200. `ready` is true once every
     passage has its vector too."""

@@ -99,7 +99,9 @@ def _register_again(connection: Connection, document: sa.Row[Any], source: Sourc
 
 
 def _twin(connection: Connection, source: Source) -> str | None:
-    """Another live document of the same scope and category with the same bytes."""
+    """Another live document of the same scope and category with the same bytes. An upload is no
+    twin of a built-in document: whoever sent it may delete it.
+    """
     rows = connection.execute(
         sa.select(t.documents.c.id)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
@@ -108,6 +110,7 @@ def _twin(connection: Connection, source: Source) -> str | None:
             t.document_versions.c.state.in_(("staged", "current")),
             t.documents.c.category == source.category,
             t.documents.c.access_scope == source.access_scope,
+            t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
         )
         .order_by(t.documents.c.created_at, t.documents.c.id)
     ).scalars()

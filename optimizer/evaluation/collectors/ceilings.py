@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.errors import Unavailable
+from kb.private import private_folder
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.launch import threads_and_memory
@@ -288,7 +289,7 @@ class DeviceStore:
         before = self.load(identity, ceilings.threads)
         best = ceilings if before is None else joined(before, ceilings)
         kept[str(ceilings.threads)] = best.as_json()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         path = self._path(identity)
         draft = path.with_suffix(".part")
         record = {"identity": identity.as_json(), "ceilings": kept}

@@ -17,6 +17,7 @@ from typing import Any
 from kb.errors import Conflict, NotFound
 from kb.ids import new_id
 from kb.jobs import ChildProcess
+from kb.private import private_folder
 from optimizer.search.runs.run_lock import owner_of
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.external import Mailbox
@@ -89,8 +90,7 @@ class RunProcesses:
         if hardware != "auto":
             self._base.registry.resolve(hardware)
         run_id = new_id("run")
-        folder = self.folder(run_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = private_folder(self.folder(run_id))
         description = {
             "run": run_id,
             "problem": submitted.place(folder),

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kb.errors import Conflict
+from kb.private import private_folder
 from kb.service_lock import is_locked, take_lock
 
 FOLDER = "locks"  # of the data directory
@@ -42,8 +43,8 @@ class RunLock:
         self._fd = -1
 
     def __enter__(self) -> RunLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        private_folder(self._path.parent)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if not take_lock(self._fd):
             os.close(self._fd)
             owner = _read(self._path)

@@ -16,6 +16,7 @@ from typing import Any
 
 from kb.errors import Conflict, NotFound
 from kb.plain import plain
+from kb.private import private_folder
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Cost, Node, Proposal
 from optimizer.search.synthesizers.base import Context, ProposalFailed
@@ -34,7 +35,7 @@ class Mailbox:
 
     def ask(self, step: int, context: dict[str, Any]) -> None:
         """Publish the context of node `step`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         _write(self._folder / f"context-{step}.json", context)
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:

@@ -12,7 +12,12 @@ import pytest
 from ingestion.elements import Element, ParsedDocument, Table
 from ingestion.formats import adapter, parse
 from ingestion.formats.adapter import parse_other
-from ingestion.parse_process import parse_in_child
+from ingestion.parse_process import (
+    ParseLimits,
+    ParserPool,
+    memory_is_enforced,
+    parse_in_child,
+)
 from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
 from tests.ingestion.formats import office_files
 
@@ -246,8 +251,12 @@ def test_a_missing_package_is_named(
 
 
 @needs_unstructured
-def test_the_program_pandoc_is_asked_for_where_only_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("installed", "message", "hint"),
+    [(False, "which is not installed", "pip install"), (True, "does not start", "may run")],
+)
+def test_the_program_pandoc_is_asked_for_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, message: str, hint: str
 ) -> None:
     import pypandoc
 
@@ -255,6 +264,28 @@ def test_the_program_pandoc_is_asked_for_where_only_it_is_missing(
         raise OSError("No pandoc was found")
 
     monkeypatch.setattr(pypandoc, "get_pandoc_path", absent)
-    with pytest.raises(UnsupportedFormat, match="the program pandoc, which is not") as caught:
+    monkeypatch.setattr(adapter, "_installed", lambda name: installed)
+    with pytest.raises(UnsupportedFormat, match=f"the program pandoc.*{message}") as caught:
         parse_other(office_files.RTF, "a.rtf")
-    assert "pypandoc_binary" in caught.value.hint
+    assert hint in caught.value.hint
+    assert ("pip install" in caught.value.hint) is not installed
+
+
+@needs_unstructured
+def test_no_package_is_asked_for_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "unstructured.partition.rtf", raising=False)
+    monkeypatch.setitem(sys.modules, "pypandoc", None)  # importing it fails
+    with pytest.raises(UnsupportedFormat, match="installed package cannot be imp") as caught:
+        parse_other(office_files.RTF, "a.rtf")
+    assert "pypandoc" in caught.value.message and "pip install" not in caught.value.hint
+
+
+@needs_unstructured
+@pytest.mark.skipif(not memory_is_enforced(), reason="this system has no address space limit")
+def test_a_lack_of_memory_is_no_missing_package(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(office_files.RTF)
+    limits = ParseLimits(memory_mib=76)  # too little for the imports
+    with ParserPool(limits) as pool, pytest.raises(ParseFailed, match="memory") as caught:
+        pool.parse(path, "a.rtf")
+    assert "limits of the parser" in caught.value.hint

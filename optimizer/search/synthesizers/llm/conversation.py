@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kb.errors import InvalidRequest, KernloreError, StoreError
+from kb.private import private_folder
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import Context, ProposalFailed, Unreachable
 from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from, files_from
@@ -106,7 +107,7 @@ class FolderTranscripts:
     def write(self, transcript: Transcript) -> None:
         """Store a transcript. Raises OSError."""
         path = self._path(transcript.run, transcript.step, transcript.attempt)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(transcript.as_json(), indent=1), encoding="utf-8")
         part.replace(path)

@@ -25,7 +25,7 @@ from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import last_failure
 from retrieval.vocabulary import list_samples
 from tests.api.cli_process import kernlore
-from tests.api.conftest import assert_error
+from tests.api.conftest import URL, assert_error
 from tests.optimizer.search.landscape import RecordingListener
 from tests.optimizer.search.synthesizers.llm.llm_servers import (
     Answered,
@@ -176,7 +176,7 @@ def test_over_http(place: Place, knowledge: Path) -> None:
     chip = place.chip.id
     place.base.local.close()
     settings = Settings(data_dir=place.base.folder / "data", knowledge_dir=knowledge)
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), URL) as client:
         listed = client.get(f"/hardware/{chip}/symbols").json()["symbols"]
         [first, *_] = client.get(f"/hardware/{chip}/symbols?q=vadd&limit=3").json()["symbols"]
         assert first["name"] == "vadd" and len(listed) > 20

@@ -1,0 +1,545 @@
+"""The answers of routes whose functions return plain JSON, as models for the interface description.
+
+Nothing is checked against them at run time; the tests hold every answer of the HTTP tests against
+the description. Answers may have fields beside those that are listed. Routes that name a model of
+their own (`responses` of the route) are not listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ingestion.findings.facts import FactConflict
+from kb.catalog.jobs import JobState
+from kb.catalog.knowledge.documents import Section
+from kb.catalog.knowledge.moves import StoredMove
+from kb.catalog.knowledge.proposed_recipes import StoredRecipe
+from kb.catalog.search.reviews import ReviewDecision
+from kb.hardware.facts import SubjectKind
+from kb.scope import Category
+from optimizer.evaluation.queue import EvaluationJob
+from retrieval.coverage import Coverage
+from retrieval.diagnose.signals import Signal
+from retrieval.knowledge_tree import KnowledgeNode
+from skills.skill_library import SkillEvent, SkillSummary
+
+Json = dict[str, Any]
+
+
+# -- service, questions and knowledge
+
+
+class Alive(BaseModel):
+    """The process accepts requests."""
+
+    status: Literal["alive"]
+    version: str
+
+
+class StoredOutcome(BaseModel):
+    """An outcome was stored under its retrieval."""
+
+    retrieval_id: str
+    outcome_id: str
+
+
+class Signals(BaseModel):
+    """The run-time signals."""
+
+    signals: list[Signal]
+
+
+class ProposedRecipes(BaseModel):
+    """Recipes proposed from manuals."""
+
+    recipes: list[StoredRecipe]
+
+
+# -- documents
+
+
+class DocumentVersion(BaseModel):
+    """One content of a document."""
+
+    id: str
+    number: int
+    state: str = Field(description="staged, current, superseded or failed.")
+    sha256: str
+    pipeline: str = Field(description="Fingerprint of the reader that read it.")
+    file_name: str
+    format: str
+    size_bytes: int
+    created_at: str
+
+
+class ListedDocument(BaseModel):
+    """A logical manual, known by its source key."""
+
+    id: str
+    source_key: str
+    title: str
+    category: Category
+    origin: str = Field(description="builtin or upload.")
+    hardware: list[str]
+    languages: list[str]
+    created_at: str
+    updated_at: str
+    passages: int
+    version: DocumentVersion | None = Field(description="The current version.")
+    job_id: str | None
+    job_state: JobState | None
+
+
+class ListedDocuments(BaseModel):
+    """Documents by category and title."""
+
+    documents: list[ListedDocument]
+    total: int
+
+
+class ShownDocument(ListedDocument):
+    """A document with its versions, newest first."""
+
+    report: Json = Field(description="What was read of the current version: pages, warnings, ...")
+    versions: list[DocumentVersion]
+
+
+class DeletedDocument(BaseModel):
+    """A document that is gone."""
+
+    id: str
+    deleted: Literal[True]
+    note: str | None = Field(None, description="Only for one that the next start loads again.")
+
+
+class Sections(BaseModel):
+    """The headings of a document in reading order."""
+
+    sections: list[Section]
+
+
+class DocumentMoves(BaseModel):
+    """The remedies that a document states."""
+
+    moves: list[StoredMove]
+
+
+class OfDocument(BaseModel):
+    """The document of a passage, and the number of its version."""
+
+    id: str
+    title: str
+    version: int
+
+
+class OfSection(BaseModel):
+    """The section of a passage, with its headings from the outermost."""
+
+    id: str
+    path: list[str]
+
+
+class PassagePage(BaseModel):
+    """`index` counts from 0; `label` is what is printed on the page."""
+
+    index: int
+    label: str | None
+
+
+class PassageTag(BaseModel):
+    """A signal or a topic of a passage."""
+
+    kind: str
+    value: str
+
+
+class ShownPassage(BaseModel):
+    """The indexed unit of a document."""
+
+    id: str
+    document: OfDocument
+    category: Category
+    section: OfSection
+    ordinal: int
+    kind: str
+    lead: str = Field(description="Caption and header rows of a table that goes on here.")
+    text: str
+    language: str | None
+    page: PassagePage | None
+    boxes: list[Json] = Field(description="Its places on the page.")
+    hardware: list[str]
+    tags: list[PassageTag]
+    corrected: bool
+
+
+class ListedPassages(BaseModel):
+    """Passages in reading order. `total` counts all of the document or section."""
+
+    passages: list[ShownPassage]
+    total: int
+    offset: int
+    limit: int
+
+
+class ShownJob(BaseModel):
+    """How far the reading of a document is."""
+
+    id: str
+    document_id: str | None
+    kind: str
+    state: JobState
+    progress: Json
+    result: Json
+    error: Json | None = Field(description="In the shape of all errors.")
+    attempts: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+
+
+# -- hardware
+
+
+class ListedChip(BaseModel):
+    """A chip, a family or a vendor."""
+
+    id: str
+    name: str
+    vendor: str
+    kind: str
+    parent: str | None
+    lineage: list[str]
+    aliases: list[str]
+    languages: list[str]
+    summary: str
+
+
+class ListedHardware(BaseModel):
+    """Every registered hardware."""
+
+    hardware: list[ListedChip]
+
+
+class RegisteredHardware(BaseModel):
+    """What became of a description."""
+
+    id: str
+    outcome: Literal["created", "updated", "unchanged"]
+    lineage: list[str]
+
+
+class ShownHardware(ListedChip):
+    """Everything that a description states."""
+
+    facts: list[Json]
+    signatures: list[Json]
+    rules: list[Json]
+    metrics: dict[str, Json]
+    toolchains: dict[str, Json]
+
+
+class Symbol(BaseModel):
+    """The card of a name of a chip's language."""
+
+    id: str
+    name: str
+    kind: str
+    language: str
+    signature: str
+    operands: list[list[str]] = Field(description="Pairs of a name and what it means.")
+    meaning: str
+    limits: list[str]
+    example: str
+    further: list[str]
+    hardware: list[str]
+    document_id: str
+    document_title: str
+    version: int
+    section_id: str
+    path: list[str]
+    corrected: bool
+    origin: str
+    status: str
+
+
+class Symbols(BaseModel):
+    """Cards, those that a query means best first."""
+
+    symbols: list[Symbol]
+
+
+class Sample(BaseModel):
+    """A whole kernel, from a manual or verified here."""
+
+    id: str
+    title: str
+    operator: str
+    language: str
+    hardware: list[str]
+    shapes: list[str]
+    symbols: list[str]
+    code: str
+    status: str
+    evidence: str
+    document_id: str | None
+    document_title: str
+    version: int | None
+    section_id: str | None
+    path: list[str]
+    run_id: str | None
+
+
+class Samples(BaseModel):
+    """Whole kernels for a chip."""
+
+    samples: list[Sample]
+
+
+class ShownFact(BaseModel):
+    """One number about a hardware with its source."""
+
+    id: str
+    hardware_id: str = Field(description="The hardware that states it.")
+    key: str
+    value: float | str = Field(description="The number in `unit`, or the text of one without.")
+    number: float | None
+    text: str
+    unit: str
+    kind: str = Field(description="datasheet, measured or derived.")
+    status: str
+    origin: str
+    title: str
+    publisher: str
+    locator: str
+    inherited: bool
+    subject: str | None
+    subject_kind: SubjectKind | None
+    document_id: str | None
+
+
+class Facts(BaseModel):
+    """Facts, what is stated beside them, and where sources disagree."""
+
+    hardware: str
+    lineage: list[str]
+    facts: list[ShownFact]
+    other_kinds: list[ShownFact]
+    conflicts: list[FactConflict]
+
+
+class LeftFact(BaseModel):
+    """A fact that was not accepted, and why."""
+
+    id: str
+    key: str
+    value: float | str
+    reason: str
+
+
+class DecidedFacts(BaseModel):
+    """What was decided about many facts."""
+
+    hardware: str
+    facts: list[ShownFact]
+    left: list[LeftFact]
+
+
+# -- skills
+
+
+class ListedSkills(BaseModel):
+    """Skills by name, or best first."""
+
+    skills: list[SkillSummary]
+
+
+class ChangedSkill(BaseModel):
+    """A skill after a decision, with the new entry of its history."""
+
+    name: str
+    state: str
+    event: SkillEvent
+
+
+class SkillHistory(BaseModel):
+    """The history of a skill, oldest first."""
+
+    name: str
+    events: list[SkillEvent]
+
+
+# -- runs
+
+
+class ShownRun(BaseModel):
+    """A search. One that is starting has `id` and `state` alone."""
+
+    id: str
+    state: str = Field(description="starting, running, finished, cancelled or failed.")
+    ended: str = Field("", description="Why it ended.")
+    problem: str = ""
+    problem_sha256: str = ""
+    hardware: str = ""
+    goal: Json = Field(default_factory=dict)
+    started_at: float = 0.0
+    seconds: float = 0.0
+    environment: dict[str, str] = Field(default_factory=dict)
+    asked: Json = Field(default_factory=dict)
+    result: Json = Field(default_factory=dict)
+
+
+class ListedRuns(BaseModel):
+    """Runs, newest first."""
+
+    runs: list[ShownRun]
+
+
+class ListedNode(BaseModel):
+    """A candidate as lists show it; number 0 is the reference."""
+
+    number: int
+    parent: int | None
+    language: str | None
+    plan: str
+    state: str
+    validity: str | None
+    message: str
+    speedup: Json | None
+    signals: list[str]
+    metrics: Json
+
+
+class RunTree(BaseModel):
+    """Every candidate of a run."""
+
+    nodes: list[ListedNode]
+
+
+class ShownNode(BaseModel):
+    """A candidate with its files, the knowledge shown to its proposer, and its evaluation."""
+
+    number: int
+    parent: int | None
+    state: str
+    proposal: Json | None
+    evaluation: Json | None
+    shown: Json
+
+
+class RunContext(BaseModel):
+    """What the next candidate can be based on; `context` is null while nothing is waited for."""
+
+    waiting: bool
+    state: str
+    context: Json | None
+
+
+class AcceptedStep(BaseModel):
+    """A candidate was handed to its run."""
+
+    run: str
+    step: int
+    state: Literal["accepted"]
+
+
+class ShownReview(BaseModel):
+    """A person's decision about a candidate."""
+
+    decision: ReviewDecision
+    actor: str
+    reason: str
+    created_at: str
+
+
+class FlaggedNode(BaseModel):
+    """A candidate with flags that only a person can decide on."""
+
+    node: int
+    speedup: Json | None
+    flags: list[str]
+    evaluation: str
+    decision: str | None
+    review: ShownReview | None
+    told: str = Field(description="The decision in words.")
+
+
+class FlaggedNodes(BaseModel):
+    """What waits for a person in a run."""
+
+    run: str
+    flagged: list[FlaggedNode]
+
+
+# -- trajectories
+
+
+class ListedTrajectory(BaseModel):
+    """The search of another optimizer."""
+
+    id: str
+    origin: str
+    state: str = Field(description="queued, running, ready, failed or unverified.")
+    created_at: str | None
+
+
+class ListedTrajectories(BaseModel):
+    """Trajectories, newest first."""
+
+    trajectories: list[ListedTrajectory]
+
+
+class ShownTrajectory(BaseModel):
+    """A trajectory; `trajectory` is there once it was measured."""
+
+    id: str
+    state: str = ""
+    trajectory: Json | None = None
+
+
+ANSWERS: dict[str, type[Any]] = {
+    "GET /healthz": Alive,
+    "POST /retrievals/{retrieval_id}/outcome": StoredOutcome,
+    "GET /signals": Signals,
+    "GET /knowledge": KnowledgeNode,
+    "GET /knowledge/recipes": ProposedRecipes,
+    "GET /documents": ListedDocuments,
+    "GET /documents/{document_id}": ShownDocument,
+    "DELETE /documents/{document_id}": DeletedDocument,
+    "GET /documents/{document_id}/sections": Sections,
+    "GET /documents/{document_id}/moves": DocumentMoves,
+    "GET /documents/{document_id}/passages": ListedPassages,
+    "GET /passages/{passage_id}": ShownPassage,
+    "PATCH /passages/{passage_id}": ShownPassage,
+    "GET /jobs/{job_id}": ShownJob,
+    "POST /jobs/{job_id}/retry": ShownJob,
+    "GET /hardware": ListedHardware,
+    "POST /hardware": RegisteredHardware,
+    "GET /hardware/{hardware_id}": ShownHardware,
+    "GET /hardware/{hardware_id}/coverage": Coverage,
+    "GET /hardware/{hardware_id}/symbols": Symbols,
+    "GET /hardware/{hardware_id}/samples": Samples,
+    "PATCH /symbols/{symbol_id}": Symbol,
+    "GET /hardware/{hardware_id}/facts": Facts,
+    "PATCH /hardware/{hardware_id}/facts": DecidedFacts,
+    "PATCH /facts/{fact_id}": ShownFact,
+    "GET /skills": ListedSkills,
+    "PATCH /skills/{name}": ChangedSkill,
+    "GET /skills/{name}/history": SkillHistory,
+    "POST /evaluations": EvaluationJob,
+    "GET /evaluations/{evaluation_id}": EvaluationJob,
+    "GET /runs": ListedRuns,
+    "POST /runs": ShownRun,
+    "GET /runs/{run_id}": ShownRun,
+    "GET /runs/{run_id}/tree": RunTree,
+    "GET /runs/{run_id}/candidates/{number}": ShownNode,
+    "POST /runs/{run_id}/cancel": ShownRun,
+    "GET /runs/{run_id}/context": RunContext,
+    "POST /runs/{run_id}/candidates": AcceptedStep,
+    "GET /runs/{run_id}/flagged": FlaggedNodes,
+    "POST /runs/{run_id}/nodes/{number}/review": FlaggedNode,
+    "GET /trajectories": ListedTrajectories,
+    "POST /trajectories": ListedTrajectory,
+    "GET /trajectories/{trajectory_id}": ShownTrajectory,
+}

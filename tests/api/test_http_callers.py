@@ -1,0 +1,198 @@
+"""Who may call the service: by which names and from which pages, over HTTP to a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from api.http.app import create_app
+from kb.settings import Settings
+from tests.api.cli_process import COMMAND, ROOT, free_port, kernlore
+from tests.api.conftest import URL, assert_error
+from tests.shared import place_models
+
+pytestmark = pytest.mark.slow(seconds=10)
+EVIL = "http://evil.example"
+
+
+@pytest.fixture(scope="module")
+def served(service_url: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=service_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def requests(served: httpx2.Client) -> list[tuple[str, str]]:
+    """Method and path of every route, and of the pages that the description leaves out."""
+    paths: dict[str, Any] = served.get("/openapi.json").json()["paths"]
+    routes = [
+        (method.upper(), re.sub(r"\{\w+\}", "1", path))
+        for path, operations in paths.items()
+        for method in operations
+    ]
+    assert len(routes) > 45 and ("POST", "/documents") in routes
+    others = ("/", "/docs", "/openapi.json", "/docs-static/swagger-ui.css", "/no/such/page")
+    return [*routes, *(("GET", path) for path in others)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil", "0.0.0.0", "10.0.0.7", "[::2]"],
+)
+def test_no_route_answers_to_a_foreign_name(
+    served: httpx2.Client, requests: list[tuple[str, str]], name: str
+) -> None:
+    """A page can make its own name mean 127.0.0.1: then the browser sees no foreign page."""
+    for method, path in requests:
+        answer = served.request(method, path, headers={"host": name, "origin": f"http://{name}"})
+        body = assert_error(answer, 421, "unknown_host")
+        assert name in body["message"] and "--allowed-host" in body["hint"]
+
+
+@pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "http://[", ""])
+def test_no_route_answers_to_a_foreign_page(
+    served: httpx2.Client, requests: list[tuple[str, str]], origin: str
+) -> None:
+    for method, path in requests:
+        answer = served.request(method, path, headers={"origin": origin})
+        assert_error(answer, 403, "foreign_page")
+
+
+def test_a_foreign_page_uploads_nothing(served: httpx2.Client) -> None:
+    before = served.get("/documents").json()["total"]
+    files = {"file": ("planted.md", b"# Planted\n\nA page planted this.\n")}
+    for headers in ({"origin": EVIL}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
+        assert served.post("/documents", files=files, headers=headers).status_code in (403, 421)
+    assert served.get("/documents").json()["total"] == before
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_of_a_foreign_page_only_links_are_followed(served: httpx2.Client, site: str) -> None:
+    marked = {"sec-fetch-site": site}
+    link = {**marked, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert served.get("/docs", headers=link).status_code == 200
+    assert_error(served.post("/jobs/1/retry", headers=link), 403, "foreign_page")
+    picture = {**marked, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    framed = {**link, "sec-fetch-dest": "iframe"}
+    for headers in (marked, picture, framed):
+        assert_error(served.get("/signals", headers=headers), 403, "foreign_page")
+
+
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]", "[::1]:80"])
+def test_own_names_and_own_pages_are_answered(served: httpx2.Client, name: str) -> None:
+    for headers in ({}, {"origin": f"http://{name}"}, {"sec-fetch-site": "same-origin"}):
+        answer = served.get("/signals", headers={"host": name, **headers})
+        assert answer.status_code == 200, (name, headers)
+
+
+class Bound:
+    """A service with other settings, of which nothing is opened."""
+
+    def __init__(self, settings: Settings, **changes: str) -> None:
+        self.client = TestClient(create_app(settings.model_copy(update=changes)), URL)
+
+    def answers_to(self, name: str, **headers: str) -> bool:
+        answer = self.client.get("/healthz", headers={"host": name, **headers})
+        assert answer.status_code in (200, 403, 421)
+        return answer.status_code == 200
+
+
+MACHINE = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("0.0.0.0", ["192.168.1.7:8321", "[fd00::1]:8321", "localhost:8321", MACHINE]),
+        ("192.168.1.7", ["192.168.1.7", "127.0.0.1", MACHINE]),
+        ("GPU-box.corp", ["gpu-box.corp:8321", "GPU-box.corp"]),
+        ("fd00::1", ["[fd00::1]:8321"]),
+    ],
+)
+def test_names_of_a_service_that_others_reach(
+    settings: Settings, host: str, own: list[str]
+) -> None:
+    bound = Bound(settings, host=host)
+    assert [name for name in own if not bound.answers_to(name)] == []
+    strangers = ["evil.example", "192.168.1.7.evil.example", "", "user@evil.example"]
+    strangers += [] if host == "0.0.0.0" else ["10.0.0.7"]
+    assert [name for name in strangers if bound.answers_to(name)] == []
+
+
+def test_names_that_were_allowed(settings: Settings) -> None:
+    bound = Bound(settings, allowed_hosts="kernels.example, *.corp.example,fd00::2")
+    for name in ("kernels.example", "a.corp.example:443", "[fd00::2]", "127.0.0.1:8321"):
+        assert bound.answers_to(name), name
+    for name in ("other.kernels.example", "corp.example.evil", "10.0.0.7"):
+        assert not bound.answers_to(name), name
+    # A proxy may call the service by its address, for a page that it has served by its own name.
+    assert bound.answers_to("127.0.0.1:8321", origin="https://kernels.example")
+    assert not bound.answers_to("127.0.0.1:8321", origin="https://evil.example")
+
+
+@pytest.mark.parametrize("name", ["http://kernels.example", "kernels.example:8321", "a*b", "a b"])
+def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+    ran = kernlore("serve", "--allowed-host", "good.example", "--allowed-host", name, data=tmp_path)
+    assert ran.code == 2
+    assert "allowed_hosts" in ran.err and "without scheme and port" in ran.err
+
+
+def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
+    tmp_path: Path, model_cache: Path
+) -> None:
+    data = place_models(tmp_path / "data", model_cache)
+    none = tmp_path / "none"
+    none.mkdir()
+    options = ("--host", "0.0.0.0", "--port", str(free_port()), "--allowed-host", "kernels.example")
+    with subprocess.Popen(
+        [*COMMAND, "serve", *options, "--data-dir", str(data)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(none), "KERNLORE_LOG_LEVEL": "error"},
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            said = [process.stdout.readline() for _ in range(6)]
+            warning = process.stderr.readline()
+            (url,) = re.findall(r"http://\S+", said[0])
+            # It waits in the socket's queue until the application is loaded.
+            with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
+                assert json.load(answer)["status"] == "alive"
+            assert status_of(f"{url}/healthz", "kernels.example") == 200
+            assert status_of(f"{url}/healthz", "evil.example") == 421
+            # What runs on this machine finds it by the directory.
+            listed = kernlore("hardware", "list", "--json", data=data)
+            assert listed.code == 0, listed.err
+        finally:
+            process.terminate()
+            _, rest = process.communicate(timeout=60)
+    assert "127.0.0.1" not in "".join(said)
+    assert warning.startswith("Warning: it listens on 0.0.0.0, and nobody is asked for a key")
+    assert "asked for a key" not in rest
+
+
+def status_of(url: str, host: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Host": host})) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_service_on_loopback_warns_of_nothing(service_folder: Path, service_url: str) -> None:
+    said = (service_folder / "service.log").read_text(encoding="utf-8")
+    assert service_url in said and "asked for a key" not in said
