@@ -73,12 +73,12 @@ COMMANDS = (
     Entry(
         "backup",
         "commands.backup:backup",
-        "Copy the data directory into one file, beside a running service or without one.",
+        "Copy the data directory into one file.",
     ),
     Entry(
         "restore",
         "commands.backup:restore",
-        "Make a new or empty data directory from a backup: all of it, or nothing.",
+        "Make a new data directory from a backup.",
     ),
     Entry("doctor", "commands.doctor:doctor", "Check the data directory and the installation."),
     Entry("config", "commands.config:app", "Settings in effect."),

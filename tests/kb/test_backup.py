@@ -166,7 +166,7 @@ def test_a_transaction_is_in_it_whole_or_not(store: Store, tmp_path: Path) -> No
     try:
         assert written.wait(60)
         numbers = []
-        for number in range(8):
+        for number in range(4):
             written.clear()
             assert written.wait(60)
             file = write_backup(settings_of(store.data_dir), tmp_path / f"{number}.tar").path
@@ -530,6 +530,7 @@ def killed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("event", "number"),
     # Four entries are moved before the catalog.
@@ -547,6 +548,7 @@ def test_a_restore_that_is_killed_is_no_store(
     assert not (data_dir / "catalog.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_a_backup_that_is_killed_leaves_no_file_of_its_name(store: Store, tmp_path: Path) -> None:
     store.submit("tiles.md", MANUAL)
     target = tmp_path / "backups"

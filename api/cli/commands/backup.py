@@ -38,7 +38,7 @@ def backup(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Copy the data directory into one file, beside a running service or without one.
+    """Copy the data directory into one file. A service may run on it.
 
     It exits with 1 if a stored file was missing or damaged; the backup then has everything else.
     """
@@ -70,7 +70,7 @@ def restore(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new or empty data directory from a backup: all of it, or nothing."""
+    """Make a new data directory from a backup. All of it is restored, or nothing."""
     from kb.backup.restore import restore_backup
 
     send_logs_to_stderr("warning")
