@@ -144,6 +144,9 @@ def read_all(path: Path, tar: tarfile.TarFile) -> Contents:
         if reason:
             raise broken(path, f"{member.name!r} {reason}")
         _read(path, tar, member, passed)
+    # gzip's own checksum stands at the very end, behind the last member.
+    while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+        pass
     if passed.manifest is None or passed.listed is None:
         raise broken(path, "it was cut off" if passed.sums else "it is empty")
     reason = _difference(passed.sums, passed.listed)
