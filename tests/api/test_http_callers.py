@@ -153,6 +153,7 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
     tmp_path: Path, model_cache: Path
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
+    data.chmod(0o700)  # else there is a warning about that too
     none = tmp_path / "none"
     none.mkdir()
     options = ("--host", "0.0.0.0", "--port", str(free_port()), "--allowed-host", "kernels.example")
