@@ -25,6 +25,7 @@ from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
 from kb.catalog.jobs import Jobs
+from kb.catalog.knowledge.erasure import erase
 from kb.errors import KernloreError
 from kb.settings import MIB, Settings
 from retrieval.diagnose.own_rules import check_own
@@ -118,6 +119,7 @@ class Services(KnowledgeBase):
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents
         )
+        erase(self.catalog, self.blobs)  # what deletions have left, also those of a killed process
         skills = self.skills.sync_builtin(self.settings.skills_dir)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report

@@ -18,6 +18,7 @@ from kb.catalog.kept import Kept, attach, begin
 from kb.errors import StoreError
 
 BUSY_TIMEOUT_MS = 15_000
+LOG_TIMEOUT_MS = 1_000
 IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
@@ -59,6 +60,18 @@ class Catalog:
                 if not kept:
                     connection.rollback()
 
+    def empty_log(self) -> bool:
+        """Move the log of writes into the catalog and empty its file, so that no page stands there
+        as it was before a deletion. False where a reader still needs it after a second.
+        """
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={LOG_TIMEOUT_MS}")
+            try:
+                row = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            finally:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return not row[0]
+
     def close(self) -> None:
         """Close every pooled connection; the handle can still be used and opens new ones."""
         self._engine.dispose()
@@ -99,6 +112,7 @@ def _configure(engine: Engine, kept: Kept) -> None:
             "journal_mode=WAL",
             "synchronous=NORMAL",
             "foreign_keys=ON",
+            "secure_delete=ON",  # zeros over what is deleted, else its text stays in free pages
             f"busy_timeout={BUSY_TIMEOUT_MS}",
             "cache_size=-65536",
             "temp_store=MEMORY",

@@ -89,6 +89,14 @@ def clear(connection: Connection) -> None:
         connection.execute(sa.text(f"DELETE FROM {table}"))
 
 
+def merge(connection: Connection) -> None:
+    """Write each level as one segment. Until then the words of removed rows stand in its data,
+    merely marked as removed.
+    """
+    for table in _TABLES.values():
+        connection.execute(sa.text(f"INSERT INTO {table}({table}) VALUES ('optimize')"))
+
+
 def count(connection: Connection, level: Level) -> int:
     """Rows of one level."""
     return int(connection.execute(sa.text(f"SELECT count(*) FROM {_TABLES[level]}")).scalar_one())
