@@ -34,6 +34,8 @@ from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from skills.skill_library import SkillLibrary
 
+STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
+
 log = structlog.get_logger(__name__)
 
 
@@ -149,6 +151,7 @@ class Background:
         self._stop = threading.Event()
         self._loaded = threading.Event()
         self._index_state = "starting"
+        self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
 
     def start(self) -> None:
@@ -160,9 +163,11 @@ class Background:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close the services."""
+        """End the thread and close the services; no job is left running."""
         self._stop.set()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=STOP_SECONDS)
+        if self._worker is not None:
+            self._worker.release()
         self._services.close()
 
     def readiness(self) -> Readiness:
@@ -181,7 +186,7 @@ class Background:
     def _run(self) -> None:
         services = self._services
         with services.parser_pool() as parsers:
-            worker = services.worker(parsers, self._on_vectors)
+            worker = self._worker = services.worker(parsers, self._on_vectors)
             try:
                 services.load_builtin()
             except KernloreError as error:

@@ -26,6 +26,7 @@ from kb.settings import Settings
 
 if TYPE_CHECKING:
     from api.services import Services
+    from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.proposed_symbols import SymbolStatus
     from skills.skill_library import SkillLibrary
@@ -167,8 +168,9 @@ class LocalTarget:
     def reading(self) -> Iterator[None]:
         """Read and embed what is queued in a thread, while the caller watches the jobs."""
         stop = threading.Event()
+        workers: list[Worker] = []
         self._reader = threading.Thread(
-            target=self._read, args=(stop,), name="reading", daemon=True
+            target=self._read, args=(stop, workers), name="reading", daemon=True
         )
         self._reader.start()
         try:
@@ -176,11 +178,14 @@ class LocalTarget:
         finally:
             stop.set()
             self._reader.join(timeout=STOP_SECONDS)
+            for worker in workers:
+                worker.release()  # else what a stopped command leaves would still be running
             self._reader = None
 
-    def _read(self, stop: threading.Event) -> None:
+    def _read(self, stop: threading.Event, workers: list[Worker]) -> None:
         with self.services.parser_pool() as parsers:
-            self.services.worker(parsers).run(stop, idle_seconds=POLL_SECONDS)
+            workers.append(self.services.worker(parsers))
+            workers[0].run(stop, idle_seconds=POLL_SECONDS)
 
     def job(self, job_id: str) -> Json:
         job = self.services.jobs.get(job_id).as_json()
