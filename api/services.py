@@ -26,6 +26,7 @@ from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
 from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge.erasure import erase
+from kb.catalog.knowledge.passages import repair_lexical
 from kb.errors import KernloreError
 from kb.settings import MIB, Settings
 from retrieval.diagnose.own_rules import check_own
@@ -160,6 +161,7 @@ class Background:
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
         load_hardware(services.settings.knowledge_dir, services.registry)
+        repair_lexical(services.catalog)
         self._thread.start()
 
     def stop(self) -> None:

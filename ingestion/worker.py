@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from ingestion.elements import ParsedDocument
 from ingestion.findings.proposals import Source, proposals
@@ -29,8 +30,10 @@ from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import ReadDocument, read_document
+from kb import reserve
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
+from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.knowledge import embeddings, versions
@@ -41,7 +44,7 @@ from kb.catalog.knowledge.samples import replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
-from kb.errors import Conflict, KernloreError
+from kb.errors import Conflict, KernloreError, StoreFull
 from kb.ids import new_id
 from kb.jobs import keep_lease
 from kb.liveness import forget_dead, lives, living
@@ -87,6 +90,8 @@ class Worker:
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
         self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
+        self._full = False
+        self._unsettled = False  # whether jobs are running whose end could not be written
         self._looked = False  # at what others have left
         self._released = threading.Event()
 
@@ -98,11 +103,16 @@ class Worker:
                     worked = self._step()
                 except Exception as error:  # the job boundary: recorded, never swallowed
                     log.exception("ingestion step failed")
-                    self._fail_waiting(error)
+                    self._give_up(error)
                     stop.wait(FAILED_PAUSE)
                     continue
                 if not worked:
-                    stop.wait(idle_seconds)
+                    stop.wait(FAILED_PAUSE if self.full else idle_seconds)
+
+    @property
+    def full(self) -> bool:
+        """Whether it waits for space on the disk."""
+        return self._full
 
     def drain(self) -> None:
         """Work until nothing is queued and nothing waits."""
@@ -116,7 +126,7 @@ class Worker:
         """
         with self._alive():
             self._expire()
-            while not stop.is_set() and self._read_queued(1):
+            while not stop.is_set() and reserve.has_room(self._data_dir) and self._read_queued(1):
                 pass
 
     def hand_back(self) -> None:
@@ -134,6 +144,13 @@ class Worker:
 
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
+        self._full = not reserve.has_room(self._data_dir)
+        if self._full:
+            return False
+        reserve.keep(self._data_dir)
+        if self._unsettled:
+            self._parts.jobs.release(self._owner, but=self._waiting)
+            self._unsettled = False
         self._expire()
         read = self._read_queued()
         embedded = self._embed_batch()
@@ -218,7 +235,7 @@ class Worker:
             self._fail(job, version_id, error.as_json())
         except Exception as error:  # the job boundary: recorded, never swallowed
             log.exception("ingestion failed", job=job.id)
-            self._fail(job, version_id, _internal_error(error))
+            self._fail(job, version_id, self._error_of(error))
 
     def _read_version(self, job: Job, version_id: str) -> None:
         parts = self._parts
@@ -314,12 +331,41 @@ class Worker:
         )
 
     def _fail(self, job: Job, version_id: str, error: dict[str, Any]) -> None:
+        def write(connection: sa.Connection) -> None:
+            versions.fail(connection, version_id, {"error": error})
+            self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
+
         try:
-            with self._parts.catalog.write() as connection:
-                versions.fail(connection, version_id, {"error": error})
-                self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
+            self._record(write)
         except Conflict as lost:
             log.warning("job lost", job=job.id, reason=lost.message)
+
+    def _record(self, write: Callable[[sa.Connection], None]) -> None:
+        """Write how jobs ended. On a full disk into the space that is kept for it."""
+        try:
+            with self._parts.catalog.write() as connection:
+                write(connection)
+        except DBAPIError as error:
+            if not isinstance(store_fault(error), StoreFull):
+                raise
+            reserve.give(self._data_dir)
+            with self._parts.catalog.write() as connection:
+                write(connection)
+
+    def _error_of(self, error: Exception) -> dict[str, Any]:
+        """What a job says of a failure that is not its document's."""
+        fault = store_fault(error)
+        if fault is None and not reserve.has_room(self._data_dir):
+            fault = full(f"{type(error).__name__}: {error}")  # Chroma says it in its own words
+        return fault.as_json() if fault is not None else _internal_error(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A step failed: fail what it was for, or do so before the next step."""
+        try:
+            self._fail_waiting(error)
+        except Exception:
+            log.exception("cannot be recorded yet")
+        self._unsettled = True
 
     # -- embedding
 
@@ -389,12 +435,14 @@ class Worker:
         rest.
         """
         jobs, self._waiting = list(self._waiting.values()), {}
-        with self._parts.catalog.write() as connection:
+        reason = self._error_of(error)
+
+        def write(connection: sa.Connection) -> None:
             for job in jobs:
                 with suppress(Conflict):  # the lease ran out, which says as much
-                    self._parts.jobs.finish(
-                        connection, job.id, self._owner, "failed", error=_internal_error(error)
-                    )
+                    self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=reason)
+
+        self._record(write)
 
 
 def _fail_version(connection: sa.Connection, job: Job) -> None:

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
+from kb.catalog.faults import RESTORE, damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
 from kb.errors import StoreError
 
 BUSY_TIMEOUT_MS = 15_000
 LOG_TIMEOUT_MS = 1_000
+MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
 IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
@@ -60,6 +62,20 @@ class Catalog:
                 if not kept:
                     connection.rollback()
 
+    def check(self, most_bytes: int = MOST_CHECKED) -> None:
+        """Read every page of a catalog of at most so many bytes. Raises StoreError where one is
+        damaged, else requests would fail one by one.
+        """
+        if self.path.stat().st_size > most_bytes:
+            return
+        try:
+            with self._engine.connect() as connection:
+                verdict = str(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar())
+        except sa.exc.DatabaseError as error:
+            raise store_fault(error) or damaged(str(error.orig)) from error
+        if verdict != "ok":
+            raise damaged(verdict.replace("\n", ": "))
+
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page stands there
         as it was before a deletion. False where a reader still needs it after a second.
@@ -96,9 +112,9 @@ def open_catalog(data_dir: Path) -> Catalog:
         _migrate(catalog)
     except sa.exc.DatabaseError as error:
         engine.dispose()
-        raise StoreError(
-            f"the catalog {path} cannot be opened: {error.orig}",
-            hint="Start with another --data-dir, or restore this one from a backup.",
+        fault = store_fault(error) or StoreError(str(error.orig), hint=RESTORE)
+        raise type(fault)(
+            f"the catalog {path} cannot be opened: {fault.message}", hint=fault.hint
         ) from error
     return catalog
 

@@ -7,7 +7,7 @@ goes on from there. Knows nothing about what a job does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -248,12 +248,18 @@ class Jobs:
                 hint="Its lease ran out; the work of this attempt is discarded.",
             )
 
-    def release(self, owner: str) -> int:
-        """Queue again what this worker holds, as if it had not begun; returns how many."""
+    def release(self, owner: str, but: Collection[str] = ()) -> int:
+        """Queue again what this worker holds, as if it had not begun; returns how many. Jobs of the
+        ids in `but` stay.
+        """
         with self._catalog.write() as connection:
             changed = connection.execute(
                 jobs.update()
-                .where(jobs.c.state == "running", jobs.c.lease_owner == owner)
+                .where(
+                    jobs.c.state == "running",
+                    jobs.c.lease_owner == owner,
+                    jobs.c.id.not_in(list(but)),
+                )
                 .values(
                     state="queued",
                     attempts=jobs.c.attempts - 1,

@@ -49,10 +49,22 @@ def serve(
     with listen(settings.host, settings.port) as listening:
         address = f"{_reachable(settings.host)}:{settings.port}"
         with ServiceLock(settings.data_dir, f"http://{address}"):
+            _check(settings.data_dir)
             print(greeting(address, settings.data_dir), flush=True)
             if not is_local(settings.host):
                 print(OPEN.format(host=settings.host), file=sys.stderr, flush=True)
             _run(settings, listening)
+
+
+def _check(data_dir: Path) -> None:
+    """Raise StoreError for a damaged catalog, before anything heavy is loaded."""
+    from kb.catalog import open_catalog
+
+    catalog = open_catalog(data_dir)
+    try:
+        catalog.check()
+    finally:
+        catalog.close()
 
 
 def listen(host: str, port: int) -> socket.socket:
