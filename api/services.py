@@ -24,6 +24,7 @@ from ingestion.read import pipeline_fingerprint
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
+from kb.catalog.faults import FREE
 from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
@@ -131,7 +132,8 @@ class Services(KnowledgeBase):
 @dataclass(frozen=True)
 class Readiness:
     """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
-    its vector; `index` is starting, chroma, or failed with the reason.
+    its vector; `index` is starting, chroma, or failed with the reason. `note` says what reading
+    waits for, empty where it does not.
     """
 
     ready: bool
@@ -140,6 +142,7 @@ class Readiness:
     embedded: int
     index: str
     jobs: dict[str, int]
+    note: str = ""
 
 
 class Background:
@@ -183,7 +186,9 @@ class Background:
         state = self._index_state
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
-        return Readiness(ready, loaded, passages, embedded, state, jobs)
+        full = self._worker is not None and self._worker.full
+        note = f"There is no space to read documents. {FREE}" if full else ""
+        return Readiness(ready, loaded, passages, embedded, state, jobs, note)
 
     def _run(self) -> None:
         services = self._services

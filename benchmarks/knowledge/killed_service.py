@@ -22,7 +22,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +68,9 @@ CONTENTS = {
     " JOIN passages p ON p.id = g.passage_id",
     "vectors": "SELECT text_sha256 FROM embeddings",
 }
+WAITING = "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')"
+READ = "SELECT count(*) FROM document_versions WHERE state = 'current'"
+ENDED = "SELECT count(*) FROM jobs WHERE state IN ('ready', 'partial', 'failed')"
 # Rows that only a document has that is stored in part.
 HALF = (
     "SELECT count(*) FROM document_versions v WHERE v.state IN ('staged', 'failed')"
@@ -92,8 +94,8 @@ UNTRUE = (
 
 @dataclass(frozen=True)
 class Plan:
-    """documents: uploaded before each kill, which waits until a random number of them is read, and
-    then at most `latest` seconds more. parser_every: of so many kills the last one hits a parser.
+    """documents: uploaded before each kill, which waits until a random number of them is read or, every
+    second time, embedded, and then at most `latest` seconds more. parser_every: of so many kills the last one hits a parser.
     models: DATA_DIR/models with the exported query model."""
 
     kills: int
@@ -206,31 +208,14 @@ class Service:
         self.url = f"http://127.0.0.1:{port}"
         self._wait("/healthz", lambda body: True, START_SECONDS)
 
-    def wait_for_read(self, uploading: Uploading, documents: int) -> None:
-        """Until so many more documents are read than now, or none is left to read."""
-        read = "SELECT count(*) FROM document_versions WHERE state = 'current'"
-        left = "SELECT count(*) FROM document_versions WHERE state = 'staged'"
-        wanted = self.number(read) + documents
+    def wait_for(self, query: str, more: int, uploading: Uploading) -> None:
+        """Until so many more rows are in this state than now, or all has been read and embedded."""
+        wanted = self.number(query) + more
         deadline = time.monotonic() + START_SECONDS
-        while self.number(read) < wanted and time.monotonic() < deadline:
-            if not (uploading.is_alive() or self.number(left)):
+        while self.number(query) < wanted and time.monotonic() < deadline:
+            if not (uploading.is_alive() or self.number(WAITING)):
                 return
             time.sleep(0.02)
-
-    def ready(self) -> None:
-        """Returns once everything is read and embedded."""
-        self._wait("/readyz", lambda body: bool(body["ready"]), READ_SECONDS)
-
-    def _wait(self, path: str, done: Any, seconds: float) -> None:
-        assert self.process is not None
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.process.poll() is None:
-            with suppress(httpx.TransportError):
-                if done(httpx.get(f"{self.url}{path}", timeout=10).json()):
-                    return
-            time.sleep(0.05)
-        log = (self.folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise Unavailable(f"no {path} of the service", hint=log)
 
     def upload(self, name: str, text: bytes, chip: str) -> str:
         """The document's id, when the service has accepted it."""
@@ -260,7 +245,7 @@ class Service:
             left, gone = orphans_gone()
             self.process = None
         after = time.monotonic() - began
-        waiting = self.number("SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')")
+        waiting = self.number(WAITING)
         return Kill(
             "a parser" if parser else "service",
             round(after, 2),
@@ -338,7 +323,8 @@ def killed_service(folder: Path, plan: Plan) -> Outcome:
         uploading = Uploading(service, [m for m in sent if m[0] not in accepted])
         started = time.monotonic()
         uploading.start()
-        service.wait_for_read(uploading, chance.randint(0, plan.documents))
+        progress = READ if number % 2 else ENDED
+        service.wait_for(progress, chance.randint(0, plan.documents), uploading)
         time.sleep(chance.uniform(0.0, plan.latest))
         parser = number % plan.parser_every == plan.parser_every - 1
         kills.append(service.kill(started, uploading, parser))

@@ -44,6 +44,7 @@ class LocalTarget:
         self.settings = settings
         self.name = f"data directory {settings.data_dir}"
         self._reader: threading.Thread | None = None
+        self._workers: list[Worker] = []
 
     def close(self) -> None:
         """Close what was opened."""
@@ -168,7 +169,7 @@ class LocalTarget:
     def reading(self) -> Iterator[None]:
         """Read and embed what is queued in a thread, while the caller watches the jobs."""
         stop = threading.Event()
-        workers: list[Worker] = []
+        workers = self._workers = []
         self._reader = threading.Thread(
             target=self._read, args=(stop, workers), name="reading", daemon=True
         )
@@ -190,6 +191,10 @@ class LocalTarget:
     def job(self, job_id: str) -> Json:
         job = self.services.jobs.get(job_id).as_json()
         stopped = self._reader is not None and not self._reader.is_alive()
+        if job["state"] == "queued" and any(worker.full for worker in self._workers):
+            from kb.catalog.faults import full
+
+            raise full("no space to read a document")
         if stopped and job["state"] in ("queued", "running"):
             raise StoreError(
                 "reading stopped before every document was read",
