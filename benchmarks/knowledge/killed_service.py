@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ TITLE = "A service that is killed again and again while it reads"
 ROOT = Path(__file__).resolve().parents[2]
 CHIPS = ("h100", "mi300x", "a100")
 START_SECONDS = 90.0
-READ_SECONDS = 300.0
+READ_SECONDS = 240.0
 Answer = list[tuple[str, str]]  # titles and texts of the excerpts, in their order
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"query": "how many lanes has the quince unit", "hardware": "h100"},
@@ -94,9 +94,9 @@ UNTRUE = (
 
 @dataclass(frozen=True)
 class Plan:
-    """documents: uploaded before each kill, which waits until a random number of them is read or, every
-    second time, embedded, and then at most `latest` seconds more. parser_every: of so many kills the last one hits a parser.
-    models: DATA_DIR/models with the exported query model."""
+    """documents: uploaded before each kill, which waits until a random number of them is read or,
+    every second time, embedded, and then at most `latest` seconds more. parser_every: of so many
+    kills the last one hits a parser. models: DATA_DIR/models with the exported query model."""
 
     kills: int
     documents: int
@@ -126,8 +126,9 @@ class Kill:
 class Outcome:
     """lost: accepted documents that are not there. retried: jobs that failed and were sent again,
     by their error. untrue: jobs whose state is not that of their document, before those were
-    retried. twice: texts that were embedded more than once. different: contents and answers that
-    are not those of the undisturbed service. scratch: temporary files that are left."""
+    retried. running: jobs that are left so by SIGTERM. twice: texts that were embedded more than
+    once. different: contents and answers that are not those of one that nobody disturbed. scratch:
+    temporary files that are left."""
 
     kills: tuple[Kill, ...]
     documents: int
@@ -135,6 +136,7 @@ class Outcome:
     lost: int
     retried: Mapping[str, int]
     untrue: int
+    running: int
     twice: int
     different: tuple[str, ...]
     scratch: tuple[str, ...]
@@ -143,7 +145,9 @@ class Outcome:
     @property
     def good(self) -> bool:
         clean = all(not kill.left and not kill.half for kill in self.kills)
-        return clean and not (self.lost or self.untrue or self.twice or self.different)
+        return clean and not (
+            self.lost or self.untrue or self.running or self.twice or self.different
+        )
 
 
 def manual(number: int, chance: random.Random) -> tuple[str, bytes]:
@@ -216,6 +220,24 @@ class Service:
             if not (uploading.is_alive() or self.number(WAITING)):
                 return
             time.sleep(0.02)
+
+    def ready(self) -> None:
+        """Returns once everything is read and embedded."""
+        self._wait("/readyz", lambda body: bool(body["ready"]), READ_SECONDS)
+
+    def _wait(self, path: str, done: Callable[[Any], bool], seconds: float) -> None:
+        assert self.process is not None
+        body: Any = None
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with suppress(httpx.TransportError):
+                body = httpx.get(f"{self.url}{path}", timeout=10).json()
+                if done(body):
+                    return
+            time.sleep(0.05)
+        lines = (self.folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines if '"level": "info"' not in line][-40:]
+        raise Unavailable(f"{path} of the service is still {body}", hint="\n".join(said))
 
     def upload(self, name: str, text: bytes, chip: str) -> str:
         """The document's id, when the service has accepted it."""
@@ -333,6 +355,9 @@ def killed_service(folder: Path, plan: Plan) -> Outcome:
         say(f"kill {number + 1} of {plan.kills}: {kills[-1]}")
     if service.process is None:
         service.start()
+    service.stop()
+    running = service.number("SELECT count(*) FROM jobs WHERE state = 'running'")
+    service.start()
     service.ready()
     untrue = service.number(UNTRUE)
     retried = _retry(service)
@@ -352,6 +377,7 @@ def killed_service(folder: Path, plan: Plan) -> Outcome:
         lost,
         retried,
         untrue,
+        running,
         service.number(twice),
         tuple(undisturbed.differences(contents_of(service.data), answers)),
         tuple(sorted(path.name for path in service.scratch.glob("kernlore*"))),
@@ -461,6 +487,7 @@ def _parts(outcome: Outcome) -> list[str]:
         ("accepted documents that were lost", outcome.lost),
         ("jobs whose state is not that of their document", outcome.untrue),
         ("jobs that failed and were retried", retried),
+        ("jobs still running after a SIGTERM at the end", outcome.running),
         ("texts embedded twice", outcome.twice),
         (
             f"contents and answers to {len(REQUESTS)} requests",

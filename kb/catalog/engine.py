@@ -6,10 +6,12 @@ table by name."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
@@ -32,9 +34,10 @@ class Catalog:
     use.
     """
 
-    def __init__(self, engine: Engine, path: Path) -> None:
+    def __init__(self, engine: Engine, path: Path, read_only: bool = False) -> None:
         self._engine = engine
         self.path = path
+        self.read_only = read_only
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -100,14 +103,15 @@ def open_catalog(data_dir: Path) -> Catalog:
     path = data_dir / "catalog.sqlite"
     # A thread that needs a connection gets one: a bound here is an error for a request, and threads
     # are bounded where they are made.
+    read_only = path.exists() and not os.access(data_dir, os.W_OK)
     engine = sa.create_engine(
-        f"sqlite:///{path}",
+        f"sqlite:///{path}" if not read_only else f"sqlite:///{_unchanging(path)}&uri=true",
         connect_args={"check_same_thread": False},
         pool_size=IDLE_CONNECTIONS,
         max_overflow=-1,
     )
     _configure(engine, Kept())
-    catalog = Catalog(engine, path)
+    catalog = Catalog(engine, path, read_only)
     try:
         _migrate(catalog)
     except sa.exc.DatabaseError as error:
@@ -117,6 +121,19 @@ def open_catalog(data_dir: Path) -> Catalog:
             f"the catalog {path} cannot be opened: {fault.message}", hint=fault.hint
         ) from error
     return catalog
+
+
+def _unchanging(path: Path) -> str:
+    """The URI of a catalog in a directory that nothing can be written to, where SQLite cannot keep
+    its lock file either. Raises StoreError where its log holds writes that are not in it yet.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"the data directory {path.parent} is read-only, and its last writes are in {log.name}",
+            hint="Run any command once where it may be written to, then it can be read here.",
+        )
+    return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
 
 def _configure(engine: Engine, kept: Kept) -> None:
