@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ UNTRUE = (
 @dataclass(frozen=True)
 class Plan:
     """documents: uploaded before each kill, which waits until a random number of them is read or,
-    every second time, embedded, and then at most `latest` seconds more. parser_every: of so many
+    every fourth time, embedded, and then at most `latest` seconds more. parser_every: of so many
     kills the last one hits a parser. models: DATA_DIR/models with the exported query model."""
 
     kills: int
@@ -332,10 +333,19 @@ class Uploading(threading.Thread):
 def killed_service(folder: Path, plan: Plan) -> Outcome:
     """Upload some documents and kill, again and again, then let it end."""
     take_orphans()
+    service = Service(folder / "disturbed", plan.models)
+    try:
+        return _killed(service, folder, plan)
+    finally:
+        if service.process is not None:
+            service.process.kill()
+            service.process.wait()
+
+
+def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
     began = time.monotonic()
     chance = random.Random(plan.seed)
     manuals = [manual(n, chance) for n in range(plan.kills * plan.documents)]
-    service = Service(folder / "disturbed", plan.models)
     accepted: dict[str, str] = {}
     kills: list[Kill] = []
     for number in range(plan.kills):
@@ -345,7 +355,7 @@ def killed_service(folder: Path, plan: Plan) -> Outcome:
         uploading = Uploading(service, [m for m in sent if m[0] not in accepted])
         started = time.monotonic()
         uploading.start()
-        progress = READ if number % 2 else ENDED
+        progress = READ if number % 4 else ENDED
         service.wait_for(progress, chance.randint(0, plan.documents), uploading)
         time.sleep(chance.uniform(0.0, plan.latest))
         parser = number % plan.parser_every == plan.parser_every - 1
