@@ -24,7 +24,10 @@ from ingestion.read import pipeline_fingerprint
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
+from kb.catalog.faults import FREE
 from kb.catalog.jobs import Jobs
+from kb.catalog.knowledge.erasure import erase
+from kb.catalog.knowledge.passages import repair_lexical
 from kb.errors import KernloreError
 from kb.settings import MIB, Settings
 from retrieval.diagnose.own_rules import check_own
@@ -32,6 +35,8 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from skills.skill_library import SkillLibrary
+
+STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
 log = structlog.get_logger(__name__)
 
@@ -118,6 +123,7 @@ class Services(KnowledgeBase):
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents
         )
+        erase(self.catalog, self.blobs)  # what deletions have left, also those of a killed process
         skills = self.skills.sync_builtin(self.settings.skills_dir)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report
@@ -126,7 +132,8 @@ class Services(KnowledgeBase):
 @dataclass(frozen=True)
 class Readiness:
     """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
-    its vector; `index` is starting, chroma, or failed with the reason.
+    its vector; `index` is starting, chroma, or failed with the reason. `note` says what reading
+    waits for, empty where it does not.
     """
 
     ready: bool
@@ -135,6 +142,7 @@ class Readiness:
     embedded: int
     index: str
     jobs: dict[str, int]
+    note: str = ""
 
 
 class Background:
@@ -147,6 +155,7 @@ class Background:
         self._stop = threading.Event()
         self._loaded = threading.Event()
         self._index_state = "starting"
+        self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
 
     def start(self) -> None:
@@ -155,12 +164,15 @@ class Background:
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
         load_hardware(services.settings.knowledge_dir, services.registry)
+        repair_lexical(services.catalog)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close the services."""
+        """End the thread and close the services; no job is left running."""
         self._stop.set()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=STOP_SECONDS)
+        if self._worker is not None:
+            self._worker.release()
         self._services.close()
 
     def readiness(self) -> Readiness:
@@ -174,12 +186,14 @@ class Background:
         state = self._index_state
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
-        return Readiness(ready, loaded, passages, embedded, state, jobs)
+        full = self._worker is not None and self._worker.full
+        note = f"There is no space to read documents. {FREE}" if full else ""
+        return Readiness(ready, loaded, passages, embedded, state, jobs, note)
 
     def _run(self) -> None:
         services = self._services
         with services.parser_pool() as parsers:
-            worker = services.worker(parsers, self._on_vectors)
+            worker = self._worker = services.worker(parsers, self._on_vectors)
             try:
                 services.load_builtin()
             except KernloreError as error:

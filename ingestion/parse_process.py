@@ -1,16 +1,17 @@
 """Parsing outside the process that matters: a child with limits on memory, CPU and time.
 
 `ParserPool` keeps one warm child that reads one document after the other; `parse_in_child` is a
-pool for a single document. Run as `python -m ingestion.parse_process ENTRY MEMORY`, this module is
-the child.
+pool for a single document. Run as `python -m ingestion.parse_process ENTRY MEMORY FOLDER`, this
+module is the child.
 
 Protocol, one line of JSON each way: the parent writes {"path", "name", "cpu_seconds"}; the child
 writes the file named in {"result"}, or {"error"}. Whatever else happens (killed, out of memory, too
 slow, nonsense on the pipe) is a `ParseFailed` with the reason, and the child is replaced.
 
 A child is started, never forked: libraries with threads are loaded in the parent. It leads its own
-process group, and that group is killed on overrun. Where the system has no RLIMIT_AS (macOS), the
-child watches its own peak between documents only; `memory_is_enforced()` says which."""
+process group, and that group is killed on overrun, and when the parent is no more. Where the system
+has no RLIMIT_AS (macOS), the child watches its own peak between documents only;
+`memory_is_enforced()` says which."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,7 +173,8 @@ class _Child:
         self._folder = tempfile.TemporaryDirectory(prefix="kernlore-parse-")
         self._stderr = Path(self._folder.name, "stderr").open("wb+")  # noqa: SIM115 - lives with the child
         path = os.pathsep.join(p for p in (str(_ROOT), os.environ.get("PYTHONPATH")) if p)
-        command = [sys.executable, "-m", "ingestion.parse_process", entry, str(limits.memory_mib)]
+        module = [sys.executable, "-m", "ingestion.parse_process"]
+        command = [*module, entry, str(limits.memory_mib), self._folder.name]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -296,9 +299,11 @@ def _revived(error: dict[str, Any]) -> KernloreError:
     return revived
 
 
-def _serve(entry: str, memory_mib: int) -> None:
+def _serve(entry: str, memory_mib: int, folder: Path) -> None:
     """The child: read requests until the pipe ends."""
     answers, requests = _private_pipes()
+    leaving = threading.Thread(target=_leave_with_parent, args=(requests, folder), daemon=True)
+    leaving.start()
     if memory_is_enforced():
         size = memory_mib * _MIB
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
@@ -323,6 +328,17 @@ def _private_pipes() -> tuple[Any, Any]:
     os.dup2(null, 0)
     os.close(null)
     return answers, requests
+
+
+def _leave_with_parent(requests: Any, folder: Path) -> None:
+    """End this process and what it started as soon as the parent closes its end of the pipe, in
+    order or because it was killed. The document at hand may take minutes, and nobody wants it.
+    """
+    pipe = select.poll()
+    pipe.register(requests, 0)  # only its end is reported
+    pipe.poll()
+    shutil.rmtree(folder, ignore_errors=True)  # the parent's, who may not be there to do it
+    os.killpg(0, signal.SIGKILL)
 
 
 def _limit_cpu(seconds: int) -> None:
@@ -356,4 +372,4 @@ def _rss_mib() -> float:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

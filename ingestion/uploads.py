@@ -143,6 +143,8 @@ class Uploads:
             access_scope=upload.access_scope,
         )
         with self._catalog.write() as connection:
+            # Again, under the lock: a deletion may have removed the same file since.
+            self._blobs.put(upload.data)
             registered = register(connection, source)
             job_id = None
             if registered.version_id is not None:

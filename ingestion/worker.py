@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from ingestion.elements import ParsedDocument
 from ingestion.findings.proposals import Source, proposals
@@ -29,8 +30,10 @@ from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import ReadDocument, read_document
+from kb import reserve
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
+from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.knowledge import embeddings, versions
@@ -41,14 +44,17 @@ from kb.catalog.knowledge.samples import replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
-from kb.errors import Conflict, KernloreError
+from kb.errors import Conflict, KernloreError, StoreFull
 from kb.ids import new_id
 from kb.jobs import keep_lease
+from kb.liveness import forget_dead, lives, living
 
 CLAIM = 64  # documents read before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
 BUILTIN_ATTEMPTS = 3
 EMBED_BATCH = 512  # passages a transaction; about 3 s on two cores
+
+_READ = ("current", "superseded")  # states of a version whose passages are stored
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +90,10 @@ class Worker:
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
         self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
+        self._full = False
+        self._unsettled = False  # whether jobs are running whose end could not be written
+        self._looked = False  # at what others have left
+        self._released = threading.Event()
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
@@ -93,11 +103,16 @@ class Worker:
                     worked = self._step()
                 except Exception as error:  # the job boundary: recorded, never swallowed
                     log.exception("ingestion step failed")
-                    self._fail_waiting(error)
+                    self._give_up(error)
                     stop.wait(FAILED_PAUSE)
                     continue
                 if not worked:
-                    stop.wait(idle_seconds)
+                    stop.wait(FAILED_PAUSE if self.full else idle_seconds)
+
+    @property
+    def full(self) -> bool:
+        """Whether it waits for space on the disk."""
+        return self._full
 
     def drain(self) -> None:
         """Work until nothing is queued and nothing waits."""
@@ -111,17 +126,31 @@ class Worker:
         """
         with self._alive():
             self._expire()
-            while not stop.is_set() and self._read_queued(1):
+            while not stop.is_set() and reserve.has_room(self._data_dir) and self._read_queued(1):
                 pass
 
     def hand_back(self) -> None:
         """Queue again what was read here and has no vectors yet: another process embeds it."""
         self._finish_embedded()
-        self._parts.jobs.release(self._owner)
+        self.release()
         self._waiting.clear()
+
+    def release(self) -> None:
+        """Queue again all that is this worker's, also while it works in another thread: what that
+        still does is discarded.
+        """
+        self._released.set()
+        self._parts.jobs.release(self._owner)
 
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
+        self._full = not reserve.has_room(self._data_dir)
+        if self._full:
+            return False
+        reserve.keep(self._data_dir)
+        if self._unsettled:
+            self._parts.jobs.release(self._owner, but=self._waiting)
+            self._unsettled = False
         self._expire()
         read = self._read_queued()
         embedded = self._embed_batch()
@@ -138,30 +167,57 @@ class Worker:
             self._parts.jobs.renew(self._owner, self._lease)
             return True
 
-        renew()
-        with keep_lease(renew, self._lease, "heartbeat"):
-            yield
+        with living(self._data_dir, self._owner):
+            renew()
+            with keep_lease(renew, self._lease, "heartbeat"):
+                yield
+
+    @property
+    def _data_dir(self) -> Path:
+        return self._parts.catalog.path.parent
 
     def _expire(self) -> None:
-        """Fail what dead workers left. Built-in documents are queued again: nobody else would."""
+        """Take what dead workers left: what they had read is queued to be embedded, the rest fails.
+        Built-in documents are queued again: nobody else would.
+        """
         parts = self._parts
-        for job_id in parts.jobs.expire():
+        for job_id in parts.jobs.expire(lambda owner: lives(self._data_dir, owner), _fail_version):
             job = parts.jobs.get(job_id)
-            error = {"error": dict(job.error or {})}
-            with parts.catalog.write() as connection:
-                # Not staged any more: the same file may be sent again and is then read.
-                versions.fail(connection, str(job.payload.get("version_id")), error)
+            with parts.catalog.read() as connection:
                 origin = connection.execute(
                     sa.select(t.documents.c.origin).where(t.documents.c.id == job.subject_id)
                 ).scalar()
             if origin == "builtin" and job.attempts < BUILTIN_ATTEMPTS:
                 parts.jobs.retry(job_id)
+        if not self._looked:
+            self._looked = True
+            self._retry_read()
+            forget_dead(self._data_dir)
+
+    def _retry_read(self) -> None:
+        """Queue jobs that failed although their document was read, as earlier versions left them
+        when a process was stopped while it embedded.
+        """
+        with self._parts.catalog.read() as connection:
+            read = set(
+                connection.execute(
+                    sa.select(t.document_versions.c.id).where(
+                        t.document_versions.c.state.in_(_READ)
+                    )
+                ).scalars()
+            )
+        for job in self._parts.jobs.in_state("failed"):
+            lost = (job.error or {}).get("code") == "lease_expired"
+            if lost and job.payload.get("version_id") in read:
+                self._parts.jobs.retry(job.id)
 
     # -- reading
 
     def _read_queued(self, limit: int = CLAIM) -> bool:
         worked = False
         for _ in range(limit):
+            if self._released.is_set():
+                break
             job = self._parts.jobs.claim(("ingest",), self._owner, self._lease)
             if job is None:
                 break
@@ -179,11 +235,14 @@ class Worker:
             self._fail(job, version_id, error.as_json())
         except Exception as error:  # the job boundary: recorded, never swallowed
             log.exception("ingestion failed", job=job.id)
-            self._fail(job, version_id, _internal_error(error))
+            self._fail(job, version_id, self._error_of(error))
 
     def _read_version(self, job: Job, version_id: str) -> None:
         parts = self._parts
         version = self._version(version_id)
+        if job.kept is not None and version.state in _READ:
+            self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
+            return
         hardware = sorted(version.declared["hardware"])
         read = read_document(
             self._parse(version), parts.embedder, parts.tagger, hardware, parts.registry.all()
@@ -193,14 +252,11 @@ class Worker:
             return
         if job.payload.get("title_given"):
             read = replace(read, content=replace(read.content, title=None))
-        counts = self._store(version, read, hardware)
-        progress = {
-            "stage": "embedding",
-            "state": "ready" if read.complete else "partial",
-            **_shown({**read.content.report, **counts}),
-        }
-        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress)
-        self._waiting[job.id] = parts.jobs.get(job.id)
+        self._await_vectors(job, self._store(job, version, read, hardware))
+
+    def _await_vectors(self, job: Job, progress: Mapping[str, Any]) -> None:
+        self._parts.jobs.heartbeat(job.id, self._owner, self._lease, progress)
+        self._waiting[job.id] = self._parts.jobs.get(job.id)
 
     def _version(self, version_id: str) -> sa.Row[Any]:
         with self._parts.catalog.read() as connection:
@@ -218,10 +274,10 @@ class Worker:
             return self._parts.parsers.parse(path, version.file_name)
 
     def _store(
-        self, version: sa.Row[Any], read: ReadDocument, hardware: list[str]
+        self, job: Job, version: sa.Row[Any], read: ReadDocument, hardware: list[str]
     ) -> dict[str, Any]:
-        """Make the version current, with all that was read in it, in one transaction. Returns what
-        the report does not count.
+        """Make the version current, with all that was read in it, in one transaction. Returns the
+        job's progress, which the job keeps from that moment on.
         """
         registry = self._parts.registry
         proposed = 0
@@ -236,15 +292,9 @@ class Worker:
                 replace_document_recipes(connection, version.id, read.recipes)
             replace_version_symbols(connection, version.id, read.cards, current)
             replace_version_samples(connection, version.id, read.kernels, current)
-        left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
-        return {
-            "facts_proposed": proposed,
-            "recipes_proposed": len(read.recipes),
-            "samples_left_out": left_out,
-            "symbols": len(read.cards),
-            "samples": len(read.kernels),
-            "passages": passages,
-        }
+            progress = _progress(read, facts_proposed=proposed, passages=passages)
+            self._parts.jobs.keep(connection, job, self._owner, progress)
+        return progress
 
     def _proposals(
         self,
@@ -281,12 +331,41 @@ class Worker:
         )
 
     def _fail(self, job: Job, version_id: str, error: dict[str, Any]) -> None:
+        def write(connection: sa.Connection) -> None:
+            versions.fail(connection, version_id, {"error": error})
+            self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
+
         try:
-            with self._parts.catalog.write() as connection:
-                versions.fail(connection, version_id, {"error": error})
-                self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
+            self._record(write)
         except Conflict as lost:
             log.warning("job lost", job=job.id, reason=lost.message)
+
+    def _record(self, write: Callable[[sa.Connection], None]) -> None:
+        """Write how jobs ended. On a full disk into the space that is kept for it."""
+        try:
+            with self._parts.catalog.write() as connection:
+                write(connection)
+        except DBAPIError as error:
+            if not isinstance(store_fault(error), StoreFull):
+                raise
+            reserve.give(self._data_dir)
+            with self._parts.catalog.write() as connection:
+                write(connection)
+
+    def _error_of(self, error: Exception) -> dict[str, Any]:
+        """What a job says of a failure that is not its document's."""
+        fault = store_fault(error)
+        if fault is None and not reserve.has_room(self._data_dir):
+            fault = full(f"{type(error).__name__}: {error}")  # Chroma says it in its own words
+        return fault.as_json() if fault is not None else _internal_error(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A step failed: fail what it was for, or do so before the next step."""
+        try:
+            self._fail_waiting(error)
+        except Exception:
+            log.exception("cannot be recorded yet")
+        self._unsettled = True
 
     # -- embedding
 
@@ -356,12 +435,19 @@ class Worker:
         rest.
         """
         jobs, self._waiting = list(self._waiting.values()), {}
-        with self._parts.catalog.write() as connection:
+        reason = self._error_of(error)
+
+        def write(connection: sa.Connection) -> None:
             for job in jobs:
                 with suppress(Conflict):  # the lease ran out, which says as much
-                    self._parts.jobs.finish(
-                        connection, job.id, self._owner, "failed", error=_internal_error(error)
-                    )
+                    self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=reason)
+
+        self._record(write)
+
+
+def _fail_version(connection: sa.Connection, job: Job) -> None:
+    """Not staged any more: the same file may be sent again and is then read."""
+    versions.fail(connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})})
 
 
 def _internal_error(error: Exception) -> dict[str, Any]:
@@ -371,6 +457,22 @@ def _internal_error(error: Exception) -> dict[str, Any]:
         "hint": "This is a defect of Kernlore; please report it with the document.",
         "details": {},
     }
+
+
+def _progress(read: ReadDocument, **counts: int) -> dict[str, Any]:
+    """Of a job whose document was read and has to be embedded: its end, and what the report says
+    with what was counted here.
+    """
+    left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
+    counted = {
+        "recipes_proposed": len(read.recipes),
+        "samples_left_out": left_out,
+        "symbols": len(read.cards),
+        "samples": len(read.kernels),
+        **counts,
+    }
+    end = "ready" if read.complete else "partial"
+    return {"stage": "embedding", "state": end, **_shown({**read.content.report, **counted})}
 
 
 def _shown(report: dict[str, Any]) -> dict[str, Any]:

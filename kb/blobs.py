@@ -35,8 +35,13 @@ class Blobs:
         if not self._fs.exists(path):
             self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             partial = f"{path}.{new_id('part')}"
-            self._fs.pipe_file(partial, data)
-            self._fs.mv(partial, path)
+            try:
+                self._fs.pipe_file(partial, data)
+                self._fs.mv(partial, path)
+            except OSError:  # no space: what was written takes none either
+                if self._fs.exists(partial):
+                    self._fs.rm(partial)
+                raise
         return key
 
     def get(self, key: str) -> bytes:

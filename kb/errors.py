@@ -15,6 +15,7 @@ do next.
     |-- Unavailable             503  unavailable         a part that is needed is not there
     |   `-- Overloaded          503  overloaded          too many requests at once
     |-- StoreError              500  store_error         the catalog is damaged, or newer than this
+    |   `-- StoreFull           507  disk_full           no space to write in the data directory
     `-- InternalError           500  internal_error      a defect of Kernlore, to be reported
 
 It does not know HTTP: `status` is the number a door should use, nothing more.
@@ -157,6 +158,12 @@ class StoreError(KernloreError):
     """The catalog is damaged, or of another version than this Kernlore can open."""
 
     code, status = "store_error", 500
+
+
+class StoreFull(StoreError):
+    """There is no space in the data directory."""
+
+    code, status = "disk_full", 507
 
 
 class InternalError(KernloreError):

@@ -13,6 +13,7 @@ from typing import Any
 from kb.catalog.knowledge import moves, proposed_recipes
 from kb.catalog.knowledge import passages as passage_rows
 from kb.catalog.knowledge.documents import Document, Version
+from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.proposed_recipes import RecipeStatus
 from kb.embedding import embedding_text
@@ -77,13 +78,20 @@ def show_document(base: KnowledgeBase, document_id: str, *, access_scope: str = 
 def delete_document(
     base: KnowledgeBase, document_id: str, *, access_scope: str = ALL_ACCESS
 ) -> Json:
-    """Remove a document with its passages, facts and stored files."""
+    """Remove a document with its passages, facts and stored files, also from the files that the
+    catalog is made of.
+    """
     document = base.documents.get(document_id, access_scope=access_scope)
-    for key in base.documents.delete(document_id, access_scope=access_scope):
-        base.blobs.delete(key)
+    base.documents.delete(document_id, access_scope=access_scope)
+    erased = erase(base.catalog, base.blobs)
     answer: Json = {"id": document_id, "deleted": True}
     if document.origin == "builtin":
         answer["note"] = "It is built in: the next start loads it again while its file exists."
+    elif not erased:
+        answer["note"] = (
+            "No answer has it any more. Another process reads the catalog as it was, so its text is"
+            " overwritten in the files by the next deletion or the next start of the service."
+        )
     return answer
 
 

@@ -54,6 +54,8 @@ class Journal:
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Queue one retrieval; `row` holds the columns of the table but for `created_at`."""
+        if self._catalog.read_only:
+            return
         self._queue.put({**row, "created_at": clock.now()})
         with self._starting:
             if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):

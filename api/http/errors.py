@@ -13,9 +13,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
+from kb.catalog.faults import store_fault
 from kb.errors import (
     InternalError,
     InvalidRequest,
@@ -74,7 +75,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(KernloreError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(OperationalError, _catalog)
+    app.add_exception_handler(DBAPIError, _store)
+    app.add_exception_handler(OSError, _store)
 
 
 def _known(_: Request, error: Exception) -> JSONResponse:
@@ -89,11 +91,11 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
     return respond(invalid_fields([{**p, "loc": p["loc"][1:] or p["loc"]} for p in problems]))
 
 
-def _catalog(_: Request, error: Exception) -> JSONResponse:
-    if "locked" not in str(cast(OperationalError, error).orig):
+def _store(_: Request, error: Exception) -> JSONResponse:
+    fault = store_fault(error)
+    if fault is None:
         raise error
-    busy = Unavailable("the catalog is busy with other writers", hint="Repeat the request.")
-    return respond(busy, {"Retry-After": "1"})
+    return respond(fault, {"Retry-After": "1"} if isinstance(fault, Unavailable) else None)
 
 
 def _http(request: Request, error: Exception) -> JSONResponse:

@@ -9,13 +9,11 @@ their reaper. Linux only.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fcntl
 import json
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -29,6 +27,7 @@ from typing import Any
 
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
+from benchmarks.processes import descendants, orphans_gone, take_orphans
 from benchmarks.report import ended, say, table, write_result
 from kb.ids import new_id
 from optimizer.evaluation.collectors.ceilings import DeviceStore
@@ -48,8 +47,6 @@ from optimizer.search.tree import Tree
 
 TITLE = "A run that is killed again and again"
 PROBLEM, LANGUAGE, HARDWARE = "map_id", "cpp", "auto"
-PR_SET_CHILD_SUBREAPER = 36
-GONE_SECONDS = 5.0  # for everything that a killed run had started
 SESSION_SECONDS = 300.0
 COUNTED = """
 CREATE TABLE counted (key TEXT, timing TEXT);
@@ -199,42 +196,6 @@ def problem_path() -> Path:
     return load_problem(SHIPPED / PROBLEM).path
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes below this one, as /proc has them."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # ended meanwhile
-        if fields[0] != "Z":
-            parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    children, waiting = [], [pid]
-    while waiting:
-        below = parents.get(waiting.pop(), [])
-        children += below
-        waiting += below
-    return children
-
-
-def orphans_gone() -> tuple[int, float]:
-    """How many processes that were handed to this one still live after GONE_SECONDS (they are
-    ended then), and when the last one was gone."""
-    began = time.monotonic()
-    while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return 0, time.monotonic() - began
-        if time.monotonic() - began > GONE_SECONDS:
-            left = descendants(os.getpid())
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            return len(left), GONE_SECONDS
-        time.sleep(0.01)
-
-
 def killed_run(
     folder: Path,
     goal: Goal,
@@ -244,7 +205,7 @@ def killed_run(
     devices: Path | None = None,
 ) -> Outcome:
     """Kill it so many times, each a random moment after its process began, then let it end."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    take_orphans()
     began = time.monotonic()
     run = KilledRun(folder, goal, devices)
     chance = random.Random(f"{goal.seed}:kills")

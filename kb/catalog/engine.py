@@ -6,19 +6,24 @@ table by name."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
+from kb.catalog.faults import RESTORE, damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
 from kb.errors import StoreError
 from kb.private import private_file, private_folder
 
 BUSY_TIMEOUT_MS = 15_000
+LOG_TIMEOUT_MS = 1_000
+MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
 IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
@@ -30,9 +35,10 @@ class Catalog:
     use.
     """
 
-    def __init__(self, engine: Engine, path: Path) -> None:
+    def __init__(self, engine: Engine, path: Path, read_only: bool = False) -> None:
         self._engine = engine
         self.path = path
+        self.read_only = read_only
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -60,6 +66,32 @@ class Catalog:
                 if not kept:
                     connection.rollback()
 
+    def check(self, most_bytes: int = MOST_CHECKED) -> None:
+        """Read every page of a catalog of at most so many bytes. Raises StoreError where one is
+        damaged, else requests would fail one by one.
+        """
+        if self.path.stat().st_size > most_bytes:
+            return
+        try:
+            with self._engine.connect() as connection:
+                verdict = str(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar())
+        except sa.exc.DatabaseError as error:
+            raise store_fault(error) or damaged(str(error.orig)) from error
+        if verdict != "ok":
+            raise damaged(verdict.replace("\n", ": "))
+
+    def empty_log(self) -> bool:
+        """Move the log of writes into the catalog and empty its file, so that no page stands there
+        as it was before a deletion. False where a reader still needs it after a second.
+        """
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={LOG_TIMEOUT_MS}")
+            try:
+                row = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+            finally:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return not row[0]
+
     def close(self) -> None:
         """Close every pooled connection; the handle can still be used and opens new ones."""
         self._engine.dispose()
@@ -68,26 +100,53 @@ class Catalog:
 def open_catalog(data_dir: Path) -> Catalog:
     """Open (and create or migrate) the catalog of a data directory."""
     path = private_folder(data_dir) / "catalog.sqlite"
-    private_file(path)  # SQLite gives its other files the same rights
+    read_only = path.exists() and not os.access(data_dir, os.W_OK)
+    if not read_only:
+        _create_private(path)
     # A thread that needs a connection gets one: a bound here is an error for a request, and threads
     # are bounded where they are made.
     engine = sa.create_engine(
-        f"sqlite:///{path}",
+        f"sqlite:///{path}" if not read_only else f"sqlite:///{_unchanging(path)}&uri=true",
         connect_args={"check_same_thread": False},
         pool_size=IDLE_CONNECTIONS,
         max_overflow=-1,
     )
     _configure(engine, Kept())
-    catalog = Catalog(engine, path)
+    catalog = Catalog(engine, path, read_only)
     try:
         _migrate(catalog)
     except sa.exc.DatabaseError as error:
         engine.dispose()
-        raise StoreError(
-            f"the catalog {path} cannot be opened: {error.orig}",
-            hint="Start with another --data-dir, or restore a backup with `kernlore restore`.",
+        fault = store_fault(error) or StoreError(str(error.orig), hint=RESTORE)
+        raise type(fault)(
+            f"the catalog {path} cannot be opened: {fault.message}", hint=fault.hint
         ) from error
     return catalog
+
+
+def _create_private(path: Path) -> None:
+    """Create the file for this user alone; SQLite gives its other files the same rights. Raises
+    StoreError where nothing can be written."""
+    try:
+        private_file(path)
+    except OSError as error:
+        raise StoreError(
+            f"the catalog {path} cannot be opened: {error.strerror}",
+            hint="Give a --data-dir that may be written to.",
+        ) from error
+
+
+def _unchanging(path: Path) -> str:
+    """The URI of a catalog in a directory that nothing can be written to, where SQLite cannot keep
+    its lock file either. Raises StoreError where its log holds writes that are not in it yet.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"the data directory {path.parent} is read-only, and its last writes are in {log.name}",
+            hint="Run any command once where it may be written to, then it can be read here.",
+        )
+    return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
 
 def _configure(engine: Engine, kept: Kept) -> None:
@@ -99,6 +158,7 @@ def _configure(engine: Engine, kept: Kept) -> None:
             "journal_mode=WAL",
             "synchronous=NORMAL",
             "foreign_keys=ON",
+            "secure_delete=ON",  # zeros over what is deleted, else its text stays in free pages
             f"busy_timeout={BUSY_TIMEOUT_MS}",
             "cache_size=-65536",
             "temp_store=MEMORY",

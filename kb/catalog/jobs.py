@@ -1,13 +1,14 @@
 """Jobs of documents as rows; their states and transitions are those of `kb.jobs`.
 
-A worker owns a running job only while its lease lasts. When the worker dies, the lease runs out and
-`expire` fails the job with code `lease_expired`; `retry` queues it again. Knows nothing about what
-a job does."""
+A worker owns a running job while it is alive (`kb.liveness`); of one that does not say, while its
+lease lasts. `expire` fails the jobs of dead workers with code `lease_expired`, and `retry` queues
+such a job again. A job of which the worker kept what it had done is queued at once: the next worker
+goes on from there. Knows nothing about what a job does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -43,6 +44,11 @@ class Job:
     finished_at: str | None
 
     @property
+    def kept(self) -> Mapping[str, Any] | None:
+        """What an earlier worker had done of it; None where that is nothing."""
+        return self.payload.get(_KEPT)
+
+    @property
     def finished(self) -> bool:
         """Whether it ended, well or not."""
         return self.state in ENDED
@@ -56,7 +62,37 @@ class Job:
         return kept | {"document_id": document_id}
 
 
+_KEPT = "kept"  # in the payload: what is left to do needs only this
 _COLUMNS = [jobs.c[name] for name in Job.__dataclass_fields__]
+
+
+_FREE: dict[str, Any] = {"lease_owner": None, "lease_expires_at": None}
+_QUEUED_AGAIN: dict[str, Any] = {"state": "queued", **_FREE}
+_EXPIRED: dict[str, Any] = {
+    "state": "failed",
+    "error": {
+        "code": "lease_expired",
+        "message": "the worker stopped without finishing",
+        "hint": "Retry the job; if it fails again, the document itself may kill the parser.",
+        "details": {},
+    },
+    **_FREE,
+}
+
+
+def _lapsed(connection: Connection, lives: Callable[[str], bool | None]) -> list[Job]:
+    """Running jobs whose worker is dead. Its own word is asked before the clock, which may jump."""
+    rows = connection.execute(
+        sa.select(*_COLUMNS, (jobs.c.lease_expires_at < clock.now()).label("late"))
+        .where(jobs.c.state == "running")
+        .order_by(jobs.c.created_at, jobs.c.id)
+    ).all()
+    answers = {row.lease_owner: lives(row.lease_owner) for row in rows}
+    dead = [row for row in rows if answers[row.lease_owner] is False]
+    unknown = [row for row in rows if answers[row.lease_owner] is None]
+    lapsed = [*dead, *(row for row in unknown if row.late)]
+    names = Job.__dataclass_fields__
+    return [Job(**{name: row._mapping[name] for name in names}) for row in lapsed]
 
 
 def _job(row: sa.Row[Any]) -> Job:
@@ -101,6 +137,16 @@ class Jobs:
                 f"no job {job_id!r}", hint="GET /documents shows each document's job id."
             )
         return _job(row)
+
+    def in_state(self, state: JobState) -> list[Job]:
+        """All jobs in a state, oldest first."""
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(*_COLUMNS)
+                .where(jobs.c.state == state)
+                .order_by(jobs.c.created_at, jobs.c.id)
+            )
+            return [_job(row) for row in rows]
 
     def counts(self) -> dict[str, int]:
         """Jobs per state."""
@@ -202,12 +248,18 @@ class Jobs:
                 hint="Its lease ran out; the work of this attempt is discarded.",
             )
 
-    def release(self, owner: str) -> int:
-        """Queue again what this worker holds, as if it had not begun; returns how many."""
+    def release(self, owner: str, but: Collection[str] = ()) -> int:
+        """Queue again what this worker holds, as if it had not begun; returns how many. Jobs of the
+        ids in `but` stay.
+        """
         with self._catalog.write() as connection:
             changed = connection.execute(
                 jobs.update()
-                .where(jobs.c.state == "running", jobs.c.lease_owner == owner)
+                .where(
+                    jobs.c.state == "running",
+                    jobs.c.lease_owner == owner,
+                    jobs.c.id.not_in(list(but)),
+                )
                 .values(
                     state="queued",
                     attempts=jobs.c.attempts - 1,
@@ -217,22 +269,35 @@ class Jobs:
             )
             return changed.rowcount
 
-    def expire(self) -> list[JobId]:
-        """Fail every running job whose lease ran out; returns their ids."""
-        error = {
-            "code": "lease_expired",
-            "message": "the worker stopped without finishing",
-            "hint": "Retry the job; if it fails again, the document itself may kill the parser.",
-            "details": {},
-        }
+    def keep(self, connection: Connection, job: Job, owner: str, done: Mapping[str, Any]) -> None:
+        """Keep what was done of a job, inside the transaction that stores it: whoever takes the job
+        next finds it as `kept`. Raises Conflict when the job is no longer the caller's.
+        """
+        self._update_owned(connection, job.id, owner, {"payload": {**job.payload, _KEPT: done}})
+
+    def expire(
+        self,
+        lives: Callable[[str], bool | None] = lambda owner: None,
+        failing: Callable[[Connection, Job], None] = lambda connection, job: None,
+    ) -> list[JobId]:
+        """End the running jobs of dead workers; returns the ids of those that failed.
+
+        `lives` says whether an owner is alive; where it answers None, the lease decides. `failing`
+        is called for each job that fails, in the transaction that does it.
+        """
+        with self._catalog.read() as connection:
+            if not _lapsed(connection, lives):
+                return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
-            expired = connection.execute(
-                jobs.update()
-                .where(jobs.c.state == "running", jobs.c.lease_expires_at < clock.now())
-                .values(state="failed", error=error, finished_at=clock.now(), lease_owner=None)
-                .returning(jobs.c.id)
-            ).scalars()
-            return [JobId(job_id) for job_id in expired]
+            lapsed = _lapsed(connection, lives)
+            failed = [job for job in lapsed if job.kept is None]
+            for job in lapsed:
+                values = _QUEUED_AGAIN
+                if job.kept is None:
+                    values = {**_EXPIRED, "finished_at": clock.now()}
+                    failing(connection, replace(job, state="failed", error=_EXPIRED["error"]))
+                connection.execute(jobs.update().where(jobs.c.id == job.id).values(**values))
+        return [job.id for job in failed]
 
     def retry(self, job_id: str, *, access_scope: str = "all") -> Job:
         """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""

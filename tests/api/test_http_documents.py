@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from kb.settings import Settings
 from tests.api.conftest import assert_error, finished, upload
 
 MANUAL = """# Zephyr engine
@@ -164,3 +165,20 @@ def test_deleting_built_in_knowledge_says_that_it_returns(client: TestClient) ->
     listed = client.get("/documents", params={"hardware": "mi300x"}).json()["documents"]
     built_in = next(d for d in listed if d["origin"] == "builtin")
     assert "next start" in client.delete(f"/documents/{built_in['id']}").json()["note"]
+
+
+def test_a_deleted_document_is_in_no_file_of_the_service(
+    client: TestClient, settings: Settings
+) -> None:
+    """No question is asked about it: a question is kept, as what somebody wanted to know."""
+    text = MANUAL.replace("zephyr", "zyxomistral").replace("Zephyr", "Zyxomistral")
+    submitted = ingested(client, "zyxo.md", text, hardware="h100")
+
+    def files() -> list[str]:
+        every = (path for path in settings.data_dir.rglob("*") if path.is_file())
+        return [path.name for path in every if b"yxomistral" in path.read_bytes().lower()]
+
+    assert files()
+    answer = client.delete(f"/documents/{submitted['document_id']}").json()
+    assert answer == {"id": submitted["document_id"], "deleted": True}
+    assert files() == []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,13 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held
 
 
 def test_a_document_survives_the_way_through_json() -> None:
@@ -171,6 +179,28 @@ def test_kill_9_in_the_middle_of_a_document(tmp_path: Path) -> None:
         killer.join()
         assert gone(int(note.read_text().split()[1]))
         assert parser.parse(written(tmp_path, "ok"), "after").elements
+
+
+def test_a_parser_ends_with_its_parent_in_the_middle_of_a_document(tmp_path: Path) -> None:
+    note, scratch = tmp_path / "note", tmp_path / "scratch"
+    scratch.mkdir()
+    path = written(tmp_path, f"sleep {note}")
+    program = (
+        "import sys; from pathlib import Path; from ingestion.parse_process import parse_in_child;"
+        f"parse_in_child(Path(sys.argv[1]), 'a document', entry='{HERE}:echo')"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    try:
+        assert eventually(lambda: note.exists() and len(note.read_text().split()) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert eventually(lambda: all(gone(int(pid)) for pid in note.read_text().split()))
+    assert eventually(lambda: list(scratch.iterdir()) == [])
 
 
 def test_errors_come_back_as_what_they_were(tmp_path: Path) -> None:

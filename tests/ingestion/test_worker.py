@@ -176,16 +176,45 @@ def test_a_worker_that_died_after_reading_is_taken_up_again(
     dead = store.worker(lease=0.05)
     assert dead._read_queued()
     time.sleep(0.1)
+    assert store.by_words("lanes", "h100")  # read, so found by its words
+    sections = store.rows("sections")
     living = store.worker()
     living.drain()
-    assert {store.jobs.get(job).state for job in jobs} == {"failed"}
-    assert store.by_words("lanes", "h100")  # read, so found by its words
-    for job in jobs:
-        store.jobs.retry(job)
-    living.drain()
+    assert {store.jobs.get(job).attempts for job in jobs} == {2}
+    assert store.rows("sections") == sections
     assert contents(store) == contents(undisturbed)
     dead._finish_embedded()  # wakes up: its jobs are no longer its own
     assert contents(store) == contents(undisturbed)
+
+
+def test_jobs_that_failed_although_their_document_was_read_are_mended(store: Store) -> None:
+    """As versions before left them: current, with all its passages, and failed (lease_expired)."""
+    submitted = store.ingest("manual.md", "# M\n\nText.\n")
+    unread = store.submit("other.md", "# O\n\nOther text.\n")
+    assert store.jobs.claim(("ingest",), "dead", -1.0)
+    assert store.jobs.expire() == [unread.job_id]
+    with store.catalog.write() as connection:
+        connection.exec_driver_sql(
+            "UPDATE jobs SET state = 'failed', error = (SELECT error FROM jobs WHERE id = ?),"
+            " payload = json_remove(payload, '$.kept') WHERE id = ?",
+            (unread.job_id, submitted.job_id),
+        )
+    store.worker().drain()
+    assert store.job(submitted).state == "ready" and store.job(unread).state == "failed"
+    assert store.rows("embeddings") == 1
+
+
+def test_a_worker_that_is_released_leaves_no_job_running(store: Store) -> None:
+    jobs = submit_all(store)
+    worker = store.worker()
+    assert worker._read_queued(2)
+    worker.release()
+    assert store.jobs.counts() == {"queued": len(jobs)}
+    worker.drain()  # its thread may still be at work
+    assert store.jobs.counts() == {"queued": len(jobs)}
+    store.worker().drain()
+    assert {store.jobs.get(job).attempts for job in jobs} == {1}
+    assert store.jobs.counts() == {"ready": len(jobs)}
 
 
 def test_a_new_version_changes_every_index_in_one_step(store: Store) -> None:

@@ -28,6 +28,7 @@ from kb.settings import Settings
 
 if TYPE_CHECKING:
     from api.services import Services
+    from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.proposed_symbols import SymbolStatus
     from skills.skill_library import SkillLibrary
@@ -45,6 +46,7 @@ class LocalTarget:
         self.settings = settings
         self.name = f"data directory {settings.data_dir}"
         self._reader: threading.Thread | None = None
+        self._workers: list[Worker] = []
 
     def close(self) -> None:
         """Close what was opened."""
@@ -171,8 +173,9 @@ class LocalTarget:
         if (wide := open_to_others(self.settings.data_dir)) is not None:
             note(f"Warning: {wide}.")
         stop = threading.Event()
+        workers = self._workers = []
         self._reader = threading.Thread(
-            target=self._read, args=(stop,), name="reading", daemon=True
+            target=self._read, args=(stop, workers), name="reading", daemon=True
         )
         self._reader.start()
         try:
@@ -180,15 +183,22 @@ class LocalTarget:
         finally:
             stop.set()
             self._reader.join(timeout=STOP_SECONDS)
+            for worker in workers:
+                worker.release()  # else what a stopped command leaves would still be running
             self._reader = None
 
-    def _read(self, stop: threading.Event) -> None:
+    def _read(self, stop: threading.Event, workers: list[Worker]) -> None:
         with self.services.parser_pool() as parsers:
-            self.services.worker(parsers).run(stop, idle_seconds=POLL_SECONDS)
+            workers.append(self.services.worker(parsers))
+            workers[0].run(stop, idle_seconds=POLL_SECONDS)
 
     def job(self, job_id: str) -> Json:
         job = self.services.jobs.get(job_id).as_json()
         stopped = self._reader is not None and not self._reader.is_alive()
+        if job["state"] == "queued" and any(worker.full for worker in self._workers):
+            from kb.catalog.faults import full
+
+            raise full("no space to read a document")
         if stopped and job["state"] in ("queued", "running"):
             raise StoreError(
                 "reading stopped before every document was read",

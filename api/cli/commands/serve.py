@@ -59,6 +59,7 @@ def serve(
     with listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
         with private_files(), ServiceLock(settings.data_dir, own_url):
+            _check(settings.data_dir)
             address = f"{from_elsewhere(settings.host)}:{settings.port}"
             print(greeting(address, settings.data_dir), flush=True)
             if (wide := open_to_others(settings.data_dir)) is not None:
@@ -67,6 +68,17 @@ def serve(
                 where = settings.host or "every address"
                 print(OPEN.format(host=where), file=sys.stderr, flush=True)
             _run(settings, listening)
+
+
+def _check(data_dir: Path) -> None:
+    """Raise StoreError for a damaged catalog, before anything heavy is loaded."""
+    from kb.catalog import open_catalog
+
+    catalog = open_catalog(data_dir)
+    try:
+        catalog.check()
+    finally:
+        catalog.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

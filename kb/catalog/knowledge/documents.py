@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.hardware import withdraw_proposals
+from kb.catalog.knowledge import embeddings, erasure
 from kb.catalog.knowledge.versions import deactivate
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import jobs as jobs_table
@@ -163,7 +164,7 @@ class Documents:
 
     def delete(self, document_id: str, *, access_scope: str = "all") -> list[str]:
         """Remove a document with everything made of it; returns blob keys nothing refers to any
-        more.
+        more. `erasure.erase` takes them, and what else is left of the text, out of the files.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)
@@ -173,17 +174,23 @@ class Documents:
                     sa.select(versions.c.blob_key).where(versions.c.document_id == document_id)
                 ).scalars()
             )
+            texts = list(
+                connection.execute(
+                    sa.select(t.passages.c.embed_sha256)
+                    .distinct()
+                    .where(t.passages.c.document_id == document_id)
+                ).scalars()
+            )
             deactivate(connection, document_id)
             withdraw_proposals(connection, document_id)
             connection.execute(
                 jobs_table.jobs.delete().where(jobs_table.jobs.c.subject_id == document_id)
             )
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
-            still_used = connection.execute(
-                sa.select(versions.c.blob_key).where(versions.c.blob_key.in_(keys))
-            ).scalars()
+            embeddings.delete_unused(connection, texts)
+            erasure.owe(connection, keys)
             bump_revision(connection)
-            return sorted(keys - set(still_used))
+            return erasure.unused(connection, keys)
 
     def sections(
         self, document_id: str, *, version: int | None = None, access_scope: str = "all"

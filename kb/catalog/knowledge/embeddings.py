@@ -46,6 +46,17 @@ def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> No
         connection.execute(t.embeddings.insert().prefix_with("OR IGNORE", dialect="sqlite"), rows)
 
 
+def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
+    """Remove the vectors of these texts, of every model, where no passage has the text any more."""
+    for part in portions(text_sha256s):
+        used = sa.select(t.passages.c.embed_sha256).where(t.passages.c.embed_sha256.in_(part))
+        connection.execute(
+            t.embeddings.delete().where(
+                t.embeddings.c.text_sha256.in_(part), t.embeddings.c.text_sha256.not_in(used)
+            )
+        )
+
+
 def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
     """The vector of one text, by its SHA-256; None where this model has not embedded it."""
     vector = connection.execute(

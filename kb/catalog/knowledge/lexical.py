@@ -9,7 +9,7 @@ better)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,11 @@ _TABLES: dict[Level, str] = {
     "section": "lexical_sections",
 }
 
+# Shadow text is [a-z0-9_] tokens (kb.tokens): the engine's own tokenizer only splits at spaces.
+_CREATE = (
+    "CREATE VIRTUAL TABLE {table} USING fts5(scope, heading, body, detail = full,"
+    " tokenize = \"unicode61 remove_diacritics 0 tokenchars '_'\")"
+)
 MOST_SEARCHES = 1_000  # that are kept, of 30 KB each
 
 
@@ -83,10 +88,31 @@ def delete(connection: Connection, level: Level, seqs: Sequence[int]) -> None:
         )
 
 
-def clear(connection: Connection) -> None:
-    """Empty both levels, also when their own data are damaged."""
+def merge(connection: Connection) -> None:
+    """Write each level as one segment. Until then the words of removed rows stand in its data,
+    merely marked as removed.
+    """
     for table in _TABLES.values():
-        connection.execute(sa.text(f"DELETE FROM {table}"))
+        connection.execute(sa.text(f"INSERT INTO {table}({table}) VALUES ('optimize')"))
+
+
+def create(connection: Connection) -> None:
+    """Both levels, empty, in place of what is there of them."""
+    for table in _TABLES.values():
+        connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
+        connection.execute(sa.text(_CREATE.format(table=table)))
+
+
+def is_whole(connection: Connection, rows: Mapping[Level, int]) -> bool:
+    """Whether each level is there, has so many rows, and agrees with itself."""
+    for level, table in _TABLES.items():
+        try:
+            if count(connection, level) != rows[level]:
+                return False
+            connection.execute(sa.text(f"INSERT INTO {table}({table}) VALUES ('integrity-check')"))
+        except sa.exc.DatabaseError:  # no such table, or its own tables are damaged
+            return False
+    return True
 
 
 def count(connection: Connection, level: Level) -> int:

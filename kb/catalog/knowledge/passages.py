@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog, portions
@@ -26,6 +27,8 @@ from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
 from kb.scope import ANY, ScopeFilter
 from kb.tokens import shadow
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -379,9 +382,30 @@ def reindex_section(connection: Connection, section_id: str) -> None:
     )
 
 
+def repair_lexical(catalog: Catalog) -> bool:
+    """Write the lexical index anew where it is missing, damaged, or not that of the live passages;
+    whether it was.
+    """
+    active = t.passages.c.active.is_(True)
+    live = sa.select(sa.func.count()).where(active)
+    sections = sa.select(sa.func.count(sa.distinct(t.passages.c.section_id))).where(active)
+    with catalog.write() as connection:
+        if lexical.is_whole(
+            connection,
+            {
+                "passage": connection.execute(live).scalar_one(),
+                "section": connection.execute(sections).scalar_one(),
+            },
+        ):
+            return False
+        rebuild_lexical(connection)
+    log.warning("lexical index was not whole, rebuilt it")
+    return True
+
+
 def rebuild_lexical(connection: Connection) -> int:
     """Write the whole lexical index anew from the live passages; returns how many there are."""
-    lexical.clear(connection)
+    lexical.create(connection)
     sections = connection.execute(
         sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
     ).scalars()

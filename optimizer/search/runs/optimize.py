@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -126,24 +127,39 @@ def optimize(
             run = _begin(store, problem, target.hardware, goal, places, lock.run_id, asked)
         else:
             run = _resumed(base, store, resume, problem, asked)
-        if models:
-            tools = ModelTools(base, hardware_view, view, places)
-            chosen.append(language_models(base, models, options, goal, listener, tools))
-        search = Search(
-            row=run,
-            store=store,
-            bench=bench,
-            synthesizers=chosen,
-            knowledge=knowledge or ServiceKnowledge(base),
-            problem=view,
-            hardware=hardware_view,
-            listener=listener,
-            inherited=_inherited(base, store, problem, view, hardware_view, places),
-        )
-        try:
-            return _carried_out(search, bench, over, problem)
-        finally:
-            keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+        with _ends(store, run.id):
+            if models:
+                tools = ModelTools(base, hardware_view, view, places)
+                chosen.append(language_models(base, models, options, goal, listener, tools))
+            search = Search(
+                row=run,
+                store=store,
+                bench=bench,
+                synthesizers=chosen,
+                knowledge=knowledge or ServiceKnowledge(base),
+                problem=view,
+                hardware=hardware_view,
+                listener=listener,
+                inherited=_inherited(base, store, problem, view, hardware_view, places),
+            )
+            try:
+                return _carried_out(search, bench, over, problem)
+            finally:
+                keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+
+
+@contextmanager
+def _ends(store: CatalogStore, run_id: str) -> Iterator[None]:
+    """A run that an error or a signal ends is not left running, whatever it was doing."""
+    try:
+        yield
+    except BaseException as error:
+        run = store.run(run_id)
+        if run.state == "running":
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            ended = INTERRUPTED if stopped else f"{type(error).__name__}: {error}"
+            store.update(replace(run, state="cancelled" if stopped else "failed", ended=ended))
+        raise
 
 
 def _carried_out(

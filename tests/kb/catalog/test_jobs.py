@@ -11,6 +11,7 @@ from kb.catalog import Catalog
 from kb.catalog.jobs import Jobs
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId
+from kb.liveness import forget_dead, lives, living
 
 KINDS = ("ingest",)
 
@@ -74,6 +75,44 @@ def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog:
     assert jobs.get(job_id).progress == {"stage": "embedding"}
     jobs.renew("someone else", 0.0)
     assert jobs.expire() == []
+
+
+@pytest.mark.parametrize("hours", [1, -1], ids=["back", "forward"])
+def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
+    jobs: Jobs, catalog: Catalog, hours: int
+) -> None:
+    """After a jump back a lease ends in an hour, after one forward it ended an hour ago."""
+    data_dir = catalog.path.parent
+    living_job, dead_job = queued(jobs, catalog, "doc_1"), queued(jobs, catalog, "doc_2")
+    with living(data_dir, "w1"):
+        for owner in ("w1", "w2"):
+            assert jobs.claim(KINDS, owner, hours * 3600.0) is not None
+        dead = data_dir / "locks" / "w2.worker"
+        dead.touch()  # as a killed process leaves it: without its lock
+        assert jobs.expire(lambda owner: lives(data_dir, owner)) == [dead_job]
+        assert jobs.get(living_job).state == "running"
+        forget_dead(data_dir)
+        assert not dead.exists() and lives(data_dir, "w1")
+    assert lives(data_dir, "w1") is None
+    assert list((data_dir / "locks").iterdir()) == []
+
+
+def test_a_job_goes_on_from_what_its_dead_worker_kept(jobs: Jobs, catalog: Catalog) -> None:
+    job_id = queued(jobs, catalog)
+    job = jobs.claim(KINDS, "w1", 60)
+    assert job is not None and job.kept is None
+    with pytest.raises(RuntimeError), catalog.write() as connection:
+        jobs.keep(connection, job, "w1", {"passages": 2})
+        raise RuntimeError("what it belongs to could not be stored")
+    with pytest.raises(Conflict), catalog.write() as connection:
+        jobs.keep(connection, job, "w2", {"passages": 2})
+    with catalog.write() as connection:
+        jobs.keep(connection, job, "w1", {"passages": 3})
+    assert jobs.expire(lambda owner: False) == []
+    again = jobs.claim(KINDS, "w2", 60)
+    assert again is not None and (again.id, again.attempts) == (job_id, 2)
+    assert again.kept == {"passages": 3} and again.payload["version_id"] == "ver_1"
+    assert "kept" not in again.as_json()
 
 
 def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:

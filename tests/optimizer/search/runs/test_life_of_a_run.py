@@ -144,6 +144,29 @@ def test_an_interrupted_run_leaves_it_too(place: Place, tmp_path: Path) -> None:
     assert (row.state, row.result["best_so_far"]) == ("cancelled", 1)
 
 
+def test_an_error_does_not_leave_a_run_running(place: Place) -> None:
+    class Broken(RecordingListener):
+        def node(self, node: Node, tree: Tree) -> None:
+            raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="terminal"):
+        place.searched("run_broken", Broken())
+    row = run_store(place.base.services).run("run_broken")
+    assert (row.state, row.ended) == ("failed", "OSError: the terminal is gone")
+
+
+def test_a_signal_before_the_first_step_does_not_either(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise SystemExit(143)  # as SIGTERM ends a run of the service
+
+    monkeypatch.setattr("optimizer.search.runs.optimize._inherited", interrupted)
+    with pytest.raises(SystemExit):
+        place.searched("run_terminated")
+    assert run_store(place.base.services).run("run_terminated").state == "cancelled"
+
+
 def test_a_run_that_goes_on_is_exported_with_what_it_has(place: Place, tmp_path: Path) -> None:
     services = place.base.services
     exported = []

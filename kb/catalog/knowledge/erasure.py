@@ -1,0 +1,58 @@
+"""Text of deleted documents leaves every file of the data directory.
+
+Rows go with the deletion, and SQLite writes zeros over them. What is left then: the stored files,
+the words in segments of the lexical index, and pages of the write-ahead log. The deletion notes
+that they are owed, in its own transaction, and `erase` removes them; after a crash in between the
+next call does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.blobs import Blobs
+from kb.catalog import meta
+from kb.catalog.engine import Catalog, portions
+from kb.catalog.knowledge import lexical
+from kb.catalog.tables import knowledge as t
+
+_OWED = "erasures_owed"  # keys of stored files; None: nothing
+
+
+def owe(connection: Connection, blob_keys: Collection[str]) -> None:
+    """Note what the deletion of this transaction leaves to `erase`."""
+    owed = meta.get(connection, _OWED) or ()
+    meta.put(connection, _OWED, sorted({*owed, *blob_keys}))
+
+
+def unused(connection: Connection, blob_keys: Collection[str]) -> list[str]:
+    """Those of the keys that are the file of no version."""
+    used: set[str] = set()
+    for part in portions(sorted(blob_keys)):
+        column = t.document_versions.c.blob_key
+        used |= set(connection.execute(sa.select(column).where(column.in_(part))).scalars())
+    return sorted(set(blob_keys) - used)
+
+
+def erase(catalog: Catalog, blobs: Blobs) -> bool:
+    """Finish all deletions. False where another process still reads the catalog as it was before:
+    the log keeps the text until the next call.
+    """
+    with catalog.read() as connection:
+        if meta.get(connection, _OWED) is None:
+            return True
+    # Under the write lock: nobody may store the same file again between the look and the removal.
+    with catalog.write() as connection:
+        owed = meta.get(connection, _OWED) or ()
+        for key in unused(connection, owed):
+            blobs.delete(key)
+        lexical.merge(connection)
+    if not catalog.empty_log():
+        return False
+    with catalog.write() as connection:
+        if meta.get(connection, _OWED) == owed:  # else something was deleted meanwhile
+            meta.put(connection, _OWED, None)
+    return True

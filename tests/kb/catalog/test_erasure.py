@@ -1,0 +1,92 @@
+"""Deleted text is in no file of the data directory: not in free pages, the log, or an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kb.catalog import open_catalog
+from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge.erasure import erase
+from kb.index.chroma import ChromaIndex
+
+pytestmark = pytest.mark.slow(seconds=4)
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+# No other word begins with its first letters: the index of words stores what differs from the word
+# before.
+WORD = "zyqqavon"
+SENTENCE = f"The {WORD} unit of this chip issues two loads per clock"
+CODE = f"void {WORD}_copy(float* to, const float* from);"
+TABLE = f"| Property | Value |\n| --- | --- |\n| {WORD} bandwidth | 3.35 TB/s |\n"
+MANUAL = f"# Manual\n\n## The {WORD} loads\n\n{SENTENCE}.\n\n```cpp\n{CODE}\n```\n\n{TABLE}"
+KEPT = "# Other\n\n## Stores\n\nStores of the quince unit take four clocks.\n"
+
+
+@pytest.fixture
+def chroma(store: Store) -> Iterator[ChromaIndex]:
+    index = ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
+    yield index
+    index.close()
+
+
+def files_with(folder: Path, word: str) -> list[str]:
+    """Files that hold the word, or all of it but its first letter, in any case."""
+    part = word[1:].encode()
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.name for path in files if part in path.read_bytes().lower())
+
+
+def test_deleted_text_is_in_no_file(store: Store, chroma: ChromaIndex) -> None:
+    kept = store.ingest("kept.md", KEPT, hardware=("h100",))
+    document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    store.ingest("manual.md", f"{MANUAL}\nA second {WORD} version.\n", hardware=("h100",))
+    chroma.open_or_rebuild()
+    assert len(files_with(store.data_dir, WORD)) >= 3  # two originals, and the catalog or its log
+    store.documents.delete(document)
+    assert erase(store.catalog, store.blobs)
+    assert files_with(store.data_dir, WORD) == []
+    assert store.by_words(WORD, "h100") == []
+    assert [p.document_id for p in store.by_words("quince", "h100")] == [kept.document_id]
+    with store.catalog.read() as connection:
+        assert lexical.count(connection, "passage") == 1
+        assert embeddings.counts(connection, store.embedder.fingerprint) == (1, 1)
+    assert store.rows("embeddings") == 1  # a text can be guessed from its vector
+
+
+def test_what_a_killed_process_left_is_erased_by_the_next(store: Store) -> None:
+    document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    store.documents.delete(document)  # and killed here
+    assert files_with(store.data_dir, WORD)
+    store.catalog.close()
+    again = open_catalog(store.data_dir)
+    assert erase(again, store.blobs) and erase(again, store.blobs)
+    again.close()
+    assert files_with(store.data_dir, WORD) == []
+
+
+def test_a_reader_that_still_needs_the_log_delays_it(store: Store) -> None:
+    document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    reader = open_catalog(store.data_dir)
+    with reader.read() as connection:
+        assert lexical.count(connection, "passage") > 0
+        store.documents.delete(document)
+        assert not erase(store.catalog, store.blobs)
+        assert lexical.count(connection, "passage") > 0  # what it began with
+    reader.close()
+    assert erase(store.catalog, store.blobs)
+    assert files_with(store.data_dir, WORD) == []
+
+
+def test_a_file_that_was_sent_again_stays(store: Store) -> None:
+    document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    store.documents.delete(document)
+    again = store.ingest("manual.md", MANUAL, hardware=("h100",))
+    assert erase(store.catalog, store.blobs)
+    version = store.documents.get(again.document_id).version
+    assert version is not None and store.blobs.get(version.blob_key) == MANUAL.encode()
