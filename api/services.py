@@ -200,12 +200,13 @@ class Background:
                 log.error("built-in knowledge cannot be loaded", reason=error.message)
                 raise
             self._loaded.set()
-            # Words first: a request in the first seconds finds every document by its text.
-            worker.read_all(self._stop)
-            services.retriever.warm()
-            services.dense_ready = True
-            self._open_index()
-            worker.run(self._stop)
+            with worker.alive():
+                # Words first: a request in the first seconds finds every document by its text.
+                worker.read_all(self._stop)
+                services.retriever.warm()
+                services.dense_ready = True
+                self._open_index()
+                worker.run(self._stop)
 
     def _open_index(self) -> None:
         """Open Chroma, check that it answers, bring it up to the catalog."""

@@ -90,6 +90,7 @@ class Worker:
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
         self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
+        self._living = False
         self._full = False
         self._unsettled = False  # whether jobs are running whose end could not be written
         self._looked = False  # at what others have left
@@ -97,7 +98,7 @@ class Worker:
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
-        with self._alive():
+        with self.alive():
             while not stop.is_set():
                 try:
                     worked = self._step()
@@ -116,7 +117,7 @@ class Worker:
 
     def drain(self) -> None:
         """Work until nothing is queued and nothing waits."""
-        with self._alive():
+        with self.alive():
             while self._step():
                 pass
 
@@ -124,7 +125,7 @@ class Worker:
         """Read everything that is queued, without embedding: a starting service answers by words
         first.
         """
-        with self._alive():
+        with self.alive():
             self._expire()
             while not stop.is_set() and reserve.has_room(self._data_dir) and self._read_queued(1):
                 pass
@@ -158,19 +159,27 @@ class Worker:
         return read or embedded
 
     @contextmanager
-    def _alive(self) -> Iterator[None]:
-        """Renew the leases of this worker's jobs from a thread of its own, however long a step
-        takes.
+    def alive(self) -> Iterator[None]:
+        """Show that this worker lives, and renew the leases of its jobs from a thread of its own,
+        however long a step takes. Whoever does something else between two steps enters it around
+        them: in between the worker has jobs too.
         """
+        if self._living:
+            yield
+            return
 
         def renew() -> bool:
             self._parts.jobs.renew(self._owner, self._lease)
             return True
 
         with living(self._data_dir, self._owner):
-            renew()
-            with keep_lease(renew, self._lease, "heartbeat"):
-                yield
+            self._living = True
+            try:
+                renew()
+                with keep_lease(renew, self._lease, "heartbeat"):
+                    yield
+            finally:
+                self._living = False
 
     @property
     def _data_dir(self) -> Path:

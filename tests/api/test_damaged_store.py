@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,14 +62,15 @@ def test_lost_indexes_are_made_again_with_the_same_answers(settings: Settings) -
     expected = served(settings)
     assert expected
     chroma = settings.data_dir / "chroma"
-    for harm in (
+    harms: tuple[Callable[[], object], ...] = (
         lambda: shutil.rmtree(chroma),
         lambda: truncate_all(chroma),
         lambda: damage(settings, "DROP TABLE lexical_passages", "DROP TABLE lexical_sections"),
         lambda: damage(settings, "DELETE FROM lexical_sections"),
         lambda: damage(settings, "DELETE FROM lexical_passages_data WHERE id > 10"),
         lambda: damage(settings, "DROP TABLE lexical_passages_content"),
-    ):
+    )
+    for harm in harms:
         harm()
         assert served(settings) == expected
 

@@ -217,6 +217,21 @@ def test_a_worker_that_is_released_leaves_no_job_running(store: Store) -> None:
     assert store.jobs.counts() == {"ready": len(jobs)}
 
 
+def test_between_reading_and_embedding_a_worker_is_alive_too(store: Store) -> None:
+    """Loading the model takes seconds: one that is killed then must not be waited for."""
+    jobs = submit_all(store)
+    worker = store.worker()
+    with worker.alive():
+        worker.read_all(threading.Event())
+        [lock] = (store.data_dir / "locks").iterdir()
+        os.link(lock, kept := lock.with_suffix(".kept"))
+        store.worker()._expire()
+        assert store.jobs.counts() == {"running": len(jobs)}
+    kept.rename(lock)  # as a killed process leaves it, without its lock
+    store.worker().drain()
+    assert store.jobs.counts() == {"ready": len(jobs)}
+
+
 def test_a_new_version_changes_every_index_in_one_step(store: Store) -> None:
     old = "# Manual\n\n## Clocks\n\nThe plum clock runs at 1410 MHz.\n"
     first = store.ingest("manual.md", old, hardware=("h100",))
