@@ -3,7 +3,8 @@ yet.
 
 A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when
 its passages are embedded too. Vectors are kept as they come, so a crash costs at most one batch.
-All documents that wait share the batches, sorted by length, which is what keeps the encoder busy.
+Reading and embedding take turns of a few seconds. Whose document is next is decided by
+`kb.catalog.jobs` for reading and by `ingestion.turns` for embedding.
 
 One worker a process; several processes may work on one catalog, because a job belongs to who holds
 its lease."""
@@ -13,7 +14,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +31,13 @@ from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import ReadDocument, read_document
+from ingestion.turns import Waiting, allot
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
-from kb.catalog.jobs import Job, Jobs, JobState
+from kb.catalog.jobs import Job, Jobs, JobState, Turn
 from kb.catalog.knowledge import embeddings, versions
-from kb.catalog.knowledge.embeddings import Vector
+from kb.catalog.knowledge.embeddings import MissingText, Pending, Vector
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
@@ -45,10 +48,13 @@ from kb.errors import Conflict, KernloreError
 from kb.ids import new_id
 from kb.jobs import keep_lease
 
-CLAIM = 64  # documents read before the next batch of vectors
+READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
 BUILTIN_ATTEMPTS = 3
-EMBED_BATCH = 512  # passages a transaction; about 3 s on two cores
+# Passages a transaction: as many as take about EMBED_SECONDS. An upload waits for the batch at
+# hand, and larger ones encode hardly faster.
+EMBED_SECONDS = 3.0
+FIRST_BATCH, LARGEST_BATCH = 64, 512
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +90,7 @@ class Worker:
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
         self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
+        self._batch = FIRST_BATCH
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
@@ -105,14 +112,16 @@ class Worker:
             while self._step():
                 pass
 
-    def read_all(self, stop: threading.Event) -> None:
+    def read_all(self, stop: threading.Event, until_upload: bool = False) -> None:
         """Read everything that is queued, without embedding: a starting service answers by words
-        first.
+        first. With `until_upload` it returns as soon as a document that a person sent is read,
+        which does not wait for its vectors until all that is built in is read.
         """
         with self._alive():
             self._expire()
-            while not stop.is_set() and self._read_queued(1):
-                pass
+            while not stop.is_set() and self._read_queued(0.0):
+                if until_upload and not all(job.behind for job in self._waiting.values()):
+                    return
 
     def hand_back(self) -> None:
         """Queue again what was read here and has no vectors yet: another process embeds it."""
@@ -159,9 +168,11 @@ class Worker:
 
     # -- reading
 
-    def _read_queued(self, limit: int = CLAIM) -> bool:
+    def _read_queued(self, seconds: float = READ_SECONDS) -> bool:
+        """Read for so long, at least one document; False when there was none."""
+        deadline = time.monotonic() + seconds
         worked = False
-        for _ in range(limit):
+        while not worked or time.monotonic() < deadline:
             job = self._parts.jobs.claim(("ingest",), self._owner, self._lease)
             if job is None:
                 break
@@ -199,7 +210,7 @@ class Worker:
             "state": "ready" if read.complete else "partial",
             **_shown({**read.content.report, **counts}),
         }
-        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress)
+        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress, counts["passages"])
         self._waiting[job.id] = parts.jobs.get(job.id)
 
     def _version(self, version_id: str) -> sa.Row[Any]:
@@ -291,14 +302,15 @@ class Worker:
     # -- embedding
 
     def _embed_batch(self) -> bool:
-        """Embed the oldest texts without a vector, of any document; False when there are none."""
+        """Embed some texts that have no vector; False when there are none."""
         parts = self._parts
-        with parts.catalog.read() as connection:
-            missing = embeddings.missing(connection, parts.embedder.fingerprint, EMBED_BATCH)
+        missing = self._next_texts()
         if not missing:
             return False
         missing.sort(key=lambda item: len(item.text))
+        started = time.monotonic()
         vectors = self._encode([item.text for item in missing])
+        self._resize(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
             embeddings.put(
@@ -306,6 +318,28 @@ class Worker:
             )
             self._fresh |= embeddings.text_scopes(connection, shas)
         return True
+
+    def _next_texts(self) -> list[MissingText]:
+        """A batch of texts without a vector, each once, of the documents whose turn it is."""
+        parts = self._parts
+        turns = parts.jobs.turns()
+        with parts.catalog.read() as connection:
+            pending = embeddings.pending(connection, parts.embedder.fingerprint)
+            waiting = []
+            for document_id, left in pending.items():
+                # A corrected passage has no job, and a person waits for it.
+                turn = turns.get(document_id) or Turn(share=document_id)
+                waiting.append(
+                    Waiting(document_id, turn.share, turn.behind, left.texts, left.first)
+                )
+            allotted = allot(waiting, self._batch)
+            return embeddings.missing(connection, parts.embedder.fingerprint, allotted)
+
+    def _resize(self, texts: int, seconds: float) -> None:
+        """Let the next batch take about EMBED_SECONDS, by what this one took."""
+        if texts == self._batch or seconds > EMBED_SECONDS:
+            fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
+            self._batch = min(max(fitting, FIRST_BATCH // 2), 2 * self._batch, LARGEST_BATCH)
 
     def _encode(self, texts: list[str]) -> list[Vector]:
         """One vector for each text. A text over the window (a long correction, a model with a
@@ -322,26 +356,33 @@ class Worker:
         return encoded
 
     def _finish_embedded(self) -> None:
-        """End the jobs whose passages all have vectors now."""
+        """End the jobs whose passages all have vectors now, and say how far the others are."""
         if not self._waiting and not self._fresh:
             return
         parts = self._parts
         with parts.catalog.read() as connection:
-            pending = embeddings.pending_documents(connection, parts.embedder.fingerprint)
+            pending = embeddings.pending(connection, parts.embedder.fingerprint)
             done = [job for job in self._waiting.values() if job.subject_id not in pending]
             subjects = [job.subject_id for job in done if job.subject_id is not None]
             scopes = embeddings.document_scopes(connection, subjects)
-        if pending and not done:
-            return
         # A corrected passage has fresh vectors and no job.
         scopes |= self._fresh
-        if scopes:
+        if scopes and (done or not pending):
             self._on_vectors(scopes)
             self._fresh = set()
         with parts.catalog.write() as connection:
+            self._report(connection, pending)
             for job in done:
                 self._finish(connection, job)
                 del self._waiting[job.id]
+
+    def _report(self, connection: sa.Connection, pending: Mapping[str, Pending]) -> None:
+        """Write how many passages of each waiting document have their vector."""
+        counts: dict[str, int] = {}
+        for job in self._waiting.values():
+            left = pending.get(str(job.subject_id))
+            counts[job.id] = max(0, (job.passages or 0) - (left.passages if left else 0))
+        self._parts.jobs.report_passages(connection, self._owner, counts)
 
     def _finish(self, connection: sa.Connection, job: Job) -> None:
         progress = {key: value for key, value in job.progress.items() if key != "stage"}
@@ -383,6 +424,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
     return {
         **kept,
         "pages_failed": failed[:20],
+        "characters_left_out": report["characters_left_out"],
         "facts_proposed": report["facts_proposed"],
         "recipes_proposed": report["recipes_proposed"],
         "symbols": report["symbols"],
