@@ -120,7 +120,7 @@ class Worker:
         with self._alive():
             self._expire()
             while not stop.is_set() and self._read_queued(0.0):
-                if until_upload and not all(job.behind for job in self._waiting.values()):
+                if until_upload and self._upload_waits():
                     return
 
     def hand_back(self) -> None:
@@ -132,7 +132,7 @@ class Worker:
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
         self._expire()
-        read = self._read_queued()
+        read = self._read_queued(uploads_alone=True)
         embedded = self._embed_batch()
         self._finish_embedded()
         return read or embedded
@@ -168,17 +168,24 @@ class Worker:
 
     # -- reading
 
-    def _read_queued(self, seconds: float = READ_SECONDS) -> bool:
-        """Read for so long, at least one document; False when there was none."""
+    def _read_queued(self, seconds: float = READ_SECONDS, *, uploads_alone: bool = False) -> bool:
+        """Read for so long, at least one document; False when there was none. With `uploads_alone`
+        nothing built in is read while an upload waits for its vectors.
+        """
         deadline = time.monotonic() + seconds
         worked = False
         while not worked or time.monotonic() < deadline:
-            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease)
+            alone = uploads_alone and self._upload_waits()
+            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease, none_behind=alone)
             if job is None:
                 break
             worked = True
             self._read(job)
         return worked
+
+    def _upload_waits(self) -> bool:
+        """Whether a document that a person sent is read here and not yet embedded."""
+        return not all(job.behind for job in self._waiting.values())
 
     def _read(self, job: Job) -> None:
         version_id = str(job.payload["version_id"])

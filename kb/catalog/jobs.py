@@ -141,12 +141,17 @@ class Jobs:
             )
             return {state: count for state, count in rows}
 
-    def claim(self, kinds: Sequence[str], owner: str, lease_seconds: float) -> Job | None:
+    def claim(
+        self, kinds: Sequence[str], owner: str, lease_seconds: float, *, none_behind: bool = False
+    ) -> Job | None:
         """Take the job whose turn it is, or none; the caller owns it until the lease runs out.
 
-        The share comes first of which a job was taken longest ago, and of it the oldest job.
+        The share comes first of which a job was taken longest ago, and of it the oldest job. With
+        `none_behind`, jobs that are behind are left where they are.
         """
-        queued = (jobs.c.state == "queued", jobs.c.kind.in_(kinds))
+        queued = [jobs.c.state == "queued", jobs.c.kind.in_(kinds)]
+        if none_behind:
+            queued.append(jobs.c.behind.is_(False))
         earlier = jobs.alias()
         taken = sa.select(sa.func.coalesce(sa.func.max(earlier.c.started_at), "")).where(
             earlier.c.share == jobs.c.share

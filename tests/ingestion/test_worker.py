@@ -236,6 +236,16 @@ def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large
     assert ended_in_order(store, builtin, large, small) == ["small.md", "large.md", "b.md"]
 
 
+def test_nothing_built_in_is_read_while_an_upload_waits_for_its_vectors(store: Store) -> None:
+    builtin = store.submit("b.md", "# B\n\nText.\n", source_key="b", origin="builtin")
+    mine = store.submit("mine.md", "# M\n\nMine.\n")
+    worker = store.worker()
+    assert worker._step()
+    assert (store.job(mine).state, store.job(builtin).state) == ("ready", "queued")
+    assert worker._step()
+    assert store.job(builtin).state == "ready"
+
+
 def test_a_starting_service_stops_reading_built_in_documents_for_an_upload(store: Store) -> None:
     """Its vectors would else wait until all that is built in is read."""
     builtin = [

@@ -72,6 +72,9 @@ def test_what_is_behind_waits_for_all_others(jobs: Jobs, catalog: Catalog) -> No
     turns |= {f"upload{n}": Turn(share="upload") for n in range(3)}
     order = taken_in_order(jobs, catalog, turns)
     assert order == ["upload0", "upload1", "upload2", "builtin0", "builtin1"]
+    queued(jobs, catalog, "builtin2", Turn(share="builtin", behind=True))
+    assert jobs.claim(KINDS, "w", 60, none_behind=True) is None
+    assert jobs.claim(KINDS, "w", 60) is not None
 
 
 def test_a_group_takes_over_only_what_did_not_end_well(jobs: Jobs, catalog: Catalog) -> None:
