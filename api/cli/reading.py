@@ -208,7 +208,7 @@ class Pace:
         return Standing(
             stage="reading" if not embedding else "reading, embedding" if unread else "embedding",
             share=self._share,
-            documents=f"{ended:,}/{self._documents:,} documents",
+            documents=f"{ended:,}/{self._documents:,} files",
             passages=f"{done:,}/{known:,}{'+' if unread else ''} passages",
             rate=rate,
             seconds_left=max(0.0, expected - done) / rate if rate and sure and left else None,
@@ -251,7 +251,7 @@ def _display(quiet: bool, total: int) -> Iterator[Display]:
     columns: Any = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
     with Progress(*columns, console=console, transient=True) as bar:
         pace = Pace(total)
-        task = bar.add_task("reading", total=1.0, now=f"0/{total:,} documents")
+        task = bar.add_task("reading", total=1.0, now=f"0/{total:,} files")
 
         def show(counts: Json, left: int) -> None:
             standing = pace.at(counts, left, time.monotonic())
@@ -262,10 +262,10 @@ def _display(quiet: bool, total: int) -> Iterator[Display]:
 
 
 def figures(standing: Standing) -> str:
-    """Documents, passages, rate and time left in one line."""
+    """Documents, passages, rate and time left, so short that 80 columns leave room for the bar."""
     parts = [standing.documents, standing.passages]
     if standing.rate is not None:
-        parts.append(f"{standing.rate:.0f} passages/s")
+        parts.append(f"{standing.rate:.0f}/s")
     if standing.seconds_left is not None:
         minutes, seconds = divmod(round(standing.seconds_left), 60)
         parts.append(f"{minutes}:{seconds:02} left")

@@ -34,7 +34,7 @@ def counts(**given: int) -> dict[str, int]:
 def test_the_bar_moves_as_soon_as_a_document_is_read() -> None:
     pace = Pace(10)
     start = pace.at(counts(queued=9, running=1), 10, 0.0)
-    assert (start.stage, start.share, start.documents) == ("reading", 0.0, "0/10 documents")
+    assert (start.stage, start.share, start.documents) == ("reading", 0.0, "0/10 files")
     read = pace.at(counts(queued=8, running=2, embedding=1, passages=40), 10, 0.5)
     assert read.share > start.share
     assert (read.stage, read.passages) == ("reading, embedding", "0/40+ passages")
@@ -51,7 +51,7 @@ def test_time_left_is_named_with_evidence_and_goes_by_the_documents_not_read_yet
     later = pace.at(counts(**half_read, passages_done=110), 4, 11.0)
     # 400 passages are expected of four documents, 290 of them are left.
     assert later.seconds_left == pytest.approx(29)
-    assert figures(later) == "0/4 documents, 110/200+ passages, 10 passages/s, 0:29 left"
+    assert figures(later) == "0/4 files, 110/200+ passages, 10/s, 0:29 left"
     assert pace.at(counts(ready=4, passages=400, passages_done=400), 0, 40.0).share == 1.0
 
 
@@ -178,5 +178,5 @@ def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) ->
     os.close(leader)
     assert process.wait(timeout=60) == 0
     text = shown.decode()
-    assert "0/1 documents" in text and re.search(r"\d+/60 passages", text)
+    assert "0/1 files" in text and re.search(r"\d+/60 passages", text)
     assert "ready        manual.md  (60 passages)" in text
