@@ -47,12 +47,14 @@ class _Bound:
         return kept
 
     def table(self, table: Table) -> Table:
-        """With as many columns as fit into a line in every row."""
+        """With as many columns as fit into a line in every row. A row that loses cells is noted,
+        however short they are.
+        """
         rows = [tuple(map(self.line, row)) for row in table.header + table.rows]
         widths = [list(accumulate(len(cell) + 3 for cell in row)) for row in rows]
         columns = min((bisect_right(width, LINE_CHARS + 3) for width in widths), default=0)
         for row, width in zip(rows, widths, strict=True):
-            if width and width[-1] > LINE_CHARS + 3:
+            if any(row[columns:]):
                 self._note(" | ".join(row[:8]), width[-1], width[columns - 1])
         header = len(table.header)
         kept = tuple(row[: max(columns, 1)] for row in rows)

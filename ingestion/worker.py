@@ -344,7 +344,7 @@ class Worker:
 
     def _resize(self, texts: int, seconds: float) -> None:
         """Let the next batch take about EMBED_SECONDS, by what this one took."""
-        if texts == self._batch or seconds > EMBED_SECONDS:
+        if 2 * texts >= self._batch or seconds > EMBED_SECONDS:
             fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
             self._batch = min(max(fitting, FIRST_BATCH // 2), 2 * self._batch, LARGEST_BATCH)
 
