@@ -346,7 +346,7 @@ class Worker:
         """Let the next batch take about EMBED_SECONDS, by what this one took."""
         if 2 * texts >= self._batch or seconds > EMBED_SECONDS:
             fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
-            self._batch = min(max(fitting, FIRST_BATCH // 2), 2 * self._batch, LARGEST_BATCH)
+            self._batch = min(max(fitting, FIRST_BATCH), 2 * self._batch, LARGEST_BATCH)
 
     def _encode(self, texts: list[str]) -> list[Vector]:
         """One vector for each text. A text over the window (a long correction, a model with a
