@@ -202,7 +202,7 @@ class Background:
             self._loaded.set()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
-                worker.read_all(self._stop)
+                worker.read_all(self._stop, until_upload=True)
                 services.retriever.warm()
                 services.dense_ready = True
                 self._open_index()

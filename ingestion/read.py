@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ingestion import passages as cutting
+from ingestion.bounds import CutLine, bounded
 from ingestion.elements import Box, ParsedDocument, Table
 from ingestion.findings.facts import LocatedFact, propose_facts
 from ingestion.findings.moves import Move, moves_of
@@ -54,7 +55,7 @@ class ReadDocument:
     """Everything that one document yields: `content` becomes searchable, the rest is proposed to a
     person, except for `moves`, which the document states itself. `samples_left_out` are the code
     samples that no recipe could be made of. `complete` is False when any part of the file was not
-    read.
+    read, or was left out because a line is too long.
     """
 
     content: VersionContent
@@ -99,7 +100,8 @@ def read_document(
     states a move that cannot be used.
     """
     scopes = SectionScopes(hardware, registry)
-    sections = split_sections(parsed.elements)
+    elements, cut = bounded(parsed.elements)
+    sections = split_sections(elements)
     passages = cut_passages(sections, embedder.count_tokens, embedder.window)
     lost = lost_sections(sections, passages)
     passages = passages or _headings_only(sections)
@@ -108,7 +110,7 @@ def read_document(
     content = VersionContent(
         sections=[_section_draft(section, scopes) for section in sections],
         passages=drafts,
-        report=_report(parsed, sections, passages, lost),
+        report=_report(parsed, sections, passages, lost, cut),
         title=parsed.title,
     )
     facts = tuple(
@@ -128,7 +130,7 @@ def read_document(
         samples_left_out=tuple(left_out),
         cards=tuple(cards),
         kernels=tuple(kernels_of(sections, cards, languages)),
-        complete=parsed.complete and not lost,
+        complete=parsed.complete and not lost and not cut,
     )
 
 
@@ -234,6 +236,7 @@ def _report(
     sections: Sequence[Section],
     passages: Sequence[Passage],
     lost: Sequence[str],
+    cut: Sequence[CutLine],
 ) -> dict[str, Any]:
     """What became of the file, counted."""
     elements = [element for section in sections for element in section.elements]
@@ -250,8 +253,10 @@ def _report(
         "tables": sum(element.table is not None for element in elements),
         "code_blocks": sum(element.kind == "code" for element in elements),
         "characters": sum(len("".join(e.text.split())) for e in elements),
+        "characters_left_out": sum(line.characters - line.kept for line in cut),
         "warnings": [
             *parsed.warnings,
+            *map(str, cut),
             *(f"part of section {path or '(before the first heading)'} was lost" for path in lost),
         ],
     }

@@ -16,7 +16,7 @@ from ingestion.formats.detect import detect
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Jobs
+from kb.catalog.jobs import Jobs, Turn
 from kb.catalog.knowledge.identity import Outcome, Source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId
@@ -26,6 +26,7 @@ MAX_NAME = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
 BUILTIN = "builtin"  # the origin of built-in documents, and the first part of their source keys
+_GROUP = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 # They lie in directories beside manuals; uploading one of them by name is still possible.
 _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
 
@@ -34,6 +35,7 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 class Upload:
     """One file and what its sender says about it. Empty hardware means about no hardware in
     particular. What is stored of it is a `Source`: names resolved, the bytes in the blob store.
+    `group` names what is sent together, so that its jobs can be listed.
     """
 
     name: str
@@ -45,18 +47,20 @@ class Upload:
     source_key: str | None = None
     origin: str = "upload"
     access_scope: str = ALL_ACCESS
+    group: str | None = None
 
 
 @dataclass(frozen=True)
 class Submitted:
     """The answer to an upload. `job_id` is None when nothing is to be done (unchanged,
-    duplicate_of).
+    duplicate_of). `group` is what the jobs of this upload can be listed by.
     """
 
     document_id: DocumentId
     job_id: JobId | None
     outcome: Outcome
     name: str
+    group: str | None = None
 
 
 def safe_name(name: str) -> str:
@@ -126,6 +130,7 @@ class Uploads:
         kind = detect(upload.data, name)  # refuses empty files and unreadable bytes
         hardware = tuple(sorted({self._registry.resolve(h) for h in upload.hardware if h}))
         category = self._category(upload.category, hardware)
+        group = _group(upload.group)
         key = self._blobs.put(upload.data)  # the SHA-256 of the bytes
         source = Source(
             source_key=self._source_key(upload, name, category, hardware),
@@ -152,8 +157,20 @@ class Uploads:
                     "version_id": registered.version_id,
                     "title_given": bool((upload.title or "").strip()),
                 }
-                job_id = self._jobs.enqueue(connection, "ingest", registered.document_id, payload)
-        return Submitted(registered.document_id, job_id, registered.outcome, name)
+                builtin = upload.origin == "builtin"
+                # Single files without a group share one turn for what they are about: who sends a
+                # thousand of them, one a request, counts once.
+                share = BUILTIN if builtin else group or "+".join(hardware) or category
+                job_id = self._jobs.enqueue(
+                    connection,
+                    "ingest",
+                    registered.document_id,
+                    payload,
+                    Turn(group, share, behind=builtin),
+                )
+            elif group is not None:
+                self._jobs.join_group(connection, registered.document_id, group)
+        return Submitted(registered.document_id, job_id, registered.outcome, name, group)
 
     @staticmethod
     def _source_key(upload: Upload, name: str, category: str, hardware: Sequence[str]) -> str:
@@ -197,6 +214,17 @@ def is_builtin_key(key: str) -> bool:
     text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf"))
     parts = posixpath.normpath(f"/{text}").strip("/").split("/")
     return parts[0].strip() == BUILTIN
+
+
+def _group(name: str | None) -> str | None:
+    if name is None or not name.strip():
+        return None
+    if not _GROUP.fullmatch(name.strip()):
+        raise InvalidRequest(
+            f"unusable group {name[:40]!r}",
+            hint="Use up to 100 letters, digits, dots, colons, dashes and underscores.",
+        )
+    return name.strip()
 
 
 def title_from_name(name: str) -> str:

@@ -3,7 +3,8 @@ yet.
 
 A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when
 its passages are embedded too. Vectors are kept as they come, so a crash costs at most one batch.
-All documents that wait share the batches, sorted by length, which is what keeps the encoder busy.
+Reading and embedding take turns of a few seconds. Whose document is next is decided by
+`kb.catalog.jobs` for reading and by `ingestion.turns` for embedding.
 
 One worker a process; several processes may work on one catalog, because a job belongs to who holds
 its lease."""
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,14 +32,15 @@ from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import ReadDocument, read_document
+from ingestion.turns import Waiting, allot
 from kb import reserve
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
-from kb.catalog.jobs import Job, Jobs, JobState
+from kb.catalog.jobs import Job, Jobs, JobState, Turn
 from kb.catalog.knowledge import embeddings, versions
-from kb.catalog.knowledge.embeddings import Vector
+from kb.catalog.knowledge.embeddings import MissingText, Pending, Vector
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
@@ -49,10 +52,13 @@ from kb.ids import new_id
 from kb.jobs import keep_lease
 from kb.liveness import forget_dead, lives, living
 
-CLAIM = 64  # documents read before the next batch of vectors
+READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
 BUILTIN_ATTEMPTS = 3
-EMBED_BATCH = 512  # passages a transaction; about 3 s on two cores
+# Passages a transaction: as many as take about EMBED_SECONDS. An upload waits for the batch at
+# hand, and larger ones encode hardly faster.
+EMBED_SECONDS = 3.0
+FIRST_BATCH, LARGEST_BATCH = 64, 512
 
 _READ = ("current", "superseded")  # states of a version whose passages are stored
 
@@ -95,6 +101,7 @@ class Worker:
         self._unsettled = False  # whether jobs are running whose end could not be written
         self._looked = False  # at what others have left
         self._released = threading.Event()
+        self._batch = FIRST_BATCH
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
@@ -121,14 +128,16 @@ class Worker:
             while self._step():
                 pass
 
-    def read_all(self, stop: threading.Event) -> None:
+    def read_all(self, stop: threading.Event, until_upload: bool = False) -> None:
         """Read everything that is queued, without embedding: a starting service answers by words
-        first.
+        first. With `until_upload` it returns as soon as a document that a person sent is read,
+        which does not wait for its vectors until all that is built in is read.
         """
         with self.alive():
             self._expire()
-            while not stop.is_set() and reserve.has_room(self._data_dir) and self._read_queued(1):
-                pass
+            while not stop.is_set() and reserve.has_room(self._data_dir) and self._read_queued(0.0):
+                if until_upload and self._upload_waits():
+                    return
 
     def hand_back(self) -> None:
         """Queue again what was read here and has no vectors yet: another process embeds it."""
@@ -153,7 +162,7 @@ class Worker:
             self._parts.jobs.release(self._owner, but=self._waiting)
             self._unsettled = False
         self._expire()
-        read = self._read_queued()
+        read = self._read_queued(uploads_alone=True)
         embedded = self._embed_batch()
         self._finish_embedded()
         return read or embedded
@@ -222,17 +231,24 @@ class Worker:
 
     # -- reading
 
-    def _read_queued(self, limit: int = CLAIM) -> bool:
+    def _read_queued(self, seconds: float = READ_SECONDS, *, uploads_alone: bool = False) -> bool:
+        """Read for so long, at least one document; False when there was none. With `uploads_alone`
+        nothing built in is read while an upload waits for its vectors.
+        """
+        deadline = time.monotonic() + seconds
         worked = False
-        for _ in range(limit):
-            if self._released.is_set():
-                break
-            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease)
+        while not self._released.is_set() and (not worked or time.monotonic() < deadline):
+            alone = uploads_alone and self._upload_waits()
+            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease, none_behind=alone)
             if job is None:
                 break
             worked = True
             self._read(job)
         return worked
+
+    def _upload_waits(self) -> bool:
+        """Whether a document that a person sent is read here and not yet embedded."""
+        return not all(job.behind for job in self._waiting.values())
 
     def _read(self, job: Job) -> None:
         version_id = str(job.payload["version_id"])
@@ -264,7 +280,8 @@ class Worker:
         self._await_vectors(job, self._store(job, version, read, hardware))
 
     def _await_vectors(self, job: Job, progress: Mapping[str, Any]) -> None:
-        self._parts.jobs.heartbeat(job.id, self._owner, self._lease, progress)
+        count = progress["passages"]
+        self._parts.jobs.heartbeat(job.id, self._owner, self._lease, progress, count)
         self._waiting[job.id] = self._parts.jobs.get(job.id)
 
     def _version(self, version_id: str) -> sa.Row[Any]:
@@ -379,14 +396,15 @@ class Worker:
     # -- embedding
 
     def _embed_batch(self) -> bool:
-        """Embed the oldest texts without a vector, of any document; False when there are none."""
+        """Embed some texts that have no vector; False when there are none."""
         parts = self._parts
-        with parts.catalog.read() as connection:
-            missing = embeddings.missing(connection, parts.embedder.fingerprint, EMBED_BATCH)
+        missing = self._next_texts()
         if not missing:
             return False
         missing.sort(key=lambda item: len(item.text))
+        started = time.monotonic()
         vectors = self._encode([item.text for item in missing])
+        self._resize(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
             embeddings.put(
@@ -394,6 +412,28 @@ class Worker:
             )
             self._fresh |= embeddings.text_scopes(connection, shas)
         return True
+
+    def _next_texts(self) -> list[MissingText]:
+        """A batch of texts without a vector, each once, of the documents whose turn it is."""
+        parts = self._parts
+        turns = parts.jobs.turns()
+        with parts.catalog.read() as connection:
+            pending = embeddings.pending(connection, parts.embedder.fingerprint)
+            waiting = []
+            for document_id, left in pending.items():
+                # A corrected passage has no job, and a person waits for it.
+                turn = turns.get(document_id) or Turn(share=document_id)
+                waiting.append(
+                    Waiting(document_id, turn.share, turn.behind, left.texts, left.first)
+                )
+            allotted = allot(waiting, self._batch)
+            return embeddings.missing(connection, parts.embedder.fingerprint, allotted)
+
+    def _resize(self, texts: int, seconds: float) -> None:
+        """Let the next batch take about EMBED_SECONDS, by what this one took."""
+        if 2 * texts >= self._batch or seconds > EMBED_SECONDS:
+            fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
+            self._batch = min(max(fitting, FIRST_BATCH), 2 * self._batch, LARGEST_BATCH)
 
     def _encode(self, texts: list[str]) -> list[Vector]:
         """One vector for each text. A text over the window (a long correction, a model with a
@@ -410,26 +450,33 @@ class Worker:
         return encoded
 
     def _finish_embedded(self) -> None:
-        """End the jobs whose passages all have vectors now."""
+        """End the jobs whose passages all have vectors now, and say how far the others are."""
         if not self._waiting and not self._fresh:
             return
         parts = self._parts
         with parts.catalog.read() as connection:
-            pending = embeddings.pending_documents(connection, parts.embedder.fingerprint)
+            pending = embeddings.pending(connection, parts.embedder.fingerprint)
             done = [job for job in self._waiting.values() if job.subject_id not in pending]
             subjects = [job.subject_id for job in done if job.subject_id is not None]
             scopes = embeddings.document_scopes(connection, subjects)
-        if pending and not done:
-            return
         # A corrected passage has fresh vectors and no job.
         scopes |= self._fresh
-        if scopes:
+        if scopes and (done or not pending):
             self._on_vectors(scopes)
             self._fresh = set()
         with parts.catalog.write() as connection:
+            self._report(connection, pending)
             for job in done:
                 self._finish(connection, job)
                 del self._waiting[job.id]
+
+    def _report(self, connection: sa.Connection, pending: Mapping[str, Pending]) -> None:
+        """Write how many passages of each waiting document have their vector."""
+        counts: dict[str, int] = {}
+        for job in self._waiting.values():
+            left = pending.get(str(job.subject_id))
+            counts[job.id] = max(0, (job.passages or 0) - (left.passages if left else 0))
+        self._parts.jobs.report_passages(connection, self._owner, counts)
 
     def _finish(self, connection: sa.Connection, job: Job) -> None:
         progress = {key: value for key, value in job.progress.items() if key != "stage"}
@@ -494,6 +541,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
     return {
         **kept,
         "pages_failed": failed[:20],
+        "characters_left_out": report["characters_left_out"],
         "facts_proposed": report["facts_proposed"],
         "recipes_proposed": report["recipes_proposed"],
         "symbols": report["symbols"],

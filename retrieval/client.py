@@ -12,6 +12,7 @@ Fields a newer service adds are ignored, fields an older one lacks keep their de
 from __future__ import annotations
 
 import math
+import secrets
 import time
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,29 +192,90 @@ class Answer:
 @dataclass(frozen=True)
 class Upload:
     """What an upload came to. `outcome` is created, new_version, unchanged or duplicate_of; without
-    anything to do there is no job.
+    anything to do there is no job. `group` is shared by what was sent together.
     """
 
     document_id: str
     outcome: str
     job_id: str | None = None
+    group: str | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
+class JobError:
+    """Why a job failed; `hint` says what to do next."""
+
+    code: str
+    message: str = ""
+    hint: str = ""
+    details: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobDocument:
+    """The document that a job reads."""
+
+    id: str
+    title: str = ""
+    hardware: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
-    """Work in progress; `state` is queued, running, ready, partial or failed."""
+    """Work in progress; `state` is queued, running, ready, partial or failed. `stage` of a running
+    one is reading or embedding. `passages` is None until the document was read; `seconds` is how
+    long the job ran, or has been running.
+    """
 
     id: str
     state: str
     progress: Json = field(default_factory=dict)
     result: Json = field(default_factory=dict)
-    error: Json | None = None
+    error: JobError | None = None
+    stage: str | None = None
+    document: JobDocument | None = None
+    group: str | None = None
+    passages_done: int = 0
+    passages: int | None = None
+    attempts: int = 0
+    created_at: str = ""
+    started_at: str | None = None
+    finished_at: str | None = None
+    seconds: float | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
         return self.state in ("ready", "partial", "failed")
+
+
+@dataclass(frozen=True)
+class JobCounts:
+    """How many jobs are in each state, how many of the running ones are embedding, and their
+    passages: known, and with a vector.
+    """
+
+    queued: int = 0
+    running: int = 0
+    ready: int = 0
+    partial: int = 0
+    failed: int = 0
+    embedding: int = 0
+    passages_done: int = 0
+    passages: int = 0
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """A page of jobs, newest first. `counts` are of all of their hardware and group; `cursor` asks
+    for the next page, None on the last.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    counts: JobCounts = field(default_factory=JobCounts)
+    cursor: str | None = None
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -423,8 +485,12 @@ class Kernlore:
         category: str | None = None,
         title: str | None = None,
         source_key: str | None = None,
+        group: str | None = None,
     ) -> list[Upload]:
-        """Send documents, one request each; follow their jobs with `wait`.
+        """Send documents, one request each; follow one with `wait`, all with `jobs(group=...)`.
+
+        `group` is a name for what is sent together; several files get a new one where none is
+        given.
 
         When one is refused the error's `details` name it and list, as `accepted`, the documents
         sent before it. Sending those again is harmless: they answer `unchanged`.
@@ -433,7 +499,10 @@ class Kernlore:
         if len(several) != 1 and (title or source_key):
             hint = "Upload the files one by one to name them, or leave both out."
             raise KernloreClientError("invalid_request", "one name for several files", hint)
-        named = _given({"category": category, "title": title, "source_key": source_key})
+        if group is None and len(several) > 1:
+            group = f"upl_{secrets.token_hex(8)}"
+        names = {"category": category, "title": title, "source_key": source_key, "group": group}
+        named = _given(names)
         about = [Part("hardware", chip) for chip in _listed(hardware or ())]
         about += [Part(name, value) for name, value in named.items()]
         sent: list[Upload] = []
@@ -448,6 +517,23 @@ class Kernlore:
     def job(self, job_id: str) -> Job:
         """The state of a job now."""
         return _record(Job, self._call("GET", f"/jobs/{_segment(job_id)}"))
+
+    def jobs(
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        hardware: str | None = None,
+        group: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Jobs:
+        """What is being read and what was, newest first, with counts by state. `group` is that of
+        an upload; `cursor` that of the page before.
+        """
+        states = None if state is None else _listed(state)
+        asked = {"state": states, "hardware": hardware, "group": group}
+        params = _given({**asked, "limit": limit, "cursor": cursor})
+        return _record(Jobs, self._call("GET", "/jobs", params=params))
 
     def wait(self, job_id: str, timeout: float = 600.0) -> Job:
         """The job once it is ready, partial or failed, which the caller checks. `timeout` is in

@@ -20,8 +20,8 @@ from kb.settings import Settings
 
 # Spooled files live on the temporary disk until they are stored.
 TOTAL_FILES = 16
-_FIELDS = ("hardware", "category", "languages", "title", "source_key")
-_SINGLE = ("category", "title", "source_key")
+_FIELDS = ("hardware", "category", "languages", "title", "source_key", "group")
+_SINGLE = ("category", "title", "source_key", "group")
 
 
 @dataclass(frozen=True)

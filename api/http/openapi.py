@@ -138,6 +138,11 @@ def upload_request() -> dict[str, Any]:
             **text,
             "description": "A name that stays the same over the revisions of the document.",
         },
+        "group": {
+            **text,
+            "description": "A name of your own for what is sent together, over several requests"
+            " too. `GET /jobs?group=` lists its jobs. Default for several files: a new one.",
+        },
     }
     schema = {"type": "object", "required": ["file"], "properties": properties}
     return {

@@ -44,9 +44,7 @@ class Tagger:
         """(kind, value) pairs, kind `signal` or `topic`, in order."""
         heading = tokenize(path[-1]) if path else []
         body = tokenize(text)
-        in_heading = {t for t, words in self._topics.items() if _has(heading, words)}
-        in_text = {t for t, words in self._topics.items() if len(words) > 1 and _has(body, words)}
-        topics = in_heading | in_text
+        topics = self._in(heading, 1) | self._in(body, 2)
         present = set(heading) | set(body)
         signals = {
             signal
@@ -58,6 +56,17 @@ class Tagger:
             [("signal", value) for value in sorted(signals)]
             + [("topic", value) for value in sorted(topics)]
         )
+
+    def _in(self, tokens: Sequence[str], words: int) -> set[str]:
+        """The topics of at least so many words that stand in the tokens."""
+        # Nearly every topic has a word that is not there; to look for its place would take as long
+        # as everything else that is done with a passage.
+        present = set(tokens)
+        return {
+            topic
+            for topic, of_topic in self._topics.items()
+            if len(of_topic) >= words and present.issuperset(of_topic) and _has(tokens, of_topic)
+        }
 
 
 def _has(tokens: Sequence[str], words: Sequence[str]) -> bool:

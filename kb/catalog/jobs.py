@@ -3,7 +3,11 @@
 A worker owns a running job while it is alive (`kb.liveness`); of one that does not say, while its
 lease lasts. `expire` fails the jobs of dead workers with code `lease_expired`, and `retry` queues
 such a job again. A job of which the worker kept what it had done is queued at once: the next worker
-goes on from there. Knows nothing about what a job does."""
+goes on from there.
+
+Jobs have shares that take turns, so that who queued a thousand does not keep out who queued two.
+Jobs that are `behind` wait for all others. A group names what was sent together. Knows nothing
+about what a job does."""
 
 from __future__ import annotations
 
@@ -20,7 +24,6 @@ from kb.catalog.tables.jobs import jobs
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
 from kb.jobs import ENDED, check_transition
-from kb.plain import plain
 
 JobState = Literal["queued", "running", "ready", "partial", "failed"]
 
@@ -42,6 +45,11 @@ class Job:
     created_at: str
     started_at: str | None
     finished_at: str | None
+    group_id: str | None
+    share: str
+    behind: bool
+    passages: int | None
+    passages_done: int
 
     @property
     def kept(self) -> Mapping[str, Any] | None:
@@ -53,16 +61,20 @@ class Job:
         """Whether it ended, well or not."""
         return self.state in ENDED
 
-    def as_json(self) -> dict[str, Any]:
-        """As it is shown to whoever asks for it: without its payload and its owner."""
-        fields: dict[str, Any] = plain(self)
-        document_id = fields.pop("subject_id")
-        hidden = ("payload", "lease_owner")
-        kept = {key: value for key, value in fields.items() if key not in hidden}
-        return kept | {"document_id": document_id}
+
+@dataclass(frozen=True)
+class Turn:
+    """When a job is taken. `group` names what was sent together; shares take turns; what is
+    `behind` waits for all that is not.
+    """
+
+    group: str | None = None
+    share: str = ""
+    behind: bool = False
 
 
 _KEPT = "kept"  # in the payload: what is left to do needs only this
+FIRST_COME = Turn()
 _COLUMNS = [jobs.c[name] for name in Job.__dataclass_fields__]
 
 
@@ -106,7 +118,12 @@ class Jobs:
         self._catalog = catalog
 
     def enqueue(
-        self, connection: Connection, kind: str, subject_id: str, payload: Mapping[str, Any]
+        self,
+        connection: Connection,
+        kind: str,
+        subject_id: str,
+        payload: Mapping[str, Any],
+        turn: Turn = FIRST_COME,
     ) -> JobId:
         """Add a job inside the caller's transaction, so that it exists exactly when its subject
         does.
@@ -122,9 +139,24 @@ class Jobs:
                 progress={},
                 result={},
                 created_at=clock.now(),
+                group_id=turn.group,
+                share=turn.share,
+                behind=turn.behind,
             )
         )
         return job_id
+
+    @staticmethod
+    def join_group(connection: Connection, subject_id: str, group: str) -> None:
+        """The last job of a subject becomes one of this group, unless it ended well."""
+        last = connection.execute(
+            sa.select(jobs.c.id, jobs.c.state)
+            .where(jobs.c.subject_id == subject_id)
+            .order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
+            .limit(1)
+        ).one_or_none()
+        if last is not None and last.state not in ("ready", "partial"):
+            connection.execute(jobs.update().where(jobs.c.id == last.id).values(group_id=group))
 
     def get(self, job_id: str, *, access_scope: str = "all") -> Job:
         """The job with this id. Raises NotFound, also where the caller may not see it."""
@@ -156,12 +188,39 @@ class Jobs:
             )
             return {state: count for state, count in rows}
 
-    def claim(self, kinds: Sequence[str], owner: str, lease_seconds: float) -> Job | None:
-        """Take the oldest queued job, or none; the caller owns it until the lease runs out."""
+    def claim(
+        self, kinds: Sequence[str], owner: str, lease_seconds: float, *, none_behind: bool = False
+    ) -> Job | None:
+        """Take the job whose turn it is, or none; the caller owns it until the lease runs out.
+
+        The share comes first of which a job was taken longest ago, and of it the oldest job. With
+        `none_behind`, jobs that are behind are left where they are.
+        """
+        queued = [jobs.c.state == "queued", jobs.c.kind.in_(kinds)]
+        if none_behind:
+            queued.append(jobs.c.behind.is_(False))
+        earlier = jobs.alias()
+        taken = sa.select(sa.func.coalesce(sa.func.max(earlier.c.started_at), "")).where(
+            earlier.c.share == jobs.c.share
+        )
         with self._catalog.write() as connection:
+            turn = connection.execute(
+                sa.select(jobs.c.behind, jobs.c.share)
+                .where(*queued)
+                .group_by(jobs.c.behind, jobs.c.share)
+                .order_by(
+                    jobs.c.behind,
+                    taken.scalar_subquery(),
+                    sa.func.min(jobs.c.created_at),
+                    sa.func.min(jobs.c.id),
+                )
+                .limit(1)
+            ).one_or_none()
+            if turn is None:
+                return None
             row = connection.execute(
                 sa.select(jobs.c.id)
-                .where(jobs.c.state == "queued", jobs.c.kind.in_(kinds))
+                .where(*queued, jobs.c.behind == turn.behind, jobs.c.share == turn.share)
                 .order_by(jobs.c.created_at, jobs.c.id)
                 .limit(1)
             ).one_or_none()
@@ -178,6 +237,9 @@ class Jobs:
                     heartbeat_at=clock.now(),
                     started_at=clock.now(),
                     error=None,
+                    progress={},
+                    passages=None,
+                    passages_done=0,
                 )
             )
             return _job(connection.execute(sa.select(*_COLUMNS).where(jobs.c.id == row.id)).one())
@@ -188,16 +250,45 @@ class Jobs:
         owner: str,
         lease_seconds: float,
         progress: Mapping[str, Any] | None = None,
+        passages: int | None = None,
     ) -> None:
-        """Renew the lease. Raises Conflict when the job is no longer the caller's."""
+        """Renew the lease, and say how far the job is. Raises Conflict when the job is no longer
+        the caller's.
+        """
         values: dict[str, Any] = {
             "heartbeat_at": clock.now(),
             "lease_expires_at": clock.after(lease_seconds),
         }
         if progress is not None:
             values["progress"] = dict(progress)
+        if passages is not None:
+            values["passages"] = passages
         with self._catalog.write() as connection:
             self._update_owned(connection, job_id, owner, values)
+
+    def report_passages(self, connection: Connection, owner: str, done: Mapping[str, int]) -> None:
+        """Passages done by job id. What is no longer this worker's is passed over."""
+        if done:
+            connection.execute(
+                jobs.update()
+                .where(
+                    jobs.c.id == sa.bindparam("job"),
+                    jobs.c.state == "running",
+                    jobs.c.lease_owner == owner,
+                )
+                .values(passages_done=sa.bindparam("passages_now")),
+                [{"job": job_id, "passages_now": count} for job_id, count in done.items()],
+            )
+
+    def turns(self) -> dict[str, Turn]:
+        """The turns of what is running, by subject."""
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(jobs.c.subject_id, jobs.c.group_id, jobs.c.share, jobs.c.behind).where(
+                    jobs.c.state == "running"
+                )
+            )
+            return {row.subject_id: Turn(row.group_id, row.share, row.behind) for row in rows}
 
     def renew(self, owner: str, lease_seconds: float) -> None:
         """Renew the lease of every job that this worker still owns."""
@@ -263,6 +354,9 @@ class Jobs:
                 .values(
                     state="queued",
                     attempts=jobs.c.attempts - 1,
+                    progress={},
+                    passages=None,
+                    passages_done=0,
                     lease_owner=None,
                     lease_expires_at=None,
                 )

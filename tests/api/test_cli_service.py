@@ -73,6 +73,7 @@ def shape(value: Any) -> Any:
     "command",
     [
         ("documents", "list"),
+        ("jobs", "list"),
         ("hardware", "list"),
         ("hardware", "show", "h100"),
         ("hardware", "facts", "h100"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.knowledge import ingestion
+from benchmarks.knowledge import encoding_share, ingestion
 from benchmarks.retrieval import ablation, latency, quality
 from benchmarks.retrieval.scoring import read_jsonl
 from tests.benchmarks.conftest import Small
+from tests.shared import copy_knowledge
 
 pytestmark = pytest.mark.slow(seconds=25)
 
@@ -78,6 +80,23 @@ def test_ingestion_embeds_nothing_twice(small: Small) -> None:
     assert (again["uploads"], again[embedded]) == ("3 unchanged", "0")
     assert changed["uploads"] == "3 new_version"
     assert 0 < int(changed[embedded]) <= 2 * ingestion.EDITED
+
+
+def test_encoding_and_everything_else_are_told_apart(
+    tmp_path: Path, model_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
+    monkeypatch.setenv("KERNLORE_KNOWLEDGE_DIR", str(knowledge))
+    result = tmp_path / "result.md"
+    encoding_share.run(encoding_share.options_of(["--results", str(result)]))
+    text = result.read_text(encoding="utf-8")
+    counted = re.search(r"1 documents, (\d+) passages, (\d+) texts encoded", text)
+    assert counted is not None and int(counted[1]) >= int(counted[2]) > 5
+    parts = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")][2:]
+    seconds = {name.strip(): float(spent) for name, spent in parts}
+    assert {"encoding", "parsing", "storing", "cutting and findings", "the rest"} <= set(seconds)
+    whole = re.search(r"Everything: ([\d.]+) s", text)
+    assert whole is not None and sum(seconds.values()) == pytest.approx(float(whole[1]), abs=0.5)
 
 
 def test_baselines_answer_within_the_hardware(small: Small, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestion import worker as worker_module
+from ingestion.uploads import Submitted
 from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
@@ -253,6 +254,97 @@ def test_reading_comes_first_and_embeds_nothing(store: Store) -> None:
     assert {store.jobs.get(job).progress["stage"] for job in jobs} == {"embedding"}
     worker.drain()
     assert {store.jobs.get(job).state for job in jobs} == {"ready"}
+
+
+def paragraphs(words: str, count: int) -> str:
+    """A manual whose passages are all different."""
+    parts = (f"## Part {n}\n\nThe {words} of part {n} holds {n} tiles." for n in range(count))
+    return "# Manual\n\n" + "\n\n".join(parts) + "\n"
+
+
+def ended_in_order(store: Store, *submitted: Submitted) -> list[str]:
+    jobs = [(store.job(answer), answer.name) for answer in submitted]
+    assert all(job.state == "ready" for job, _ in jobs)
+    return [name for _, name in sorted(jobs, key=lambda pair: pair[0].finished_at or "")]
+
+
+def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FIRST_BATCH", 8)
+    monkeypatch.setattr(worker_module, "LARGEST_BATCH", 8)
+    builtin = store.submit("b.md", paragraphs("builtin", 9), source_key="b", origin="builtin")
+    large = store.submit("large.md", paragraphs("large", 24), hardware=("h100",), group="one")
+    small = store.submit("small.md", paragraphs("small", 3), hardware=("h100",), group="two")
+    store.worker().drain()
+    assert ended_in_order(store, builtin, large, small) == ["small.md", "large.md", "b.md"]
+
+
+def test_nothing_built_in_is_read_while_an_upload_waits_for_its_vectors(store: Store) -> None:
+    builtin = store.submit("b.md", "# B\n\nText.\n", source_key="b", origin="builtin")
+    mine = store.submit("mine.md", "# M\n\nMine.\n")
+    worker = store.worker()
+    assert worker._step()
+    assert (store.job(mine).state, store.job(builtin).state) == ("ready", "queued")
+    assert worker._step()
+    assert store.job(builtin).state == "ready"
+
+
+def test_a_starting_service_stops_reading_built_in_documents_for_an_upload(store: Store) -> None:
+    """Its vectors would else wait until all that is built in is read."""
+    builtin = [
+        store.submit(f"b{n}.md", f"# B{n}\n\nText {n}.\n", source_key=f"b{n}", origin="builtin")
+        for n in range(3)
+    ]
+    mine = store.submit("mine.md", "# M\n\nMine.\n")
+    worker = store.worker()
+    worker.read_all(threading.Event(), until_upload=True)
+    assert store.job(mine).progress["stage"] == "embedding"
+    assert {store.job(submitted).state for submitted in builtin} == {"queued"}
+    worker.drain()
+    assert ended_in_order(store, mine, *builtin)[0] == "mine.md"
+
+
+class CountingEmbedder(LocalEmbedder):
+    """The model of the store; keeps what it was given."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        super().__init__(folder, cache)
+        self.given: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        self.given += texts
+        return super().encode(texts)
+
+
+def test_identical_passages_are_embedded_once(
+    store: Store, make_store: Callable[[Path], Store], model_cache: Path
+) -> None:
+    """In one document, across documents of one batch, and where the vector is there already."""
+    counting = CountingEmbedder(store.embedder._folder, model_cache)
+    store.embedder = counting
+    again = "## Note\n\nThe same warning stands in every chapter of this manual, word for word.\n\n"
+    manual = "# Manual\n\n" + again * 40
+    for name, hardware in (("a.md", "h100"), ("b.md", "h200"), ("c.md", "a100")):
+        store.submit(name, manual, hardware=(hardware,))
+    store.worker().drain()
+    assert store.rows("passages") == 120
+    assert len(counting.given) == 1
+    store.ingest("d.md", manual.replace("# Manual\n\n", "# Manual\n\nA preface.\n\n"))
+    assert len(counting.given) == 2 and "preface" in counting.given[1]
+    assert store.jobs.counts() == {"ready": 4}
+
+
+def test_progress_moves_with_each_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "FIRST_BATCH", 8)
+    monkeypatch.setattr(worker_module, "LARGEST_BATCH", 8)
+    submitted = store.submit("manual.md", paragraphs("large", 20))
+    worker = store.worker()
+    seen = []
+    while worker._step():
+        job = store.job(submitted)
+        seen.append((job.state, job.passages_done, job.passages))
+    assert seen == [("running", 8, 20), ("running", 16, 20), ("ready", 20, 20)]
 
 
 def test_told_to_stop_it_reads_no_further(store: Store) -> None:

@@ -383,6 +383,29 @@ def test_several_files_answer_one_by_one_and_the_refused_one_is_named(
         kernlore.upload([good, bad], title="Both")
 
 
+def test_several_files_share_a_group_that_lists_their_jobs(
+    script: Script, kernlore: Kernlore, tmp_path: Path
+) -> None:
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text(f"# {name}\n")
+    script.reply = always(202, {"document_id": "doc_1", "job_id": "job_1", "outcome": "created"})
+    kernlore.upload([tmp_path / "a.md", tmp_path / "b.md"])
+    kernlore.upload(tmp_path / "a.md")
+    kernlore.upload(tmp_path / "a.md", group="mine")
+    named = [b'name="group"' in request.body for request in script.seen]
+    assert named == [True, True, False, True]
+    error = {"code": "parse_failed", "message": "no text", "hint": "Use OCR.", "details": {}}
+    failed = {"id": "job_1", "state": "failed", "error": error, "document": {"id": "doc_1"}}
+    running = {"id": "job_2", "state": "running", "stage": "embedding", "passages": 7}
+    counts = {"failed": 1, "running": 1, "passages": 7}
+    script.reply = always(200, {"jobs": [failed, running], "counts": counts, "cursor": "next"})
+    page = kernlore.jobs(group="mine", state=["failed", "running"], limit=2)
+    assert script.seen[-1].path == "/jobs?state=failed&state=running&group=mine&limit=2"
+    assert page.jobs[0].error is not None and page.jobs[0].error.hint == "Use OCR."
+    assert (page.jobs[1].stage, page.jobs[1].passages) == ("embedding", 7)
+    assert (page.counts.failed, page.counts.passages, page.cursor) == (1, 7, "next")
+
+
 def test_waiting_ends_when_the_job_does_or_the_patience(script: Script, kernlore: Kernlore) -> None:
     states = iter(["queued", "running", "partial"])
     script.reply = lambda request: (200, {"id": "job_1", "state": next(states)})
@@ -454,6 +477,9 @@ def test_a_running_service_answers_every_call(service_url: str, tmp_path: Path) 
         (upload,) = client.upload(note, hardware="h100", category="hardware")
         assert upload.outcome == "created" and upload.job_id is not None
         assert client.wait(upload.job_id, timeout=400).state == "ready"
+        (single,) = client.jobs(hardware="h100", state="ready", limit=1).jobs
+        assert single == client.job(upload.job_id) and single.passages == single.passages_done == 1
+        assert single.document is not None and single.document.title == "Padding"
         assert upload.document_id in {d["id"] for d in client.documents(hardware="h100")}
         with pytest.raises(KernloreClientError) as caught:
             client.retrieve(query="q", hardware="h10")

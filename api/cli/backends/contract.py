@@ -13,13 +13,14 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class About:
-    """What the user says about the files of an upload."""
+    """What the user says about the files of an upload; `group` names what is sent together."""
 
     hardware: tuple[str, ...] = ()
     category: str | None = None
     languages: tuple[str, ...] = ()
     title: str | None = None
     source_key: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,16 @@ class Target(Protocol):
         """Queue a file to be read: `document_id`, `job_id`, `outcome`."""
         ...
 
-    def upload_builtin(self) -> Iterator[Json]:
+    def upload_builtin(self, group: str) -> Iterator[Json]:
         """Queue the built-in documents, where it does not load them by itself."""
         ...
 
     def reading(self) -> AbstractContextManager[None]:
         """A block in which queued files are read."""
+        ...
+
+    def jobs(self, asked: Json) -> Json:
+        """A page of jobs with counts; `asked` has the parameters of `GET /jobs` that are set."""
         ...
 
     def job(self, job_id: str) -> Json:

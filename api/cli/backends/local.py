@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,16 +124,18 @@ class LocalTarget:
                 languages=about.languages,
                 title=about.title,
                 source_key=about.source_key,
+                group=about.group,
             )
         )
 
-    def upload_builtin(self) -> Iterator[Json]:
+    def upload_builtin(self, group: str) -> Iterator[Json]:
         """Queue the built-in documents one by one; those that no longer ship are removed."""
         from ingestion.builtin import builtin_documents
 
         self._put_builtin_hardware(self.services.registry)
         for upload in builtin_documents(self.settings.knowledge_dir):
-            yield {**self._submit(upload), "name": upload.source_key}
+            submitted = self._submit(replace(upload, group=group))
+            yield {**submitted, "name": upload.source_key}
         self.services.load_builtin()
 
     def load_knowledge(self, say: Callable[[str], None]) -> None:
@@ -192,22 +195,44 @@ class LocalTarget:
             workers.append(self.services.worker(parsers))
             workers[0].run(stop, idle_seconds=POLL_SECONDS)
 
+    def jobs(self, asked: Json) -> Json:
+        from ingestion.progress import JobFilter, list_jobs
+
+        filters = JobFilter(
+            states=tuple(asked.get("state") or ()),
+            hardware=asked.get("hardware"),
+            group=asked.get("group"),
+            ended_since=asked.get("ended_since"),
+        )
+        paging = {name: asked[name] for name in ("limit", "cursor") if asked.get(name) is not None}
+        page: Json = plain(list_jobs(self.services, filters, **paging))
+        self._check_reader(page["counts"]["queued"] + page["counts"]["running"] > 0)
+        return page
+
     def job(self, job_id: str) -> Json:
-        job = self.services.jobs.get(job_id).as_json()
+        from ingestion.progress import show_job
+
+        job: Json = plain(show_job(self.services, job_id))
+        self._check_reader(job["state"] in ("queued", "running"))
+        return job
+
+    def retry_job(self, job_id: str) -> Json:
+        from ingestion.progress import retry_job
+
+        job: Json = plain(retry_job(self.services, job_id))
+        return job
+
+    def _check_reader(self, unfinished: bool) -> None:
         stopped = self._reader is not None and not self._reader.is_alive()
-        if job["state"] == "queued" and any(worker.full for worker in self._workers):
+        if unfinished and any(worker.full for worker in self._workers):
             from kb.catalog.faults import full
 
             raise full("no space to read a document")
-        if stopped and job["state"] in ("queued", "running"):
+        if stopped and unfinished:
             raise StoreError(
                 "reading stopped before every document was read",
                 hint="The reason stands above; run the same command again to go on.",
             )
-        return job
-
-    def retry_job(self, job_id: str) -> Json:
-        return self.services.jobs.retry(job_id).as_json()
 
     # -- documents
 

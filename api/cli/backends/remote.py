@@ -90,13 +90,14 @@ class RemoteTarget:
             "category": about.category,
             "title": about.title,
             "source_key": about.source_key,
+            "group": about.group,
         }
         parts += [Part(key, value) for key, value in fields.items() if value is not None]
         with path.open("rb") as file:
             body = self.call("POST", "/documents", files=[*parts, Part("file", file, name)])
         return _mapping(body)
 
-    def upload_builtin(self) -> Iterator[Json]:
+    def upload_builtin(self, group: str) -> Iterator[Json]:
         """The service loads them by itself when it starts."""
         yield from ()
 
@@ -104,6 +105,9 @@ class RemoteTarget:
     def reading(self) -> Iterator[None]:
         """The service reads by itself."""
         yield
+
+    def jobs(self, asked: Json) -> Json:
+        return _mapping(self._get("/jobs", **asked))
 
     def job(self, job_id: str) -> Json:
         return _mapping(self._get(_at("/jobs", job_id)))

@@ -10,10 +10,11 @@ import typer
 
 from api.cli.backends import About, Target, open_target
 from api.cli.commands.hardware import coverage_text
-from api.cli.commands.jobs import Entry, counts, describe, read_all
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, note, write_json
+from api.cli.reading import Entry, counts_of, describe, read_all
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
+from kb.ids import new_id
 
 
 def ingest(
@@ -43,28 +44,31 @@ def ingest(
     """Read files and folders into the knowledge base.
 
     Waits until each file is searchable, or refused with a reason. Exits 1 if any was refused or
-    could not be read.
+    could not be read. `kernlore jobs list --group GROUP` shows the same from elsewhere; the JSON
+    names the group.
     """
+    group = new_id("upl")
     about = About(
         hardware=tuple(hardware or ()),
         category=category,
         languages=tuple(language or ()),
         title=title,
         source_key=source_key,
+        group=group,
     )
     _check(paths or [], builtin)
     with open_target(data_dir, url) as target:
-        entries = list(_upload_builtin(target)) if builtin else []
+        entries = list(_upload_builtin(target, group)) if builtin else []
         if paths:
             _known_hardware(target, about.hardware)
             entries += _upload(target, paths, about, as_json)
         try:
-            read_all(target, entries, quiet=as_json)
+            read_all(target, entries, group=group, quiet=as_json)
         except KeyboardInterrupt:
             note("stopped; nothing is lost, the same command continues from here")
             raise
         coverage = {name: target.coverage(name) for name in about.hardware}
-    _report(entries, coverage, as_json)
+    _report(group, entries, coverage, as_json)
     if any(entry.bad for entry in entries):
         raise typer.Exit(1)
 
@@ -82,10 +86,10 @@ def _known_hardware(target: Target, names: Sequence[str]) -> None:
         target.hardware_one(name)
 
 
-def _upload_builtin(target: Target) -> Iterator[Entry]:
+def _upload_builtin(target: Target, group: str) -> Iterator[Entry]:
     if target.loads_builtin:
         note(f"{target.name} loads the built-in knowledge by itself when it starts")
-    for submitted in target.upload_builtin():
+    for submitted in target.upload_builtin(group):
         yield _entry(target, submitted["name"], submitted)
 
 
@@ -143,10 +147,11 @@ def _resume(target: Target, entry: Entry) -> None:
         target.retry_job(entry.job_id)
 
 
-def _report(entries: Sequence[Entry], coverage: dict[str, Json], as_json: bool) -> None:
-    summary = counts(entries)
+def _report(group: str, entries: Sequence[Entry], coverage: dict[str, Json], as_json: bool) -> None:
+    summary = counts_of(entries)
     if as_json:
-        write_json({"files": entries, "summary": summary, "coverage": coverage})
+        answer = {"group": group, "files": entries, "summary": summary, "coverage": coverage}
+        write_json(answer)
         return
     listed = ", ".join(f"{count} {name}" for name, count in summary.items() if count)
     print(f"\n{len(entries)} files: {listed or 'nothing to do'}")

@@ -1,32 +1,104 @@
-"""`kernlore jobs`: how far the reading of a document is, and watching files being read.
-
-Watching knows nothing about how a file came in; it asks for jobs until each has ended. On a
-terminal it moves one line, elsewhere it prints one plain line a file.
-"""
+"""`kernlore jobs`: what is being read, how far it is, and a second attempt."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
 import typer
 
-from api.cli.backends import Target, open_target
+from api.cli.backends import open_target
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, pairs, show
+from api.cli.output import Json, pairs, shortened, show, table
+from api.cli.reading import Entry, read_all, unread
 
 app = typer.Typer(help="Jobs: the progress of reading documents.")
 
 JobId = Annotated[str, typer.Argument(help="The job_id that an upload returned.")]
-POLL_SECONDS = 0.2
-# Jobs end roughly in order; asking for the first few is enough to see all of them end.
-POLLED_AT_ONCE = 32
-ENDED = ("ready", "partial", "failed")
+TITLE_LENGTH, PROBLEM_LENGTH = 48, 160
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only jobs in this state: queued, running, ready, partial or failed; repeat for"
+            " several."
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Only jobs of documents about this hardware.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Only jobs of this group, which an upload named.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Jobs to show.", min=1, max=500)] = 50,
+    cursor: Annotated[
+        str | None, typer.Option(help="Where the next page begins, as the page before says.")
+    ] = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what is being read and what was.
+
+    Newest first. The first line counts all of the hardware and group by state.
+    """
+    asked = {
+        "state": tuple(state or ()),
+        "hardware": hardware,
+        "group": group,
+        "limit": limit,
+        "cursor": cursor,
+    }
+    with open_target(data_dir, url) as target:
+        page = target.jobs(asked)
+    show(page, as_json, _page_text)
+
+
+def _page_text(page: Json) -> str:
+    states = ("queued", "running", "ready", "partial", "failed")
+    counts = page["counts"]
+    lines = [", ".join(f"{counts[state]} {state}" for state in states)]
+    if counts["queued"] or counts["running"]:
+        lines[0] += f"; {counts['passages_done']:,} of {counts['passages']:,} known passages done"
+    if page["jobs"]:
+        headers = ("job", "state", "document", "passages", "began", "took", "problem")
+        lines += ["", table(headers, [_row(job) for job in page["jobs"]])]
+    if page["cursor"]:
+        lines += ["", f"more: --cursor {page['cursor']}"]
+    return "\n".join(lines)
+
+
+def _row(job: Json) -> list[str | None]:
+    document = job["document"] or {}
+    passages = None if job["passages"] is None else f"{job['passages_done']}/{job['passages']}"
+    return [
+        job["id"],
+        job["stage"] or job["state"],
+        shortened(document.get("title") or "", TITLE_LENGTH) or None,
+        passages,
+        _clock_time(job["started_at"]),
+        None if job["seconds"] is None else f"{job['seconds']:.1f} s",
+        shortened(_problem(job), PROBLEM_LENGTH) or None,
+    ]
+
+
+def _problem(job: Json) -> str:
+    error = job["error"]
+    if error:
+        return f"{error['message']} ({error['hint']})" if error["hint"] else error["message"]
+    return "; ".join(unread(job["result"])) if job["state"] == "partial" else ""
+
+
+def _clock_time(stamp: str | None) -> str | None:
+    """The local time of day; with the date where it is another day's."""
+    if stamp is None:
+        return None
+    moment = datetime.fromisoformat(stamp).astimezone()
+    today = moment.date() == datetime.now().astimezone().date()
+    return moment.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
 @app.command("show")
@@ -47,7 +119,7 @@ def retry(
     with open_target(data_dir, url) as target:
         target.retry_job(job_id)
         entry = Entry(name=job_id, outcome="retried", job_id=job_id)
-        read_all(target, [entry], quiet=as_json)
+        read_all(target, [entry], group=None, quiet=as_json)
         job = target.job(job_id)
     show(job, as_json, _job_text)
     if job["state"] == "failed":
@@ -55,116 +127,10 @@ def retry(
 
 
 def _job_text(job: Json) -> str:
-    kept = ("id", "state", "kind", "document_id", "attempts", "created_at", "finished_at")
-    lines = {key: job.get(key) for key in kept}
+    kept = ("id", "state", "stage", "kind", "document_id", "group", "attempts")
+    times = ("created_at", "started_at", "finished_at", "seconds")
+    lines = {key: job.get(key) for key in (*kept, *times)}
     error = job.get("error") or {}
     lines |= {"progress": job.get("progress"), "result": job.get("result")}
     lines |= {"error": error.get("message"), "hint": error.get("hint")}
     return pairs(lines)
-
-
-@dataclass
-class Entry:
-    """One file of an upload. `state` is that of its job; None where nothing had to be read."""
-
-    name: str
-    outcome: str
-    document_id: str | None = None
-    job_id: str | None = None
-    state: str | None = None
-    result: Json = field(default_factory=dict)
-    error: Json | None = None
-    retried: bool = False
-
-    @property
-    def bad(self) -> bool:
-        """Whether it was refused or could not be read."""
-        return self.outcome == "refused" or self.state == "failed"
-
-
-def read_all(target: Target, entries: Sequence[Entry], *, quiet: bool) -> None:
-    """Wait until the job of every entry has ended, and print how each ended."""
-    waiting = [entry for entry in entries if entry.job_id is not None]
-    if not waiting:
-        return
-    with progress(quiet, len(waiting)) as display, target.reading():
-        while waiting:
-            for entry in waiting[:POLLED_AT_ONCE]:
-                _poll(target, entry)
-                if entry.state in ENDED:
-                    display.line(describe(entry))
-            left = [e for e in waiting if e.state not in ENDED]
-            display.done(len(waiting) - len(left))
-            if left and len(left) == len(waiting):
-                time.sleep(POLL_SECONDS)
-            waiting = left
-
-
-def _poll(target: Target, entry: Entry) -> None:
-    job = target.job(str(entry.job_id))
-    entry.state = job["state"]
-    entry.result = job.get("result") or {}
-    entry.error = job.get("error")
-    orphaned = entry.state == "failed" and (entry.error or {}).get("code") == "lease_expired"
-    if orphaned and not entry.retried:  # its reader was stopped; that says nothing about the file
-        entry.retried = True
-        entry.state = target.retry_job(str(entry.job_id))["state"]
-        entry.error = None
-
-
-def describe(entry: Entry) -> str:
-    """One line: how a file ended and why."""
-    line = f"{entry.state or entry.outcome:<12} {entry.name}"
-    reasons = problems(entry)
-    if entry.result.get("passages") is not None:
-        line += f"  ({entry.result['passages']} passages)"
-    return line + (f": {'; '.join(reasons)}" if reasons else "")
-
-
-def problems(entry: Entry) -> list[str]:
-    """What went wrong with a file, in words."""
-    if entry.error is not None:
-        hint = entry.error.get("hint")
-        return [str(entry.error.get("message")) + (f" ({hint})" if hint else "")]
-    if entry.state != "partial":
-        return []
-    failed = entry.result.get("pages_failed") or ()
-    pages = [f"page {int(f['page_index']) + 1}: {f['reason']}" for f in failed if "reason" in f]
-    return [*pages[:3], *(str(warning) for warning in (entry.result.get("warnings") or ())[:3])]
-
-
-def counts(entries: Sequence[Entry]) -> dict[str, int]:
-    """How many files had which outcome, and how many ended in which state."""
-    counted = Counter(entry.outcome for entry in entries)
-    counted.update(entry.state for entry in entries if entry.state)
-    order = ("created", "new_version", "unchanged", "duplicate_of", "refused")
-    known = (*order, "ready", "partial", "failed")
-    return {name: counted[name] for name in known} | {
-        name: n for name, n in counted.items() if name not in known
-    }
-
-
-class Progress:
-    """Where lines and counts are shown while files are read."""
-
-    def __init__(self, write: Callable[[str], None], advance: Callable[[int], None]) -> None:
-        self.line = write
-        self.done = advance
-
-
-@contextmanager
-def progress(quiet: bool, total: int) -> Iterator[Progress]:
-    """Show progress; `quiet` keeps standard output for the answer."""
-    stream = sys.stderr if quiet else sys.stdout
-    if not stream.isatty():
-        yield Progress(lambda text: print(text, file=stream, flush=True), lambda count: None)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(file=stream, highlight=False, markup=False)
-    columns: Any = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield Progress(console.print, lambda count: bar.advance(task, count))

@@ -1,4 +1,4 @@
-"""Documents, their passages and their jobs: upload, watch, read, correct, remove."""
+"""Documents and their passages: upload, read, correct, remove."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from api.http.openapi import json_request, upload_request
 from api.services import Services
 from ingestion.uploads import Submitted, Upload
 from kb.errors import KernloreError, error_json
+from kb.ids import new_id
 from kb.plain import plain
 from kb.scope import Category
 from retrieval import documents as browse
@@ -85,15 +86,16 @@ def upload(
     access: Access,
     form: Annotated[UploadForm, Depends(read_upload)],
 ) -> JSONResponse:
-    """Accept files and queue them to be read; `GET /jobs/{job_id}` says how far each is.
+    """Accept files and queue them to be read; `GET /jobs?group=GROUP` says how far they are.
 
     `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
     """
+    group = form.text("group") or (new_id("upl") if len(form.files) > 1 else None)
     answers: list[dict[str, Any]] = []
     refused: list[KernloreError] = []
     for incoming in form.files:
         try:
-            answers.append(_submit(parts, form, incoming, access))
+            answers.append(_submit(parts, form, incoming, access, group))
             counters.upload(answers[-1]["outcome"])
         except KernloreError as error:
             refused.append(error)
@@ -108,7 +110,9 @@ def upload(
     )
 
 
-def _submit(parts: Services, form: UploadForm, incoming: Incoming, access: str) -> dict[str, Any]:
+def _submit(
+    parts: Services, form: UploadForm, incoming: Incoming, access: str, group: str | None
+) -> dict[str, Any]:
     try:
         if incoming.oversized:
             raise parts.uploads.too_large(incoming.name)
@@ -125,6 +129,7 @@ def _submit(parts: Services, form: UploadForm, incoming: Incoming, access: str) 
             title=form.text("title"),
             source_key=form.text("source_key"),
             access_scope=access,
+            group=group,
         )
     )
     answer: dict[str, Any] = plain(submitted)
@@ -232,15 +237,3 @@ def correct(
         actor=body.actor,
         access_scope=access,
     )
-
-
-@router.get("/jobs/{job_id}", summary="Show how far a job is")
-def job(job_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    """`state` is queued, running, ready, partial or failed. `error` says why a job failed."""
-    return parts.jobs.get(job_id, access_scope=access).as_json()
-
-
-@router.post("/jobs/{job_id}/retry", summary="Queue a failed job again", status_code=202)
-def retry(job_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    """409 for a job that has not failed."""
-    return parts.jobs.retry(job_id, access_scope=access).as_json()

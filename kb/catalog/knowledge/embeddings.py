@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -78,28 +79,94 @@ def of_active(connection: Connection, model: str) -> dict[str, Vector]:
     return {sha: np.frombuffer(vector, "<f4") for sha, vector in rows}
 
 
-def missing(connection: Connection, model: str, limit: int) -> list[MissingText]:
-    """Texts of active passages without a vector of this model, oldest first."""
+@dataclass(frozen=True)
+class Pending:
+    """What of a document has no vector yet: distinct texts, the passages that have them, and the
+    number of the first of these.
+    """
+
+    texts: int
+    passages: int
+    first: int
+
+
+def pending(connection: Connection, model: str) -> dict[str, Pending]:
+    """What has no vector of this model yet, by document id."""
+    rows = connection.execute(
+        _without_vector(
+            sa.select(
+                t.passages.c.document_id,
+                sa.func.count(t.passages.c.embed_sha256.distinct()),
+                sa.func.count(),
+                sa.func.min(t.passages.c.seq),
+            ),
+            model,
+        ).group_by(t.passages.c.document_id)
+    )
+    return {document_id: Pending(*counted) for document_id, *counted in rows}
+
+
+def missing(
+    connection: Connection, model: str, limit: int | Mapping[str, int]
+) -> list[MissingText]:
+    """Texts of active passages without a vector of this model, each once, oldest first. `limit` is
+    the most of each document: a number for all documents, or one by document id.
+    """
+    first = sa.func.min(t.passages.c.seq)
+    texts = _without_vector(
+        sa.select(
+            t.passages.c.document_id,
+            first.label("seq"),
+            sa.func.row_number()
+            .over(partition_by=t.passages.c.document_id, order_by=first)
+            .label("turn"),
+        ),
+        model,
+    ).group_by(t.passages.c.document_id, t.passages.c.embed_sha256)
+    if isinstance(limit, int):
+        return _texts(connection, texts, {}, limit)
+    listed = [
+        text
+        for part in portions(list(limit))
+        for text in _texts(connection, texts.where(t.passages.c.document_id.in_(part)), limit, 0)
+    ]
+    return list({text.sha256: text for text in listed}.values())
+
+
+def _texts(
+    connection: Connection, texts: sa.Select[Any], limits: Mapping[str, int], otherwise: int
+) -> list[MissingText]:
+    ranked = texts.subquery()
     rows = connection.execute(
         sa.select(
-            t.passages.c.embed_sha256, t.sections.c.path, t.passages.c.lead, t.passages.c.text
+            ranked.c.document_id,
+            ranked.c.turn,
+            t.passages.c.embed_sha256,
+            t.sections.c.path,
+            t.passages.c.lead,
+            t.passages.c.text,
         )
+        .join(t.passages, t.passages.c.seq == ranked.c.seq)
         .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-        .outerjoin(
-            t.embeddings,
-            sa.and_(
-                t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
-                t.embeddings.c.model_fingerprint == model,
-            ),
-        )
-        .where(t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None))
-        .order_by(t.passages.c.seq)
-        .limit(limit)
+        .where(ranked.c.turn <= max(limits.values(), default=otherwise))
+        .order_by(ranked.c.seq)
     )
-    texts: dict[str, MissingText] = {}
-    for sha, path, lead, text in rows:
-        texts.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
-    return list(texts.values())
+    by_sha: dict[str, MissingText] = {}
+    for document_id, turn, sha, path, lead, text in rows:
+        if turn <= limits.get(document_id, otherwise):
+            by_sha.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
+    return list(by_sha.values())
+
+
+def _without_vector(select: sa.Select[Any], model: str) -> sa.Select[Any]:
+    """Of active passages, those whose text has no vector of this model."""
+    return select.outerjoin(
+        t.embeddings,
+        sa.and_(
+            t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
+            t.embeddings.c.model_fingerprint == model,
+        ),
+    ).where(t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None))
 
 
 def counts(connection: Connection, model: str) -> tuple[int, int]:
@@ -181,24 +248,6 @@ def hardware_scopes(connection: Connection, access_scope: str = "all") -> list[s
             .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
             .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope)
             .order_by(t.passage_hardware.c.hardware_id)
-        ).scalars()
-    )
-
-
-def pending_documents(connection: Connection, model: str) -> set[str]:
-    """Documents with an active passage that has no vector of this model yet."""
-    return set(
-        connection.execute(
-            sa.select(t.passages.c.document_id)
-            .distinct()
-            .outerjoin(
-                t.embeddings,
-                sa.and_(
-                    t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
-                    t.embeddings.c.model_fingerprint == model,
-                ),
-            )
-            .where(t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None))
         ).scalars()
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Index, Integer, String, Table, text
+from sqlalchemy import Boolean, Column, Index, Integer, String, Table, false, text
 
 from kb.catalog.tables._columns import id_column, json, metadata, scope, when
 
@@ -25,7 +25,15 @@ jobs = Table(
     when("started_at", nullable=True),
     when("finished_at", nullable=True),
     scope(),
+    Column("group_id", String, nullable=True),  # names what was sent together
+    Column("share", String, nullable=False, server_default=""),  # shares take turns
+    Column("behind", Boolean, nullable=False, server_default=false()),  # after all others
+    Column("passages", Integer, nullable=True),  # None until the document was read
+    Column("passages_done", Integer, nullable=False, server_default=text("0")),
     Index(None, "state", "created_at"),
+    Index(None, "group_id", "created_at"),
+    Index(None, "state", "behind", "share", "created_at"),
+    Index(None, "share", "started_at"),
 )
 
 meta = Table(

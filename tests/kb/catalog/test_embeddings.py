@@ -33,7 +33,8 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
         assert len(missing) == 2  # four passages, two texts
         assert missing[0].text == "Manual > One. The first sentence."
         assert embeddings.counts(connection, model) == (0, 4)
-        assert len(embeddings.pending_documents(connection, model)) == 2
+        pending = embeddings.pending(connection, model).values()
+        assert [(left.texts, left.passages) for left in pending] == [(2, 2), (2, 2)]
         shas = [item.sha256 for item in missing]
         assert embeddings.text_scopes(connection, shas) == {"h100", "h200"}
     store.worker().drain()

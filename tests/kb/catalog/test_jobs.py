@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.jobs import Jobs
+from kb.catalog.jobs import FIRST_COME, Jobs, Turn
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId
 from kb.liveness import forget_dead, lives, living
@@ -21,9 +21,21 @@ def jobs(catalog: Catalog) -> Jobs:
     return Jobs(catalog)
 
 
-def queued(jobs: Jobs, catalog: Catalog, subject: str = "doc_1") -> JobId:
+def queued(jobs: Jobs, catalog: Catalog, subject: str = "doc_1", turn: Turn = FIRST_COME) -> JobId:
     with catalog.write() as connection:
-        return jobs.enqueue(connection, "ingest", subject, {"version_id": "ver_1"})
+        return jobs.enqueue(connection, "ingest", subject, {"version_id": "ver_1"}, turn)
+
+
+def taken_in_order(jobs: Jobs, catalog: Catalog, turns: dict[str, Turn]) -> list[str | None]:
+    """The subjects of the queue, each claimed and ended before the next."""
+    order = []
+    for subject, turn in turns.items():
+        queued(jobs, catalog, subject, turn)
+    while (job := jobs.claim(KINDS, "w", 60)) is not None:
+        order.append(job.subject_id)
+        with catalog.write() as connection:
+            jobs.finish(connection, job.id, "w", "ready")
+    return order
 
 
 def test_a_job_runs_and_ends_once(jobs: Jobs, catalog: Catalog) -> None:
@@ -45,6 +57,55 @@ def test_jobs_are_taken_oldest_first_and_by_kind(jobs: Jobs, catalog: Catalog) -
     assert jobs.claim(("verify",), "w", 60) is None
     taken = [jobs.claim(KINDS, "w", 60) for _ in ids]
     assert [job.id for job in taken if job] == ids
+
+
+def test_shares_take_turns_and_a_late_small_one_does_not_wait(jobs: Jobs, catalog: Catalog) -> None:
+    turns = {f"many{n}": Turn(share="many") for n in range(6)}
+    turns |= {f"few{n}": Turn(share="few") for n in range(2)} | {"single": Turn(share="h100")}
+    assert taken_in_order(jobs, catalog, turns) == [
+        *("many0", "few0", "single", "many1", "few1"),
+        *("many2", "many3", "many4", "many5"),
+    ]
+
+
+def test_what_is_behind_waits_for_all_others(jobs: Jobs, catalog: Catalog) -> None:
+    turns = {f"builtin{n}": Turn(share="builtin", behind=True) for n in range(2)}
+    turns |= {f"upload{n}": Turn(share="upload") for n in range(3)}
+    order = taken_in_order(jobs, catalog, turns)
+    assert order == ["upload0", "upload1", "upload2", "builtin0", "builtin1"]
+    queued(jobs, catalog, "builtin2", Turn(share="builtin", behind=True))
+    assert jobs.claim(KINDS, "w", 60, none_behind=True) is None
+    assert jobs.claim(KINDS, "w", 60) is not None
+
+
+def test_a_group_takes_over_only_what_did_not_end_well(jobs: Jobs, catalog: Catalog) -> None:
+    ended, failed, waits = (queued(jobs, catalog, name, Turn("old")) for name in "efw")
+    for job_id, state in ((ended, "ready"), (failed, "failed")):
+        claimed = jobs.claim(KINDS, "w", 60)
+        assert claimed is not None and claimed.id == job_id
+        with catalog.write() as connection:
+            jobs.finish(connection, job_id, "w", "ready" if state == "ready" else "failed")
+    with catalog.write() as connection:
+        for name in "efw":
+            jobs.join_group(connection, name, "new")
+    groups = [jobs.get(job_id).group_id for job_id in (ended, failed, waits)]
+    assert groups == ["old", "new", "new"]
+
+
+def test_passages_are_counted_by_the_owner_alone_and_anew_in_each_attempt(
+    jobs: Jobs, catalog: Catalog
+) -> None:
+    job_id = queued(jobs, catalog)
+    jobs.claim(KINDS, "w1", 60)
+    jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"}, passages=9)
+    for owner, done in (("w1", 4), ("w2", 8)):
+        with catalog.write() as connection:
+            jobs.report_passages(connection, owner, {job_id: done})
+    job = jobs.get(job_id)
+    assert (job.passages_done, job.passages) == (4, 9)
+    assert jobs.release("w1") == 1
+    job = jobs.get(job_id)
+    assert (job.passages_done, job.passages, job.progress) == (0, None, {})
 
 
 def test_a_lease_that_ran_out_fails_the_job_and_retry_queues_it(

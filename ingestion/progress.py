@@ -1,0 +1,276 @@
+"""What is being read and how far it is: jobs with their documents, newest first, and counts.
+
+One request answers for all jobs of a group, however many: whoever watches them asks for the counts
+and for the jobs that ended since the last time. Knows nothing about how it is shown."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb import clock
+from kb.catalog.engine import Catalog
+from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.jobs import Job, Jobs, JobState
+from kb.catalog.tables import knowledge as t
+from kb.catalog.tables.jobs import jobs
+from kb.errors import InvalidRequest
+from kb.scope import ALL_ACCESS
+
+Stage = Literal["reading", "embedding"]
+STATES: tuple[JobState, ...] = ("queued", "running", "ready", "partial", "failed")
+MAX_LIMIT = 500
+
+
+class Parts(Protocol):
+    """What this needs of the services."""
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def registry(self) -> HardwareRegistry: ...
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs to list; what is None or empty admits all. `ended_since` is a `finished_at`: jobs
+    that ended then or later.
+    """
+
+    states: tuple[JobState, ...] = ()
+    hardware: str | None = None
+    group: str | None = None
+    ended_since: str | None = None
+
+
+@dataclass(frozen=True)
+class JobError:
+    """Why a job failed, in the shape of all errors."""
+
+    code: str
+    message: str
+    hint: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobDocument:
+    """The document that a job reads."""
+
+    id: str
+    title: str
+    hardware: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DocumentJob:
+    """How far the reading of a document is. `stage` is None unless it is running. Of `passages`,
+    None until the document was read, `passages_done` have their vector. `seconds` is how long it
+    ran, or has been running. `progress` and `result` count what was read of the document.
+    """
+
+    id: str
+    kind: str
+    state: JobState
+    stage: Stage | None
+    document_id: str | None
+    document: JobDocument | None
+    group: str | None
+    passages_done: int
+    passages: int | None
+    attempts: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    seconds: float | None
+    error: JobError | None
+    progress: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class JobCounts:
+    """Of all jobs of the hardware and group asked for, in any state: how many there are in each
+    state, how many of the running ones are embedding, their passages as far as known, and those
+    that have their vector.
+    """
+
+    queued: int = 0
+    running: int = 0
+    ready: int = 0
+    partial: int = 0
+    failed: int = 0
+    embedding: int = 0
+    passages_done: int = 0
+    passages: int = 0
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Jobs, newest first. `cursor` asks for those after them; None at the end."""
+
+    jobs: tuple[DocumentJob, ...]
+    counts: JobCounts
+    cursor: str | None = None
+
+
+def list_jobs(
+    parts: Parts,
+    asked: JobFilter,
+    *,
+    limit: int = 100,
+    cursor: str | None = None,
+    access_scope: str = ALL_ACCESS,
+) -> JobPage:
+    """A page of the jobs that fit. Raises UnknownHardware, and InvalidRequest for an unknown
+    state, a cursor that is not one or a limit outside of 1 to 500.
+    """
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InvalidRequest(f"a limit of {limit}", hint=f"Ask for 1 to {MAX_LIMIT:,} jobs.")
+    for state in asked.states:
+        if state not in STATES:
+            raise InvalidRequest(f"unknown state {state!r}", hint=f"Use {', '.join(STATES)}.")
+    about = _about(parts, asked, access_scope)
+    chosen = sa.select(*_columns()).where(*about)
+    if asked.states:
+        chosen = chosen.where(jobs.c.state.in_(asked.states))
+    if asked.ended_since is not None:
+        chosen = chosen.where(jobs.c.finished_at >= asked.ended_since)
+    if cursor is not None:
+        last = sa.tuple_(*map(sa.literal, _place(cursor)))
+        chosen = chosen.where(sa.tuple_(jobs.c.created_at, jobs.c.id) < last)
+    ordered = chosen.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit + 1)
+    with parts.catalog.read() as connection:
+        rows = [Job(**row._mapping) for row in connection.execute(ordered)]
+        page = rows[:limit]
+        documents = _documents(connection, [job.subject_id for job in page if job.subject_id])
+        counts = _counts(connection, about)
+    listed = tuple(_with_document(job, documents) for job in page)
+    return JobPage(listed, counts, _cursor(page[-1]) if len(rows) > limit else None)
+
+
+def show_job(parts: Parts, job_id: str, *, access_scope: str = ALL_ACCESS) -> DocumentJob:
+    """One job. Raises NotFound, also where the caller may not see it."""
+    return _shown(parts, parts.jobs.get(job_id, access_scope=access_scope))
+
+
+def retry_job(parts: Parts, job_id: str, *, access_scope: str = ALL_ACCESS) -> DocumentJob:
+    """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""
+    return _shown(parts, parts.jobs.retry(job_id, access_scope=access_scope))
+
+
+def _shown(parts: Parts, job: Job) -> DocumentJob:
+    with parts.catalog.read() as connection:
+        documents = _documents(connection, [job.subject_id] if job.subject_id else [])
+    return _with_document(job, documents)
+
+
+def _columns() -> list[sa.Column[Any]]:
+    return [jobs.c[name] for name in Job.__dataclass_fields__]
+
+
+def _about(parts: Parts, asked: JobFilter, access_scope: str) -> list[sa.ColumnElement[bool]]:
+    conditions = [jobs.c.access_scope == access_scope]
+    if asked.group:
+        conditions.append(jobs.c.group_id == asked.group)
+    if asked.hardware:
+        subjects = sa.select(t.document_scopes.c.document_id).where(
+            t.document_scopes.c.kind == "hardware",
+            t.document_scopes.c.value == parts.registry.resolve(asked.hardware),
+        )
+        conditions.append(jobs.c.subject_id.in_(subjects))
+    return conditions
+
+
+def _counts(connection: Connection, about: Sequence[sa.ColumnElement[bool]]) -> JobCounts:
+    embedding = sa.and_(jobs.c.state == "running", jobs.c.passages.is_not(None))
+    rows = connection.execute(
+        sa.select(
+            jobs.c.state,
+            sa.func.count(),
+            sa.func.count(sa.case((embedding, 1))),
+            sa.func.sum(jobs.c.passages_done),
+            sa.func.coalesce(sa.func.sum(jobs.c.passages), 0),
+        )
+        .where(*about)
+        .group_by(jobs.c.state)
+    ).all()
+    return JobCounts(
+        **{row[0]: row[1] for row in rows if row[0] in STATES},
+        embedding=sum(row[2] for row in rows),
+        passages_done=sum(row[3] for row in rows),
+        passages=sum(row[4] for row in rows),
+    )
+
+
+def _documents(connection: Connection, ids: Sequence[str]) -> dict[str, JobDocument]:
+    titles = connection.execute(
+        sa.select(t.documents.c.id, t.documents.c.title).where(t.documents.c.id.in_(ids))
+    )
+    scopes = connection.execute(
+        sa.select(t.document_scopes.c.document_id, t.document_scopes.c.value)
+        .where(t.document_scopes.c.document_id.in_(ids), t.document_scopes.c.kind == "hardware")
+        .order_by(t.document_scopes.c.value)
+    )
+    hardware: dict[str, tuple[str, ...]] = {}
+    for document_id, chip in scopes:
+        hardware[document_id] = (*hardware.get(document_id, ()), chip)
+    return {row.id: JobDocument(row.id, row.title, hardware.get(row.id, ())) for row in titles}
+
+
+def _with_document(job: Job, documents: Mapping[str, JobDocument]) -> DocumentJob:
+    stage: Stage | None = None
+    if job.state == "running":
+        stage = "reading" if job.passages is None else "embedding"
+    return DocumentJob(
+        id=job.id,
+        kind=job.kind,
+        state=job.state,
+        stage=stage,
+        document_id=job.subject_id,
+        document=documents.get(job.subject_id or ""),
+        group=job.group_id,
+        passages_done=job.passages_done,
+        passages=job.passages,
+        attempts=job.attempts,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        seconds=_seconds(job),
+        error=JobError(**job.error) if job.error else None,
+        progress=job.progress,
+        result=job.result,
+    )
+
+
+def _seconds(job: Job) -> float | None:
+    if job.started_at is None or job.state == "queued":
+        return None
+    end = job.finished_at or clock.now()
+    elapsed = datetime.fromisoformat(end) - datetime.fromisoformat(job.started_at)
+    return round(max(0.0, elapsed.total_seconds()), 3)
+
+
+def _cursor(job: Job) -> str:
+    return urlsafe_b64encode(f"{job.created_at} {job.id}".encode()).decode()
+
+
+def _place(cursor: str) -> tuple[str, str]:
+    try:
+        created_at, job_id = urlsafe_b64decode(cursor.encode("ascii")).decode("ascii").split(" ")
+        datetime.fromisoformat(created_at).astimezone(UTC)
+    except ValueError:
+        raise InvalidRequest(
+            f"{cursor[:40]!r} is no cursor", hint="Give the `cursor` of the page before, unchanged."
+        ) from None
+    return created_at, job_id

@@ -1,0 +1,182 @@
+"""`kernlore jobs` and what `kernlore ingest` shows while it waits."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.backends import About, read_settings
+from api.cli.backends.local import LocalTarget
+from api.cli.reading import Entry, Pace, figures, read_all
+from tests.api.cli_process import COMMAND, ROOT, kernlore
+from tests.catalogs import builtin_data_dir
+from tests.shared import place_models
+
+pytestmark = pytest.mark.slow(seconds=8)
+
+
+def counts(**given: int) -> dict[str, int]:
+    names = ("queued", "running", "ready", "partial", "failed", "embedding", "passages_done")
+    return dict.fromkeys((*names, "passages"), 0) | given
+
+
+# -- figures, without a clock
+
+
+def test_the_bar_moves_as_soon_as_a_document_is_read() -> None:
+    pace = Pace(10)
+    start = pace.at(counts(queued=9, running=1), 10, 0.0)
+    assert (start.stage, start.share, start.documents) == ("reading", 0.0, "0/10 files")
+    read = pace.at(counts(queued=8, running=2, embedding=1, passages=40), 10, 0.5)
+    assert read.share > start.share
+    assert (read.stage, read.passages) == ("reading, embedding", "0/40+ passages")
+    assert (read.rate, read.seconds_left) == (None, None)
+
+
+def test_time_left_is_named_with_evidence_and_goes_by_the_documents_not_read_yet() -> None:
+    pace = Pace(4)
+    half_read = {"queued": 2, "running": 2, "embedding": 2, "passages": 200}
+    pace.at(counts(**half_read), 4, 0.0)
+    pace.at(counts(**half_read, passages_done=10), 4, 1.0)
+    early = pace.at(counts(**half_read, passages_done=20), 4, 2.0)
+    assert early.rate == pytest.approx(10) and early.seconds_left is None
+    later = pace.at(counts(**half_read, passages_done=110), 4, 11.0)
+    # 400 passages are expected of four documents, 290 of them are left.
+    assert later.seconds_left == pytest.approx(29)
+    assert figures(later) == "0/4 files, 110/200+ passages, 10/s, 0:29 left"
+    assert pace.at(counts(ready=4, passages=400, passages_done=400), 0, 40.0).share == 1.0
+
+
+def test_the_rate_is_that_of_late_and_the_bar_never_goes_back() -> None:
+    pace = Pace(2)
+    first = counts(running=2, embedding=1, passages=100, passages_done=80)
+    share = pace.at(first, 2, 0.0).share
+    slow = pace.at(counts(running=2, embedding=2, passages=9000, passages_done=90), 2, 100.0)
+    assert slow.share >= share
+    assert slow.rate is None  # nothing was seen within the last seconds to compare with
+
+
+# -- against a data directory
+
+
+class Counting(LocalTarget):
+    """Counts its requests, as a service would get them."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(read_settings(data))
+        self.asked: list[str] = []
+
+    def jobs(self, asked: Any) -> Any:
+        self.asked.append("jobs")
+        return super().jobs(asked)
+
+    def job(self, job_id: str) -> Any:
+        self.asked.append(job_id)
+        return super().job(job_id)
+
+
+@pytest.fixture
+def target(tmp_path: Path, model_cache: Path) -> Iterator[Counting]:
+    data = builtin_data_dir(place_models(tmp_path / "data", model_cache))
+    opened = Counting(data)
+    yield opened
+    opened.close()
+
+
+def entries_of(target: LocalTarget, folder: Path, group: str, number: int) -> list[Entry]:
+    folder.mkdir(exist_ok=True)
+    entries = []
+    for n in range(number):
+        file = folder / f"{n}.md"
+        file.write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
+        sent = target.upload(file, file.name, About(hardware=("h100",), group=group))
+        entries.append(Entry(file.name, sent["outcome"], sent["document_id"], sent["job_id"]))
+    return entries
+
+
+def test_one_request_asks_for_all_files(
+    target: Counting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = entries_of(target, tmp_path / "manuals", "upl_1", 12)
+    read_all(target, entries, group="upl_1", quiet=False)
+    assert {entry.state for entry in entries} == {"ready"}
+    assert set(target.asked) == {"jobs"}
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == sorted(f"ready        {n}.md  (1 passages)" for n in range(12))
+
+
+def test_files_that_another_upload_took_over_are_still_watched(
+    target: Counting, tmp_path: Path
+) -> None:
+    mine = entries_of(target, tmp_path / "manuals", "upl_1", 3)
+    entries_of(target, tmp_path / "manuals", "upl_2", 2)
+    read_all(target, mine, group="upl_1", quiet=True)
+    assert {entry.state for entry in mine} == {"ready"}
+
+
+def test_a_document_deleted_meanwhile_ends_with_a_reason(target: Counting, tmp_path: Path) -> None:
+    entries = entries_of(target, tmp_path / "manuals", "upl_1", 2)
+    target.delete_document(str(entries[0].document_id))
+    read_all(target, entries, group="upl_1", quiet=True)
+    assert [entry.state for entry in entries] == ["failed", "ready"]
+    assert entries[0].error is not None and entries[0].error["code"] == "not_found"
+
+
+def test_jobs_are_listed(data: Path) -> None:
+    everything = kernlore("jobs", "list", "--json", data=data).json
+    assert everything["counts"]["ready"] == 4
+    assert len(everything["jobs"]) == 4
+    shown = kernlore("jobs", "list", "--hardware", "h100", "--limit", "2", data=data)
+    lines = shown.out.splitlines()
+    assert lines[0] == "0 queued, 0 running, 4 ready, 0 partial, 0 failed"
+    assert re.match(r"job +state +document +passages +began +took +problem", lines[2])
+    assert all(re.search(r" ready +\S.* (\d+)/\1 +\d\d:", line) for line in lines[3:5])
+    cursor = lines[-1].removeprefix("more: --cursor ")
+    rest = kernlore("jobs", "list", "--cursor", cursor, "--json", data=data).json
+    assert [job["id"] for job in rest["jobs"]] == [job["id"] for job in everything["jobs"][2:]]
+    wrong = kernlore("jobs", "list", "--state", "done", "--json", data=data)
+    assert (wrong.code, wrong.json["code"]) == (2, "invalid_request")
+
+
+def test_a_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> None:
+    own = tmp_path / "data"
+    shutil.copytree(data, own)
+    (tmp_path / "nothing.md").write_text("---\ntitle: Nothing\n---\n")
+    assert kernlore("ingest", tmp_path / "nothing.md", data=own).code == 1
+    shown = kernlore("jobs", "list", "--state", "failed", data=own).out
+    assert "1 failed" in shown and "nothing could be read" in shown and "OCR" in shown
+
+
+def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) -> None:
+    own = tmp_path / "data"
+    shutil.copytree(data, own)
+    manual = tmp_path / "manual.md"
+    manual.write_text("# Kea\n\n" + "\n\n".join(f"## K{n}\n\nKea {n} waits." for n in range(60)))
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "ingest", str(manual), "--category", "guidance", "--data-dir", str(own)],
+        cwd=ROOT,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "160"},
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while part := os.read(leader, 65_536):
+            shown += part
+    except OSError:  # Linux: the other side is closed
+        pass
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "0/1 files" in text and re.search(r"\d+/60 passages", text)
+    assert "ready        manual.md  (60 passages)" in text
