@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from ingestion.elements import ParsedDocument
 from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
+from ingestion.job_report import internal_error, progress_of
 from ingestion.parse_process import ParserPool
 from ingestion.passages import cut_to_window
 from ingestion.read import ReadDocument, read_document
@@ -318,7 +319,7 @@ class Worker:
                 replace_document_recipes(connection, version.id, read.recipes)
             replace_version_symbols(connection, version.id, read.cards, current)
             replace_version_samples(connection, version.id, read.kernels, current)
-            progress = _progress(read, facts_proposed=proposed, passages=passages)
+            progress = progress_of(read, facts_proposed=proposed, passages=passages)
             self._parts.jobs.keep(connection, job, self._owner, progress)
         return progress
 
@@ -383,7 +384,7 @@ class Worker:
         fault = store_fault(error)
         if fault is None and not reserve.has_room(self._data_dir):
             fault = full(f"{type(error).__name__}: {error}")  # Chroma says it in its own words
-        return fault.as_json() if fault is not None else _internal_error(error)
+        return fault.as_json() if fault is not None else internal_error(error)
 
     def _give_up(self, error: Exception) -> None:
         """A step failed: fail what it was for, or do so before the next step."""
@@ -504,48 +505,3 @@ class Worker:
 def _fail_version(connection: sa.Connection, job: Job) -> None:
     """Not staged any more: the same file may be sent again and is then read."""
     versions.fail(connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})})
-
-
-def _internal_error(error: Exception) -> dict[str, Any]:
-    return {
-        "code": "internal_error",
-        "message": f"{type(error).__name__}: {error}",
-        "hint": "This is a defect of Kernlore; please report it with the document.",
-        "details": {},
-    }
-
-
-def _progress(read: ReadDocument, **counts: int) -> dict[str, Any]:
-    """Of a job whose document was read and has to be embedded: its end, and what the report says
-    with what was counted here.
-    """
-    left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
-    counted = {
-        "recipes_proposed": len(read.recipes),
-        "samples_left_out": left_out,
-        "symbols": len(read.cards),
-        "samples": len(read.kernels),
-        **counts,
-    }
-    end = "ready" if read.complete else "partial"
-    return {"stage": "embedding", "state": end, **_shown({**read.content.report, **counted})}
-
-
-def _shown(report: dict[str, Any]) -> dict[str, Any]:
-    """What a job's result says: counts, and the first of what went wrong."""
-    kept = {
-        key: report[key]
-        for key in ("pages_seen", "pages_parsed", "sections", "passages", "tables", "code_blocks")
-    }
-    failed = report["pages_failed"]
-    return {
-        **kept,
-        "pages_failed": failed[:20],
-        "characters_left_out": report["characters_left_out"],
-        "facts_proposed": report["facts_proposed"],
-        "recipes_proposed": report["recipes_proposed"],
-        "symbols": report["symbols"],
-        "samples": report["samples"],
-        "samples_left_out": report["samples_left_out"][:20],
-        "warnings": report["warnings"][:20],
-    }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kb.private import private_folder
 from kb.service_lock import is_locked
 
 _FOLDER = "locks"  # of the data directory
@@ -20,9 +21,9 @@ _SUFFIX = ".worker"
 def living(data_dir: Path, name: str) -> Iterator[None]:
     """Everyone sees that the worker of this name is alive, until the block or its process ends."""
     path = _path(data_dir, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     hidden = path.with_name(f"{path.name}.new")
-    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hidden.rename(path)  # nobody ever sees it without its lock

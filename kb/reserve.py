@@ -8,24 +8,27 @@ import os
 import shutil
 from pathlib import Path
 
-_NAME = "reserve"
+from kb.private import private_file
+
+NAME = "reserve"  # of the file in a data directory
 _BYTES = 4 << 20
 NEEDED_BYTES = 16 << 20  # free, to read a document
 
 
 def keep(data_dir: Path) -> None:
     """Put the space aside, unless it is or there is none."""
-    path = data_dir / _NAME
+    path = data_dir / NAME
     if path.exists() or not has_room(data_dir):
         return
     # Not `posix_fallocate`, which some file systems grant without setting anything aside.
-    with path.open("wb") as file:
+    private_file(path)
+    with path.open("r+b") as file:
         file.write(os.urandom(_BYTES))
 
 
 def give(data_dir: Path) -> None:
     """Free the space."""
-    (data_dir / _NAME).unlink(missing_ok=True)
+    (data_dir / NAME).unlink(missing_ok=True)
 
 
 def has_room(data_dir: Path) -> bool:

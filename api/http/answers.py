@@ -196,22 +196,6 @@ class ListedPassages(BaseModel):
     limit: int
 
 
-class ShownJob(BaseModel):
-    """How far the reading of a document is."""
-
-    id: str
-    document_id: str | None
-    kind: str
-    state: JobState
-    progress: Json
-    result: Json
-    error: Json | None = Field(description="In the shape of all errors.")
-    attempts: int
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
-
-
 # -- hardware
 
 
@@ -397,8 +381,6 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /documents/{document_id}/passages": ListedPassages,
     "GET /passages/{passage_id}": ShownPassage,
     "PATCH /passages/{passage_id}": ShownPassage,
-    "GET /jobs/{job_id}": ShownJob,
-    "POST /jobs/{job_id}/retry": ShownJob,
     "GET /hardware": ListedHardware,
     "POST /hardware": RegisteredHardware,
     "GET /hardware/{hardware_id}": ShownHardware,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kb import clock
+from kb import clock, reserve
 from kb.backup import archive
 from kb.backup.archive import BLOBS, CATALOG, FOLDERS, MANIFEST, SUMS, Manifest
 from kb.backup.snapshot import Snapshot, take_snapshot
@@ -31,7 +31,15 @@ from kb.settings import MIB, Settings, product_version
 
 ATTEMPTS = 5
 # Of a data directory, and in no backup: derived, or of the processes that run on it.
-DERIVED = ("chroma", "models", "locks", "service.json", f"{CATALOG}-wal", f"{CATALOG}-shm")
+DERIVED = (
+    "chroma",
+    "models",
+    "locks",
+    reserve.NAME,
+    "service.json",
+    f"{CATALOG}-wal",
+    f"{CATALOG}-shm",
+)
 # Where things are and who may come in: of the machine, not of the store. URLs may hold passwords.
 _OF_THE_MACHINE = ("data_dir", "chroma_url", "blob_url", "host", "port", "allowed_hosts")
 _COMPRESSED = (".gz", ".tgz")

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from api.http.app import create_app
 from kb.settings import Settings
 from tests.api.cli_process import free_port, kernlore
-from tests.api.conftest import wait_until_ready
+from tests.api.conftest import URL, wait_until_ready
 from tests.shared import copy_knowledge
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -34,7 +34,7 @@ def settings(data: Path, tmp_path: Path) -> Settings:
 
 def served(settings: Settings) -> list[tuple[str, float]]:
     """Texts and scores of the excerpts that a service started now answers with."""
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), URL) as client:
         wait_until_ready(client)
         answer = client.post("/retrieve", json=QUESTION).json()
     return [(e["text"], round(e["score"], 5)) for e in answer["excerpts"]]

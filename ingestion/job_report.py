@@ -1,0 +1,53 @@
+"""What the job of a document says: how far it is, and why it failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingestion.read import ReadDocument
+
+
+def internal_error(error: Exception) -> dict[str, Any]:
+    """The error of a job that failed by a defect of ours."""
+    return {
+        "code": "internal_error",
+        "message": f"{type(error).__name__}: {error}",
+        "hint": "This is a defect of Kernlore; please report it with the document.",
+        "details": {},
+    }
+
+
+def progress_of(read: ReadDocument, **counts: int) -> dict[str, Any]:
+    """Of a job whose document was read and has to be embedded: its end, and what the report says
+    with what was counted here.
+    """
+    left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
+    counted = {
+        "recipes_proposed": len(read.recipes),
+        "samples_left_out": left_out,
+        "symbols": len(read.cards),
+        "samples": len(read.kernels),
+        **counts,
+    }
+    end = "ready" if read.complete else "partial"
+    return {"stage": "embedding", "state": end, **_shown({**read.content.report, **counted})}
+
+
+def _shown(report: dict[str, Any]) -> dict[str, Any]:
+    """What a job's result says: counts, and the first of what went wrong."""
+    kept = {
+        key: report[key]
+        for key in ("pages_seen", "pages_parsed", "sections", "passages", "tables", "code_blocks")
+    }
+    failed = report["pages_failed"]
+    return {
+        **kept,
+        "pages_failed": failed[:20],
+        "characters_left_out": report["characters_left_out"],
+        "facts_proposed": report["facts_proposed"],
+        "recipes_proposed": report["recipes_proposed"],
+        "symbols": report["symbols"],
+        "samples": report["samples"],
+        "samples_left_out": report["samples_left_out"][:20],
+        "warnings": report["warnings"][:20],
+    }
