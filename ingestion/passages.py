@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ingestion.elements import Box, Element, ElementKind, Table
 from ingestion.formats.tables import render_table
-from kb.embedding import header_text
+from kb.embedding import Embedder, header_text
 
 MAX_HEADING = 300  # characters; a longer "heading" is a paragraph that a parser mistook
 MAX_CHARS = 400
@@ -139,6 +142,19 @@ def cut_to_window(text: str, count_tokens: CountTokens, window: int) -> list[str
     correction, a passage cut for a model with a larger window)."""
     whole = Passage(0, "text", text)
     return [part.text for part in _fit(whole, count_tokens, window)]
+
+
+def encode_whole(embedder: Embedder, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+    """One vector for each text. A text over the window (a long correction, a model with a smaller
+    window) is read in parts and gets their mean direction, so that nothing of it is dropped.
+    """
+    parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
+    vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
+    encoded = []
+    for pieces in parts:
+        total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
+        encoded.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
+    return encoded
 
 
 def _cut_element(section: int, element: Element, fits: Fits) -> Iterator[Passage]:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -31,7 +30,7 @@ from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.job_report import internal_error, progress_of
 from ingestion.parse_process import ParserPool
-from ingestion.passages import cut_to_window
+from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
 from ingestion.turns import Waiting, allot
 from kb import reserve
@@ -41,7 +40,7 @@ from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.jobs import Job, Jobs, JobState, Turn
 from kb.catalog.knowledge import embeddings, versions
-from kb.catalog.knowledge.embeddings import MissingText, Pending, Vector
+from kb.catalog.knowledge.embeddings import MissingText, Pending
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
@@ -404,7 +403,7 @@ class Worker:
             return False
         missing.sort(key=lambda item: len(item.text))
         started = time.monotonic()
-        vectors = self._encode([item.text for item in missing])
+        vectors = encode_whole(parts.embedder, [item.text for item in missing])
         self._resize(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
@@ -435,20 +434,6 @@ class Worker:
         if 2 * texts >= self._batch or seconds > EMBED_SECONDS:
             fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
             self._batch = min(max(fitting, FIRST_BATCH), 2 * self._batch, LARGEST_BATCH)
-
-    def _encode(self, texts: list[str]) -> list[Vector]:
-        """One vector for each text. A text over the window (a long correction, a model with a
-        smaller window) is read in parts and gets their mean direction, so that nothing of it is
-        dropped.
-        """
-        embedder = self._parts.embedder
-        parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
-        vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
-        encoded = []
-        for pieces in parts:
-            total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
-            encoded.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
-        return encoded
 
     def _finish_embedded(self) -> None:
         """End the jobs whose passages all have vectors now, and say how far the others are."""
