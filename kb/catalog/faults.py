@@ -12,8 +12,8 @@ from kb.errors import KernloreError, StoreError, StoreFull, Unavailable
 
 RESTORE = (
     "Stop the service and make a new data directory from a backup: `kernlore restore FILE"
-    " --data-dir NEW`. Without a backup, start with another --data-dir and ingest the documents again: the"
-    " uploaded files are whole, under the folder blobs."
+    " --data-dir NEW`. Without a backup, start with another --data-dir and ingest the documents"
+    " again: the uploaded files are whole, under the folder blobs."
 )
 FREE = (
     "Free some space on the disk of the data directory. Reading goes on by itself then; retry what"
