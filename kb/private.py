@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _OTHERS = 0o077
@@ -23,8 +23,11 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_file(path: Path) -> None:
-    """Create an empty file for this user alone, where it is missing."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    """Create an empty file for this user alone, where it is missing. One that is there is not even
+    opened: closing it would drop the locks that SQLite holds on it in this process.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -119,3 +121,24 @@ def test_a_hardware_stored_in_another_layout_is_unchanged(store: Store) -> None:
         connection.exec_driver_sql("UPDATE hardware SET spec = '# by hand' || char(10) || spec")
     assert store.registry.put(spec, "builtin") == "unchanged"
     assert store.registry.put(replace(spec, summary="Another."), "builtin") == "updated"
+
+
+def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_path: Path) -> None:
+    """Closing any descriptor of the file drops them all (POSIX), and another process would take
+    the catalog for its own while it is in use here.
+    """
+    first = open_catalog(tmp_path)
+    take = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=0);"
+        " print(c.execute('PRAGMA journal_mode=DELETE').fetchone()[0])"
+    )
+    command = [sys.executable, "-c", take, str(first.path)]
+    with first.read() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar()
+        second = open_catalog(tmp_path)
+        taken = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "database is locked" in taken.stderr, taken.stdout
+    first.close()
+    second.close()
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert alone.stdout.strip() == "delete"
