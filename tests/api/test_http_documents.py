@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from kb.settings import Settings
 from tests.api.conftest import assert_error, finished, upload
+from tests.stored_text import files_with
 
 MANUAL = """# Zephyr engine
 
@@ -175,8 +176,7 @@ def test_a_deleted_document_is_in_no_file_of_the_service(
     submitted = ingested(client, "zyxo.md", text, hardware="h100")
 
     def files() -> list[str]:
-        every = (path for path in settings.data_dir.rglob("*") if path.is_file())
-        return [path.name for path in every if b"yxomistral" in path.read_bytes().lower()]
+        return files_with(settings.data_dir, "yxomistral")
 
     assert files()
     answer = client.delete(f"/documents/{submitted['document_id']}").json()
