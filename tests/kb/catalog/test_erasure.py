@@ -11,10 +11,9 @@ from kb.catalog import open_catalog
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.knowledge.erasure import erase
 from kb.index.chroma import ChromaIndex
+from tests.stored_text import files_with
 
 pytestmark = pytest.mark.slow(seconds=4)
-
-from tests.stored_text import files_with
 
 if TYPE_CHECKING:
     from tests.conftest import Store
