@@ -229,7 +229,7 @@ class GoalBody(Body):
     target_roofline: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="Stop at this share of what the device's measured ceilings allow."
     )
-    synthesizers: list[Literal["recipe", "sample", "compiler"]] = Field(
+    synthesizers: list[Literal["recipe", "sample", "traced", "compiler"]] = Field(
         default_factory=list, description="Only these built-in proposers. Empty: all of them."
     )
     candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(

@@ -29,11 +29,13 @@ from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.errors import KernloreError
+from kb.index.words import WordsInMemory
 from kb.settings import MIB, Settings
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.ranking import WEIGHTS
 from skills.skill_library import SkillLibrary
 
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
@@ -157,6 +159,7 @@ class Background:
         self._index_state = "starting"
         self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
+        self._words = WordsInMemory(services.catalog, WEIGHTS.heading)
 
     def start(self) -> None:
         """Register the built-in hardware, then load, read and embed in the background."""
@@ -166,10 +169,12 @@ class Background:
         load_hardware(services.settings.knowledge_dir, services.registry)
         repair_lexical(services.catalog)
         self._thread.start()
+        self._words.start()
 
     def stop(self) -> None:
         """End the thread and close the services; no job is left running."""
         self._stop.set()
+        self._words.stop()
         self._thread.join(timeout=STOP_SECONDS)
         if self._worker is not None:
             self._worker.release()

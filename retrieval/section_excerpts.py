@@ -47,7 +47,8 @@ def section_excerpts(
         for section_id, hit in portion:
             section = sections.get(section_id)
             group = part_around(section.passages, hit, LARGEST) if section is not None else []
-            if not group:
+            # What is left around a hit may begin behind it, and then no ranked passage is in it.
+            if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
             bag = words_of(section_text(group))
             if any(near(bag, other, SHAPE.duplicate) for other in words):

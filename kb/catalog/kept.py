@@ -28,6 +28,7 @@ class Kept:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects _areas
         self._areas: dict[str, tuple[Hashable, dict[Any, Any]]] = {}
+        self.made: dict[str, tuple[Hashable, Any]] = {}  # see put_made
 
     def area(self, name: str, state: Hashable, most: int = MOST_ENTRIES) -> dict[Any, Any]:
         """The values of an area at this state; empty where they were of another one. Values may be
@@ -81,6 +82,24 @@ def look_up(
         known.update(fresh)
         values = {key: values[key] if key in values else fresh[key] for key in wanted}
     return values
+
+
+def put_made(connection: Connection, name: str, state: Hashable, value: object) -> None:
+    """Keep what was made of the catalog in this state, beside all revisions: `state` says itself
+    when it holds no longer. It takes the place of what was made before.
+    """
+    connection.info[_KEPT].made[name] = (state, value)
+
+
+def made(connection: Connection, name: str) -> tuple[Hashable, Any] | None:
+    """The state and the value that were last kept under this name. None where there is none, and in
+    a transaction that writes.
+    """
+    info = connection.info
+    if _KEPT not in info or info.get(_STATE) == "writes":
+        return None
+    value: tuple[Hashable, Any] | None = info[_KEPT].made.get(name)
+    return value
 
 
 def _area(connection: Connection, area: str, detail: Hashable, most: int) -> dict[Any, Any]:

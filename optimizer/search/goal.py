@@ -11,7 +11,7 @@ from optimizer.search.records import Node, best_of
 
 PolicyName = Literal["best-first", "mcts", "evolutionary"]
 MemoryName = Literal["none", "parent", "siblings", "both", "ancestors"]
-SYNTHESIZERS = ("recipe", "sample", "compiler", "llm", "external")
+SYNTHESIZERS = ("recipe", "sample", "traced", "compiler", "llm", "external")
 POLICIES: tuple[PolicyName, ...] = ("best-first", "mcts", "evolutionary")
 MEMORIES: tuple[MemoryName, ...] = ("none", "parent", "siblings", "both", "ancestors")
 

@@ -40,7 +40,7 @@ Target = Annotated[
 Synthesizers = Annotated[
     str,
     typer.Option(
-        help="Only these proposers: recipe, sample, compiler, llm; separate them by commas."
+        help="Only these proposers: recipe, sample, traced, compiler, llm; separate them by commas."
     ),
 ]
 Knowledge = Annotated[

@@ -4,19 +4,23 @@ Two levels, because a question's words are rarely all in one sentence: the passa
 section. Each row carries its scope as tokens, so hardware, category, language and access are part
 of the match and nothing foreign is ever scored. Rows exist exactly for active passages.
 
+A process that answers many requests keeps the levels in memory (`keep_in_memory`); what it then
+finds, and in which order, is the same.
+
 Knows nothing about ranking across levels; scores are FTS5's BM25 with its sign turned (larger is
 better)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.kept import look_up
+from kb.catalog.kept import look_up, made, put_made
+from kb.catalog.knowledge.word_index import IndexedRow, WordIndex, build
 from kb.scope import ANY, ScopeFilter, scope_token
 
 Level = Literal["passage", "section"]
@@ -132,6 +136,14 @@ def search(
     """Rows that hold any of the tokens within the scope, best first: seq -> BM25 (> 0)."""
     if not tokens or not scope.categories or scope.hardware == ():
         return {}
+    held = _in_memory(connection, level)
+    if held is not None and held.heading_weight == heading_weight:
+        parts = _scope_tokens(scope)
+
+        def admits(row: frozenset[str]) -> bool:
+            return all(not row.isdisjoint(part) for part in parts)
+
+        return held.search(tokens, scope.key, admits, limit)
     table, match = _TABLES[level], _match(tokens, scope)
 
     def read(keys: Sequence[object]) -> dict[object, dict[int, float]]:
@@ -148,7 +160,8 @@ def search(
     return look_up(connection, "searches", [key], read, most=MOST_SEARCHES)[key]
 
 
-def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:
+def _scope_tokens(scope: ScopeFilter) -> list[list[str]]:
+    """Groups of scope tokens; a row is admitted that has one of each group."""
     if scope.hardware is None:
         places = [_shelf(scope.access_scope, category) for category in scope.categories]
     else:
@@ -157,13 +170,63 @@ def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:
             for category in scope.categories
             for hardware in scope.hardware
         ]
-    clauses = [f"({_any_of(places)})"]
-    if scope.languages is not None:
-        languages = (scope_token("lang", value) for value in (*scope.languages, ANY))
-        clauses.append(f"({_any_of(languages)})")
+    if scope.languages is None:
+        return [places]
+    return [places, [scope_token("lang", value) for value in (*scope.languages, ANY)]]
+
+
+def _match(tokens: Sequence[str], scope: ScopeFilter) -> str:
+    clauses = [f"({_any_of(group)})" for group in _scope_tokens(scope)]
     words = _any_of(token.replace('"', "") for token in tokens)
     return f"{{scope}} : ({' AND '.join(clauses)}) AND {{heading body}} : ({words})"
 
 
 def _any_of(tokens: Iterable[str]) -> str:
     return " OR ".join(f'"{token}"' for token in tokens)
+
+
+# -- in memory
+
+
+def keep_in_memory(connection: Connection, heading_weight: float) -> bool:
+    """Make the levels anew in memory where they are not those that this transaction sees; whether
+    they were made. For a transaction that only reads.
+    """
+    seen, last = state(connection), made(connection, _KEPT_AS)
+    if last is not None and last[0] == seen:
+        return False
+    levels = {level: build(_rows(connection, table), heading_weight) for level, table in _LEVELS}
+    put_made(connection, _KEPT_AS, seen, levels)
+    return True
+
+
+def _in_memory(connection: Connection, level: Level) -> WordIndex | None:
+    """The level in memory, where it is what this transaction sees."""
+    last = made(connection, _KEPT_AS)
+    if last is None:
+        return None
+    seen = look_up(connection, "lexical state", [0], lambda _: {0: state(connection)})[0]
+    index: WordIndex | None = last[1][level] if seen == last[0] else None
+    return index
+
+
+def state(connection: Connection) -> Hashable:
+    """Differs after every write to a level: FTS5's own records of its totals (1) and of its
+    segments (10), which count what was written.
+    """
+    return tuple(
+        tuple(connection.exec_driver_sql(f"SELECT block FROM {table}_data WHERE id IN (1, 10)"))
+        for table in _TABLES.values()
+    )
+
+
+def _rows(connection: Connection, table: str) -> Iterator[IndexedRow]:
+    rows = connection.exec_driver_sql(
+        f"SELECT id, c0, c1, c2 FROM {table}_content ORDER BY id",
+        execution_options={"stream_results": True},
+    )
+    return (IndexedRow(*row) for row in rows)
+
+
+_KEPT_AS = "word indexes"
+_LEVELS = tuple(_TABLES.items())

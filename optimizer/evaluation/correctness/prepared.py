@@ -247,6 +247,6 @@ class PreparedProblem:
 
     def drawn_seeds(self) -> list[int]:
         """Seeds for one candidate."""
-        if not self._settings.on(24):  # the same values for every candidate can be looked up
+        if not self._settings.on(24, 31):  # the same values for every candidate can be looked up
             return list(range(self._settings.seeds))
         return self._chance.sample(self._seeds, self._settings.seeds)

@@ -36,6 +36,7 @@ from optimizer.evaluation.runner.memory import (
     store,
     unpin,
 )
+from optimizer.evaluation.runner.system_calls import forbid_calls
 from optimizer.evaluation.runner.wire import Wire, WireClosed
 
 JOIN_SECONDS = 5.0
@@ -122,6 +123,9 @@ class Runner:
             self._confined = confine(
                 _own_folders(message), message["limits"], landlock=24 not in self._without
             )
+            if 31 not in self._without:
+                # A driver for a GPU may change metadata of its own files.
+                self._confined += forbid_calls(metadata=self._device == "cpu")
         self._last = self._kernel = None
         self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):

@@ -135,7 +135,9 @@ def _case_view(problem: Problem, case: Case, device: str) -> CaseView:
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
     traits = traits_of(opened, device)
-    return CaseView(case.name, opened.signature, traits, case.timed, dtype, opened.constants())
+    return CaseView(
+        case.name, opened.signature, traits, case.timed, dtype, opened.constants(), opened.source
+    )
 
 
 def _policy(policy: Policy) -> dict[str, str]:

@@ -23,7 +23,7 @@ from optimizer.search.store import RunRow
 ROOT = Path(__file__).resolve().parents[3]
 # Packages whose files travel. Modules of theirs that need more than torch are never imported there.
 PACKAGES = ("kb", "retrieval", "optimizer")
-SUFFIXES = (".py", ".toml", ".md", ".json")
+SUFFIXES = (".py", ".toml", ".md", ".json", ".h")
 LEFT_OUT = ("optimizer/problems", "kb/catalog/migrations")
 _MAIN = '''\
 """Unpacks itself and searches; see --help."""

@@ -43,6 +43,7 @@ from optimizer.search.synthesizers.base import Asking, HardwareView, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
+from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
 from optimizer.search.tree import Tree
 
 
@@ -217,6 +218,8 @@ def _synthesizers(
 ) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     synthesizers: list[Synthesizer] = [RecipeSynthesizer(_recipes(session), wanted)]
+    if "traced" in goal.synthesizers and "cpp" in wanted and "cpp" in places:
+        synthesizers.append(TracedSynthesizer())
     if "torch" in wanted:
         synthesizers.append(CompilerSynthesizer())
     return synthesizers

@@ -59,6 +59,7 @@ LANGUAGES = ("torch", "triton", "cpp", "cuda")
 REQUIRES = {
     "recipe": "recipes of active skills",
     "sample": "code samples of an uploaded manual",
+    "traced": "C++ for the CPU: --language cpp, or no --language",
     "compiler": "--language torch, or no --language",
 }
 BUILTIN = tuple(REQUIRES)
@@ -338,6 +339,11 @@ def _builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[
     samples = manual_samples(base, places) if goal.knowledge else []
     if samples:
         proposers.append(SampleSynthesizer(samples))
+    # Both import torch's compiler, which takes seconds. Traced kernels are new: on request alone.
+    if "traced" in goal.synthesizers and "cpp" in wanted and "cpp" in places:
+        from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
+
+        proposers.append(TracedSynthesizer())
     if "torch" in wanted:
         from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 

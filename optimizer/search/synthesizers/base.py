@@ -20,7 +20,8 @@ from optimizer.search.records import Node, Proposal
 class CaseView:
     """A case as a proposer sees it; `traits` are numbers that the problem's code holds. `timed` is
     False for a case that only checks correctness. `constants` are numbers of the reference by plain
-    name, which a toolchain's scalars may read."""
+    name, which a toolchain's scalars may read. `source` is the problem file with this case's
+    constants in it, empty where it is not known."""
 
     name: str
     signature: Signature
@@ -28,6 +29,7 @@ class CaseView:
     timed: bool
     dtype: str | None
     constants: Mapping[str, int | float | bool] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
+from sqlalchemy import Connection
 
-from kb.catalog import Catalog
+from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import lexical
 from kb.catalog.knowledge.lexical import LexicalRow, row_scope
 from kb.catalog.meta import bump_revision
@@ -122,3 +124,88 @@ def test_headings_weigh_more_and_deleted_rows_are_gone(catalog: Catalog) -> None
         bump_revision(connection)  # as whoever changes what a search returns
         assert lexical.count(connection, "passage") == 1
     assert ask(catalog, "spill") == [1]
+
+
+# -- in memory
+
+
+def drawn_rows(count: int) -> list[LexicalRow]:
+    """Rows of drawn words with drawn scopes; some are equal but for their number."""
+    rng = random.Random(7)
+    words = [f"w{n}" for n in range(60)]
+    rows = []
+    for seq in range(1, count + 1):
+        hardware = tuple(rng.sample(("h100", "mi300x", "any"), rng.randint(1, 2)))
+        languages = rng.choice(((), ("triton",), ("hip",)))
+        scope = row_scope(hardware, languages, rng.choice(("hardware", "guidance")), "all")
+        heading = " ".join(rng.choices(words, k=rng.randint(0, 3)))
+        body = " ".join(words[min(59, int(rng.expovariate(0.1)))] for _ in range(rng.randint(1, 9)))
+        rows.append(LexicalRow(seq, scope, heading, body))
+    return rows
+
+
+SCOPES = (
+    EVERYTHING,
+    ScopeFilter(("h100", "any")),
+    ScopeFilter(("mi300x",), ("guidance",)),
+    ScopeFilter(("h100", "any"), languages=("triton",)),
+    ScopeFilter(None, access_scope="team"),
+)
+
+
+def answers(catalog: Catalog) -> list[list[tuple[int, float]]]:
+    """What many searches give, with scores to nine places."""
+    lists = []
+    with catalog.read() as connection:
+        for number in range(40):
+            tokens = [f"w{n}" for n in range(number, 62, 1 + number % 7)]
+            for level in ("passage", "section"):
+                for scope in SCOPES:
+                    scores = lexical.search(
+                        connection, level, tokens, scope, heading_weight=2.0, limit=25
+                    )
+                    lists.append([(seq, round(score, 9)) for seq, score in scores.items()])
+    return lists
+
+
+def keep(catalog: Catalog) -> bool:
+    with catalog.read() as connection:
+        return lexical.keep_in_memory(connection, heading_weight=2.0)
+
+
+def test_in_memory_the_same_rows_come_in_the_same_order(catalog: Catalog) -> None:
+    rows = drawn_rows(400)
+    with catalog.write() as connection:
+        lexical.insert(connection, "passage", rows)
+        lexical.insert(connection, "section", rows[:90])
+        bump_revision(connection)
+    by_sql = answers(catalog)
+    assert sum(map(len, by_sql)) > 2_000
+    assert keep(catalog) and not keep(catalog)
+    assert answers(catalog) == by_sql
+
+
+def test_what_changes_is_never_answered_from_memory(catalog: Catalog) -> None:
+    """A row that is written anew under its number, by another process: before memory follows, and
+    after."""
+    scope = row_scope((), (), "guidance", "all")
+    with catalog.write() as connection:
+        lexical.insert(connection, "passage", [LexicalRow(1, scope, "", "spill tile")])
+        bump_revision(connection)
+    assert keep(catalog) and ask(catalog, "spill") == [1]
+    other = open_catalog(catalog.path.parent)
+    with other.write() as connection:
+        lexical.delete(connection, "passage", [1])
+        lexical.insert(connection, "passage", [LexicalRow(1, scope, "", "stall tile")])
+        assert list(ask_within(connection, "stall")) == [1]  # a write sees its own
+        bump_revision(connection)
+    other.close()
+    assert ask(catalog, "spill") == [] and ask(catalog, "stall") == [1]
+    assert keep(catalog)
+    assert ask(catalog, "spill") == [] and ask(catalog, "stall") == [1]
+
+
+def ask_within(connection: Connection, query: str) -> dict[int, float]:
+    return lexical.search(
+        connection, "passage", tokenize(query), EVERYTHING, heading_weight=2.0, limit=10
+    )

@@ -174,6 +174,19 @@ def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> 
     assert names == {"max_fusion_size"}
 
 
+@pytest.mark.parametrize("op", ["pooling", "reduction"])
+def test_tuned_launches_come_before_what_has_no_reason_on_a_gpu(
+    problem: ProblemView, op: str
+) -> None:
+    pooled = replace(problem, op=op)
+    first = drained(pooled, device="cuda")[0]
+    node = evaluated(1, first, 1.5)
+    steps = shipped().neighbours("default", {}, context(pooled, node, device="cuda"), KNOWN)
+    names = [next(iter(step.options), step.mode) for step in steps]
+    tuned = [names.index(n) for n in ("coordinate_descent_tuning", "max_autotune_pointwise")]
+    assert max(tuned) < names.index("max_autotune_gemm_backends")
+
+
 # -- the file
 
 

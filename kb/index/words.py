@@ -1,0 +1,55 @@
+"""Keeps the lexical index in memory while a service runs.
+
+Requests never wait for it: as long as what is in memory is not what their transaction sees, the
+lexical tables answer, with the same rows. It is made anew once the tables have been still for a
+moment, so a thousand manuals that arrive cost it once, not a thousand times.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from kb.catalog.engine import Catalog
+from kb.catalog.knowledge import lexical
+
+LOOK_SECONDS = 1.0  # between two looks at the tables; still for so long, they are read
+
+log = structlog.get_logger(__name__)
+
+
+class WordsInMemory:
+    """A thread of its own between `start` and `stop`. `heading_weight` is that of the searches."""
+
+    def __init__(
+        self, catalog: Catalog, heading_weight: float, look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        self._catalog = catalog
+        self._heading_weight = heading_weight
+        self._look_seconds = look_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="words", daemon=True)
+
+    def start(self) -> None:
+        """Look at the tables from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it is making is finished first."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        last: object = None
+        while not self._stop.is_set():
+            try:
+                with self._catalog.read() as connection:
+                    state = lexical.state(connection)
+                    if state == last:
+                        lexical.keep_in_memory(connection, self._heading_weight)
+                last = state
+            except Exception:  # the thread's boundary: the tables answer meanwhile
+                log.exception("lexical index cannot be kept in memory; the tables answer")
+            self._stop.wait(self._look_seconds)

@@ -1,0 +1,423 @@
+"""A lowered graph as C++: loops whose innermost turns the compiler does side by side.
+
+One function a case; the entry chooses by the shapes that it is handed, and refuses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from math import prod
+
+from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
+from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
+from optimizer.search.synthesizers.traced.index import (
+    Atom,
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    flattened,
+    index,
+)
+from optimizer.search.synthesizers.traced.nests import Nest, lane_of, nests
+from optimizer.search.synthesizers.traced.program import Buffer, Program, Stage
+
+HEADER = files(__package__).joinpath("cpp_header.h").read_text(encoding="utf-8")
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "_Float16",
+    "bfloat16": "kl_bfloat16",
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "bool": "bool",
+}
+ALONE = 20_000  # computed elements, below which waking a second thread costs more than it brings
+ON_STACK = 4_096  # elements
+CHUNK = 1_024  # terms that are added in float32 before they are added in float64
+TILE = 512  # sums that are kept side by side
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "and": "&&",
+    "or": "||",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+_CALLED = {
+    **{name: f"kl_{name}" for name in ("exp", "log", "tanh", "erf", "sigmoid", "sign")},
+    "max": "kl_max",
+    "min": "kl_min",
+    **{name: f"std::{name}" for name in ("sqrt", "floor", "ceil", "trunc", "pow", "abs", "sin")},
+    **{name: f"std::{name}" for name in ("cos", "expm1", "log1p", "exp2", "log2", "erfc")},
+    "atan": "std::atan",
+    "asin": "std::asin",
+    "acos": "std::acos",
+    "round": "std::nearbyint",
+    "isnan": "std::isnan",
+    "isinf": "std::isinf",
+}
+
+
+def written(programs: Sequence[tuple[Signature, Program]]) -> str:
+    """The source of a candidate that serves these cases."""
+    parts = [HEADER]
+    for number, (signature, program) in enumerate(programs):
+        body = _Case(program).text()
+        parts.append(f"namespace case{number} {{\n{_fits(signature)}\n{body}\n}}\n")
+    rows = "".join(
+        f"  if (case{n}::fits(t)) {{ case{n}::run(t); return 0; }}\n" for n in range(len(programs))
+    )
+    parts.append(
+        "KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {\n"
+        f"  (void)c;\n{rows}  return 1;  // a shape that this kernel was not written for\n}}\n"
+    )
+    return "\n".join(parts)
+
+
+def _fits(signature: Signature) -> str:
+    tests = []
+    for number, tensor in enumerate(signature.tensors):
+        tests.append(f"t[{number}].dtype == {DTYPE_CODES[tensor.dtype]}")
+        tests.append(f"t[{number}].ndim == {len(tensor.shape)}")
+        tests += [f"t[{number}].shape[{d}] == {size}" for d, size in enumerate(tensor.shape)]
+    return f"static bool fits(const kernlore_tensor *t) {{\n  return {' && '.join(tests)};\n}}"
+
+
+@dataclass
+class _Case:
+    """Writes one program, line by line."""
+
+    program: Program
+    lines: list[str] = field(default_factory=list)
+    rooms: list[str] = field(default_factory=list)
+    indent: int = 1
+    names: int = 0
+    known: dict[int, str] = field(default_factory=dict)  # of expressions in the block at hand
+    local: dict[str, int] = field(default_factory=dict)  # buffers of a nest: its depth
+
+    def text(self) -> str:
+        """The function `run`."""
+        made = nests(self.program)
+        inside = {name for nest in made for name in nest.local}
+        for buffer in self.program.buffers.values():
+            if buffer.name not in inside:
+                self._pointer(buffer)
+        for nest in made:
+            self._nest(nest)
+        body = "\n".join(self.lines)
+        return "\n".join([*self.rooms, f"static void run(const kernlore_tensor *t) {{\n{body}\n}}"])
+
+    def _pointer(self, buffer: Buffer) -> None:
+        kind, name = TYPES[buffer.dtype], buffer.name
+        if buffer.number is None:
+            size = buffer.elements * ITEM_BYTES[buffer.dtype]
+            self.rooms.append(f"static void *room_{name};")
+            self._line(f"{kind} *__restrict__ {name} = ({kind} *)kl_room(&room_{name}, {size});")
+        else:
+            const = "" if name.startswith("out") else "const "
+            source = f"({const}{kind} *)t[{buffer.number}].data"
+            self._line(f"{const}{kind} *__restrict__ {name} = {source};")
+        self._line(f"(void){name};")
+
+    # -- loops
+
+    def _nest(self, nest: Nest) -> None:
+        parallel = nest.work >= ALONE
+        if not nest.depth:
+            for stage in nest.stages:
+                self._stage(stage, 0, parallel)
+            return
+        turns = prod(nest.outer)
+        with self._block("#pragma omp parallel" if parallel else ""):
+            heap = self._locals(nest)
+            shared = "#pragma omp for schedule(static)" if parallel else ""
+            with self._block(f"for (int64_t o = 0; o < {turns}; o++)", shared):
+                outer = self._outer(nest.outer)
+                for stage in nest.stages:
+                    values = {v: index(o) for v, o in zip(stage.space, outer, strict=False)}
+                    self._stage(_moved(stage, values, outer), nest.depth, False)
+            for name in heap:
+                self._line(f"std::free({name});")
+        self.local.clear()
+
+    def _locals(self, nest: Nest) -> list[str]:
+        heap = []
+        for stage in nest.stages:
+            out = stage.out
+            if out.name not in nest.local:
+                continue
+            self.local[out.name] = nest.depth
+            size, kind = prod(out.shape[nest.depth :]), TYPES[out.dtype]
+            if size <= ON_STACK:
+                self._line(f"alignas(64) {kind} {out.name}[{size}];")
+            else:
+                room = (size * ITEM_BYTES[out.dtype] + 63) // 64 * 64
+                self._line(f"{kind} *{out.name} = ({kind} *)std::aligned_alloc(64, {room});")
+                heap.append(out.name)
+        return heap
+
+    def _outer(self, sizes: tuple[int, ...]) -> tuple[Var, ...]:
+        place = index(Var("o", prod(sizes)))
+        made = []
+        for number, size in enumerate(sizes):
+            variable = Var(f"o{number}", size)
+            here = place // prod(sizes[number + 1 :])
+            here = here % size if number else here
+            self._line(f"const int64_t {variable.name} = {self._index(here)};")
+            self._line(f"(void){variable.name};")
+            made.append(variable)
+        return tuple(made)
+
+    def _stage(self, stage: Stage, depth: int, parallel: bool) -> None:
+        lane = lane_of(_inner(stage, depth))
+        space = [v for v in stage.space[depth:] if v is not lane]
+        reduced = [v for v in stage.reduced if v is not lane]
+        if stage.combine is None:
+            pragma = "#pragma omp parallel for schedule(static)" if parallel else ""
+            with self._loops(space, pragma if space else ""):
+                self._hoisted(stage.body, frozenset([lane] if lane else []))
+                simd = " simd" if not parallel or space else " parallel for simd"
+                with self._loops([lane] if lane else [], f"#pragma omp{simd}" if lane else ""):
+                    self._store(stage, stage.out, self._value(stage.body))
+        elif lane in stage.space:
+            self._side_by_side(stage, lane, space, reduced, parallel)
+        else:
+            pragma = "#pragma omp parallel for schedule(static)" if parallel and space else ""
+            with self._loops(space, pragma):
+                self._one_result(stage, lane, reduced, parallel and not space)
+
+    def _one_result(
+        self, stage: Stage, lane: Var | None, reduced: list[Var], parallel: bool
+    ) -> None:
+        """A reduction whose terms are combined side by side."""
+        kind, combine = TYPES[stage.body.dtype], stage.combine or "sum"
+        floats = stage.body.dtype in FLOATS
+        long = combine == "sum" and stage.body.dtype == "float32"
+        with self._block(""):
+            total = "double" if long else kind
+            self._line(f"{total} total = {_start(combine, stage.body.dtype)};")
+            bad = combine in ("max", "min") and floats
+            if bad:
+                self._line("int bad = 0;")
+            loops = [*reduced, *([lane] if lane else [])]
+            self._hoisted(stage.body, frozenset(loops))
+            chunked = long and loops and loops[-1].extent > CHUNK
+            how = {"sum": "+", "prod": "*", "max": "max", "min": "min"}[combine]
+            clauses = f"reduction({how}:total)" + (" reduction(|:bad)" if bad else "")
+            shared = f"#pragma omp parallel for schedule(static) {clauses}" if parallel else ""
+            outer, inner = loops[:-1], loops[-1:]
+            with self._loops(outer, shared if outer else ""):
+                if chunked:
+                    self._chunks(stage, inner[0], shared if not outer else "")
+                else:
+                    simd = f"#pragma omp simd {clauses}"
+                    with self._loops(inner, simd if inner else ""):
+                        self._combine("total", self._value(stage.body), combine, bad)
+            result = "(bad ? NAN : total)" if bad else "total"
+            self._store(stage, stage.out, f"({kind}){result}")
+
+    def _chunks(self, stage: Stage, lane: Var, pragma: str) -> None:
+        """A long sum: float32 within a chunk, float64 over the chunks."""
+        step = f"for (int64_t from = 0; from < {lane.extent}; from += {CHUNK})"
+        with self._block(step, pragma):
+            self._line("float part = 0.0f;")
+            end = f"const int64_t to = from + {CHUNK} < {lane.extent} ? from + {CHUNK} :"
+            self._line(f"{end} {lane.extent};")
+            loop = f"for (int64_t {lane.name} = from; {lane.name} < to; {lane.name}++)"
+            with self._block(loop, "#pragma omp simd reduction(+:part)"):
+                self._combine("part", self._value(stage.body), "sum", False)
+            self._line("total += part;")
+
+    def _side_by_side(
+        self, stage: Stage, lane: Var, space: list[Var], reduced: list[Var], parallel: bool
+    ) -> None:
+        """Reductions of neighbouring results, each in a place of its own."""
+        combine, dtype = stage.combine or "sum", stage.body.dtype
+        terms = prod(v.extent for v in stage.reduced)
+        exact = combine == "sum" and dtype == "float32" and terms > 4 * CHUNK
+        kind = "double" if exact else TYPES[dtype]
+        tile = min(lane.extent, TILE if space else max(16, min(TILE, lane.extent // 4)))
+        shared = "#pragma omp parallel for schedule(static)" if parallel else ""
+        with self._loops(space, shared if space else ""):
+            self._hoisted(stage.body, frozenset([lane, *reduced]))
+            step = f"for (int64_t from = 0; from < {lane.extent}; from += {tile})"
+            with self._block(step, shared if not space else ""):
+                self._line(f"alignas(64) {kind} acc[{tile}];")
+                rest = f"{lane.extent} - from"
+                self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
+                start = _start(combine, dtype)
+                self._line(f"for (int64_t l = 0; l < n; l++) acc[l] = {start};")
+                with self._loops(reduced):
+                    self._hoisted(stage.body, frozenset([lane]))
+                    with self._lanes(lane):
+                        self._combine("acc[l]", self._value(stage.body), combine, False)
+                with self._lanes(lane):
+                    self._store(stage, stage.out, "acc[l]")
+
+    @contextmanager
+    def _lanes(self, lane: Var) -> Iterator[None]:
+        with self._block("for (int64_t l = 0; l < n; l++)", "#pragma omp simd"):
+            self._line(f"const int64_t {lane.name} = from + l;")
+            yield
+
+    @contextmanager
+    def _loops(self, variables: Sequence[Var], pragma: str = "") -> Iterator[None]:
+        """Loops in each other, with the pragma before the outermost."""
+        if not variables:
+            yield
+            return
+        name, extent = variables[0].name, variables[0].extent
+        head = f"for (int64_t {name} = 0; {name} < {extent}; {name}++)"
+        with self._block(head, pragma), self._loops(variables[1:]):
+            yield
+
+    @contextmanager
+    def _block(self, head: str, pragma: str = "") -> Iterator[None]:
+        if pragma:
+            self._line(pragma)
+        if head.startswith("#"):
+            self._line(head)
+            head = ""
+        self._line(f"{head} {{".strip())
+        before, self.known = self.known, dict(self.known)
+        self.indent += 1
+        yield
+        self.indent -= 1
+        self.known = before
+        self._line("}")
+
+    # -- expressions
+
+    def _combine(self, into: str, value: str, combine: str, bad: bool) -> None:
+        if bad:
+            self._line(f"bad |= {value} != {value};")
+        if combine in ("sum", "prod"):
+            self._line(f"{into} {'+' if combine == 'sum' else '*'}= {value};")
+        elif bad:
+            sign = ">" if combine == "max" else "<"
+            self._line(f"{into} = {value} {sign} {into} ? {value} : {into};")
+        else:
+            self._line(f"{into} = kl_{combine}({into}, {value});")
+
+    def _store(self, stage: Stage, out: Buffer, value: str) -> None:
+        places = tuple(map(index, stage.space))
+        kind = TYPES["float32" if out.dtype == "bfloat16" else out.dtype]
+        self._line(f"kl_write(&{self._element(out, places)}, ({kind})({value}));")
+
+    def _element(self, buffer: Buffer, places: tuple[Index, ...]) -> str:
+        depth = self.local.get(buffer.name, 0)
+        place = flattened(places[depth:], buffer.shape[depth:])
+        return f"{buffer.name}[{self._index(place)}]"
+
+    def _hoisted(self, of: Expression, inside: frozenset[Var]) -> None:
+        """Write what does not change in the loops over `inside` before them."""
+        if of.name == "literal":
+            return
+        if not of.variables & inside:
+            self._value(of)
+        else:
+            for arg in of.args:
+                self._hoisted(arg, inside)
+
+    def _value(self, of: Expression) -> str:
+        """The name of a constant with the expression's value, written in the block at hand."""
+        if of.name == "literal":
+            return _number(of.value, of.dtype)
+        if id(of) not in self.known:
+            text = self._written(of)
+            name = f"v{self.names}"
+            self.names += 1
+            self._line(f"const {TYPES[of.dtype]} {name} = {text};")
+            self.known[id(of)] = name
+        return self.known[id(of)]
+
+    def _written(self, of: Expression) -> str:
+        if of.name == "load":
+            buffer = self.program.buffers[str(of.value)]
+            return f"kl_read({self._element(buffer, of.indices)})"
+        if of.name == "counted":
+            return self._index(of.indices[0])
+        args = [self._value(arg) for arg in of.args]
+        if of.name in _INFIX:
+            return f"{args[0]} {_INFIX[of.name]} {args[1]}"
+        kind = TYPES[of.dtype]
+        forms: Mapping[str, str] = {
+            "cast": f"({kind}){args[0]}",
+            "neg": f"-{args[0]}",
+            "not": f"!{args[0]}",
+            "square": f"{args[0]} * {args[0]}",
+            "rsqrt": f"({kind})1 / std::sqrt({args[0]})",
+            "reciprocal": f"({kind})1 / {args[0]}",
+        }
+        if of.name in forms:
+            return forms[of.name]
+        if of.name == "where":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        return f"{_CALLED[of.name]}({', '.join(args)})"
+
+    def _index(self, of: Index) -> str:
+        parts = [
+            f"{factor} * {self._atom(atom)}" if factor != 1 else self._atom(atom)
+            for atom, factor in of.terms
+        ]
+        if of.offset or not parts:
+            parts.append(str(of.offset))
+        return " + ".join(parts)
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Var):
+            return atom.name
+        if isinstance(atom, Quotient):
+            return f"(({self._index(atom.index)}) / {atom.by})"
+        if isinstance(atom, Remainder):
+            return f"(({self._index(atom.index)}) % {atom.by})"
+        return self._value(atom.value)
+
+    def _line(self, text: str) -> None:
+        self.lines.append("  " * self.indent + text if not text.startswith("#") else text)
+
+
+def _moved(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) -> Stage:
+    """The stage with the nest's variables in place of its own outer ones."""
+    space = (*outer, *stage.space[len(outer) :])
+    return Stage(stage.out, space, stage.body.substituted(values), stage.reduced, stage.combine)
+
+
+def _inner(stage: Stage, depth: int) -> Stage:
+    """What is left of a stage inside of the nest's loops."""
+    space = stage.space[depth:]
+    return Stage(stage.out, space, stage.body, stage.reduced, stage.combine)
+
+
+def _start(combine: str, dtype: str) -> str:
+    if combine in ("sum", "prod"):
+        return _number(combine == "prod", dtype)
+    if dtype in FLOATS:
+        return "-INFINITY" if combine == "max" else "INFINITY"
+    return "INT64_MIN" if combine == "max" else "INT64_MAX"
+
+
+def _number(value: float | str, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype not in FLOATS:
+        return f"(({TYPES[dtype]}){int(value)}LL)"
+    number = float(value)
+    if number != number:
+        return f"(({TYPES[dtype]})NAN)"
+    if number in (float("inf"), float("-inf")):
+        return f"(({TYPES[dtype]}){'-' if number < 0 else ''}INFINITY)"
+    return f"{number!r}{'f' if dtype == 'float32' else ''}"

@@ -1,0 +1,102 @@
+// Elementary functions without branches or calls, so that a loop over them becomes vector code.
+// exp, log, tanh and erf of float follow the Cephes library (expf.c, logf.c, tanhf.c, ndtrf.c).
+#pragma GCC optimize("no-math-errno", "no-trapping-math")
+#include "kernlore_abi.h"
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#define KL static inline __attribute__((always_inline))
+template <class T, class F> KL T kl_bits(F from) { T to; std::memcpy(&to, &from, sizeof to); return to; }
+
+KL float kl_exp(float x) {
+  const float bounded = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
+  const float shifted = bounded * 1.44269504088896341f + 12582912.0f;
+  const float whole = shifted - 12582912.0f;
+  float r = bounded - whole * 0.693359375f;
+  r += whole * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const int32_t power = kl_bits<int32_t>(shifted) - 0x4B400000;
+  const float y = p * kl_bits<float>((power + 127) << 23);
+  return x != x ? x : (x > 88.72f ? INFINITY : (x < -103.97f ? 0.0f : y));
+}
+KL float kl_log(float x) {
+  int32_t bits = kl_bits<int32_t>(x);
+  const int32_t small = x < 1.17549435e-38f;
+  bits = small ? kl_bits<int32_t>(x * 8388608.0f) : bits;
+  int32_t power = ((bits >> 23) & 255) - 126 - (small ? 23 : 0);
+  float m = kl_bits<float>((bits & 0x007FFFFF) | 0x3F000000);
+  const bool low = m < 0.70710678118f;
+  power -= low;
+  m = low ? m + m - 1.0f : m - 1.0f;
+  const float z = m * m, e = (float)power;
+  float p = 7.0376836292e-2f;
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  float y = p * m * z - 2.12194440e-4f * e - 0.5f * z;
+  y = m + y + 0.693359375f * e;
+  return x != x || x < 0.0f ? NAN : (x == 0.0f ? -INFINITY : (x == INFINITY ? x : y));
+}
+KL float kl_tanh(float x) {
+  const float a = x < 0.0f ? -x : x, z = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const float large = 1.0f - 2.0f / (kl_exp(a + a) + 1.0f);
+  return a < 0.625f ? p * z * x + x : (x < 0.0f ? -large : large);
+}
+KL float kl_erf(float x) {
+  const float a = x < 0.0f ? -x : x, z = x * x;
+  float p = 7.853861353153693e-5f;
+  p = p * z - 8.010193625184903e-4f;
+  p = p * z + 5.188327685732524e-3f;
+  p = p * z - 2.685381193529856e-2f;
+  p = p * z + 1.128358514861418e-1f;
+  p = p * z - 3.761262582423300e-1f;
+  p = p * z + 1.128379165726710e+0f;
+  // Abramowitz and Stegun, 7.1.26: off by 1.5e-7 at most
+  const float t = 1.0f / (1.0f + 0.3275911f * a);
+  float q = 1.061405429f;
+  q = q * t - 1.453152027f;
+  q = q * t + 1.421413741f;
+  q = q * t - 0.284496736f;
+  q = q * t + 0.254829592f;
+  const float large = 1.0f - q * t * kl_exp(-a * a);
+  return x != x ? x : (a < 1.0f ? p * x : (x < 0.0f ? -large : large));
+}
+KL double kl_exp(double x) { return std::exp(x); }
+KL double kl_log(double x) { return std::log(x); }
+KL double kl_tanh(double x) { return std::tanh(x); }
+KL double kl_erf(double x) { return std::erf(x); }
+template <class T> KL T kl_sigmoid(T x) { return (T)1 / ((T)1 + kl_exp(-x)); }
+template <class T> KL T kl_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
+template <class T> KL T kl_max(T a, T b) { return a > b || a != a ? a : b; }
+template <class T> KL T kl_min(T a, T b) { return a < b || a != a ? a : b; }
+KL float kl_read(float x) { return x; }
+KL double kl_read(double x) { return x; }
+KL float kl_read(_Float16 x) { return (float)x; }
+struct kl_bfloat16 { uint16_t bits; };
+KL float kl_read(kl_bfloat16 x) { return kl_bits<float>((uint32_t)x.bits << 16); }
+template <class T> KL T kl_read(T x) { return x; }
+template <class T, class F> KL void kl_write(T *to, F from) { *to = (T)from; }
+KL void kl_write(kl_bfloat16 *to, float from) {
+  const uint32_t bits = kl_bits<uint32_t>(from);
+  to->bits = from != from ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+static void *kl_room(void **kept, size_t bytes) {
+  if (!*kept) *kept = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  return *kept;
+}

@@ -1,0 +1,140 @@
+"""What a kernel computes for one element: calls of a closed set of operators over elements that are
+read, numbers and loop variables.
+
+Equal expressions are one object, so a graph that is used twice stays small and is written once.
+Floats of 16 bits are computed with as float32. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from optimizer.search.synthesizers.traced.index import Index, Var, substituted, variables
+
+# The operators, with what a call costs in units of an addition: a rough figure, which decides only
+# whether a value that is used twice is kept or computed again.
+COSTS: Mapping[str, int] = {
+    **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "min", "max", "square"), 1),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "where"), 1),
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "sign", "isnan", "isinf", "cast"), 1),
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal"), 4),
+    **dict.fromkeys(("exp", "log", "tanh", "erf", "sigmoid", "expm1", "log1p", "exp2"), 10),
+    **dict.fromkeys(("sin", "cos", "pow", "log2", "atan", "asin", "acos", "erfc"), 20),
+}
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+def computed_in(dtype: str) -> str:
+    """The dtype in which values of a tensor of this dtype are computed."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A call of the operator `name`; `load`, `literal` and `counted` are operators too.
+
+    `load` has the buffer's name as `value` and one index a dimension, `literal` a number as
+    `value`, `counted` one index, whose value it is. Made by the functions below alone, which give
+    equal expressions as one object.
+    """
+
+    name: str
+    dtype: str
+    args: tuple[Expression, ...] = ()
+    indices: tuple[Index, ...] = ()
+    value: int | float | bool | str = 0
+
+    @cached_property
+    def variables(self) -> frozenset[Var]:
+        """All loop variables in it."""
+        own = (variables(part) for part in self.indices)
+        return frozenset().union(*own, *(arg.variables for arg in self.args))
+
+    @cached_property
+    def cost(self) -> int:
+        """Roughly what it costs to compute it, in additions."""
+        return COSTS.get(self.name, 0) + sum(arg.cost for arg in self.args)
+
+    @cached_property
+    def loads(self) -> tuple[Expression, ...]:
+        """Every element that it reads, once."""
+        if self.name == "load":
+            return (self,)
+        return tuple(dict.fromkeys(load for arg in self.args for load in arg.loads))
+
+    def substituted(self, values: Mapping[Var, Index]) -> Expression:
+        """The expression with other indices in place of variables."""
+        return _substituted(self, values, {})
+
+
+@dataclass
+class _Known:
+    """The expressions of this process by what makes them equal."""
+
+    entries: dict[object, Expression] = field(default_factory=dict)
+
+
+_KNOWN = _Known()
+
+
+def _made(of: Expression) -> Expression:
+    value = (type(of.value).__name__, repr(of.value))
+    key = (of.name, of.dtype, tuple(map(id, of.args)), of.indices, value)
+    return _KNOWN.entries.setdefault(key, of)
+
+
+def forget() -> None:
+    """Let the expressions go; to be called before a graph is lowered, not within."""
+    _KNOWN.entries.clear()
+
+
+def literal(value: float | int | bool, dtype: str) -> Expression:
+    """A number of this dtype."""
+    dtype = computed_in(dtype)
+    if dtype in FLOATS:
+        value = float(value)
+    elif dtype == "bool":
+        value = bool(value)
+    else:
+        value = int(value)
+    return _made(Expression("literal", dtype, value=value))
+
+
+def load(buffer: str, indices: tuple[Index, ...], dtype: str) -> Expression:
+    """An element of a buffer."""
+    return _made(Expression("load", computed_in(dtype), indices=indices, value=buffer))
+
+
+def counted(index: Index) -> Expression:
+    """The value of an index, as an int64."""
+    return _made(Expression("counted", "int64", indices=(index,)))
+
+
+def cast(of: Expression, dtype: str) -> Expression:
+    """The expression in another dtype."""
+    dtype = computed_in(dtype)
+    if of.dtype == dtype:
+        return of
+    if of.name == "literal":
+        assert not isinstance(of.value, str)
+        return literal(of.value, dtype)
+    return _made(Expression("cast", dtype, (of,)))
+
+
+def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
+    """A call; arguments are cast by the caller. Raises KeyError for an unknown operator."""
+    if name not in COSTS:
+        raise KeyError(name)
+    return _made(Expression(name, computed_in(dtype), args))
+
+
+def _substituted(
+    of: Expression, values: Mapping[Var, Index], done: dict[int, Expression]
+) -> Expression:
+    if id(of) not in done:
+        args = tuple(_substituted(arg, values, done) for arg in of.args)
+        indices = tuple(substituted(part, values) for part in of.indices)
+        done[id(of)] = _made(Expression(of.name, of.dtype, args, indices, of.value))
+    return done[id(of)]

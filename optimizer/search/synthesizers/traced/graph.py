@@ -1,0 +1,112 @@
+"""The forward of a case's Model as a graph of primitive operators, with its sizes.
+
+make_fx over fake tensors follows what is executed, so gradients that forward takes are in the graph
+as well; nothing is computed and no memory is taken. torch's own decompositions leave some eighty
+primitive operators. Problem files are their user's own code and run in this process, as when the
+harness opens them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import types
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from optimizer.evaluation.problem.convention import positional
+
+_ATEN = torch.ops.aten
+# Core ATen keeps these whole; lowering wants what they are made of.
+_WHOLE = (
+    *(_ATEN._softmax, _ATEN._log_softmax, _ATEN._softmax_backward_data),
+    *(_ATEN._log_softmax_backward_data, _ATEN.logsumexp, _ATEN.native_layer_norm),
+    *(_ATEN.native_layer_norm_backward, _ATEN.native_group_norm, _ATEN.native_batch_norm),
+    *(_ATEN._native_batch_norm_legit_no_training, _ATEN.var, _ATEN.var_mean, _ATEN.std),
+    *(_ATEN.mean, _ATEN.gelu, _ATEN.gelu_backward, _ATEN.silu, _ATEN.mish, _ATEN.elu),
+    *(_ATEN.leaky_relu, _ATEN.hardtanh, _ATEN.hardsigmoid, _ATEN.hardswish, _ATEN.softplus),
+)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph whose placeholders are inputs, then weights and buffers in state_dict order."""
+
+    graph: fx.Graph
+
+
+@dataclass(frozen=True)
+class NotTraced:
+    """Why there is no graph."""
+
+    reason: str
+
+
+@lru_cache(maxsize=32)
+def trace(source: str, dtype: str | None) -> Traced | NotTraced:
+    """The forward of the `Model` in a case's source, in evaluation mode; `dtype` is that of all
+    floating inputs and weights, None as the file makes them."""
+    try:
+        return _traced(source, dtype)
+    # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
+    except Exception as error:
+        return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def _traced(source: str, dtype: str | None) -> Traced | NotTraced:
+    module = _module(source)
+    model_class, known = module.__dict__["Model"], module.__dict__
+    wanted = getattr(torch, dtype) if dtype else None
+    make_init = known.get("get_init_inputs")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        init = make_init() if make_init is not None else []
+        model = model_class(*positional(model_class.__init__, init, "get_init_inputs()", 1))
+        model = model.eval().requires_grad_(False)
+        values = positional(model_class.forward, known["get_inputs"](), "get_inputs()", 1)
+        if not all(isinstance(value, torch.Tensor) for value in values):
+            return NotTraced("forward takes Python numbers, whose values may change")
+        inputs = [_of_dtype(value, wanted) for value in values]
+        state = {name: _of_dtype(v, wanted) for name, v in model.state_dict().items()}
+
+        def run(*tensors: torch.Tensor) -> Any:
+            weights = dict(zip(state, tensors[len(inputs) :], strict=True))
+            return torch.func.functional_call(model, weights, tuple(tensors[: len(inputs)]))
+
+        tensors = (*inputs, *state.values())
+        graph = make_fx(run, decomposition_table=_decompositions())(*tensors).graph
+        if any(_writes(node) for node in graph.nodes):
+            functional = torch.func.functionalize(run, remove="mutations")
+            graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
+    graph.eliminate_dead_code()
+    return Traced(graph)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator writes into what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _of_dtype(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """As a kernel gets it: contiguous, floats in the case's dtype."""
+    value = value.detach().contiguous()
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+
+
+@lru_cache(maxsize=1)
+def _decompositions() -> dict[Any, Any]:
+    return {**core_aten_decompositions(), **get_decompositions(_WHOLE)}
+
+
+def _module(source: str) -> types.ModuleType:
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    module = types.ModuleType(f"kernlore_lowered_{digest}")
+    sys.modules[module.__name__] = module  # dataclasses look a class's module up
+    exec(compile(source, module.__name__, "exec"), module.__dict__)
+    return module

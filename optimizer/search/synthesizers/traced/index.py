@@ -1,0 +1,224 @@
+"""Integer arithmetic over loop variables: what places of a tensor an expression reads.
+
+An index is a sum of atoms with whole coefficients and an offset. An atom is a loop variable, a
+quotient or a remainder by a constant, or an integer that is read from a tensor. Sums are sorted,
+so equal indices compare equal. Quotients and remainders are simplified where the ranges of the
+variables show that nothing is lost: a reshape that splits a dimension and one that joins it again
+leave no arithmetic. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Var:
+    """A loop variable that counts from 0 to `extent` - 1."""
+
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """`index` divided by a positive constant, rounded down."""
+
+    index: Index
+    by: int
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What is left of `index`, which is never negative, after division by a positive constant."""
+
+    index: Index
+    by: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """An integer that an expression yields; `low` and `high` bound it where that is known. `value`
+    is an Expression of an integer dtype."""
+
+    value: Any
+    low: int = -UNBOUNDED
+    high: int = UNBOUNDED
+
+
+Atom = Union[Var, Quotient, Remainder, Read]  # noqa: UP007 - the names are defined below each other
+
+
+@dataclass(frozen=True)
+class Index:
+    """`offset` plus the sum of atoms times coefficients; no coefficient is 0, no atom twice."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    offset: int = 0
+
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.offset + other)
+        return _sum([*self.terms, *other.terms], self.offset + other.offset)
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self + (other * -1 if isinstance(other, Index) else -other)
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 0:
+            return Index()
+        return Index(tuple((a, c * factor) for a, c in self.terms), self.offset * factor)
+
+    def __floordiv__(self, by: int) -> Index:
+        """Rounded down. `by` is positive."""
+        if by == 1:
+            return self
+        whole, rest = _split(self, by)
+        low, high = bounds(rest)
+        if low >= 0 and high < by:
+            return whole
+        if low // by == high // by and high < UNBOUNDED:
+            return whole + low // by
+        turns = _turns(low, by)
+        return whole - turns + Index(((Quotient(rest + turns * by, by), 1),))
+
+    def __mod__(self, by: int) -> Index:
+        """The remainder of a whole number that is never negative. `by` is positive."""
+        if by == 1:
+            return Index()
+        _, rest = _split(self, by)
+        low, high = bounds(rest)
+        if low >= 0 and high < by:
+            return rest
+        if low // by == high // by and high < UNBOUNDED:
+            return rest - by * (low // by)
+        return Index(((Remainder(rest + _turns(low, by) * by, by), 1),))
+
+    @property
+    def constant(self) -> int | None:
+        """Its value where it has no variable."""
+        return None if self.terms else self.offset
+
+    @property
+    def variable(self) -> Var | None:
+        """The loop variable that it is, alone."""
+        if len(self.terms) == 1 and not self.offset:
+            (atom, factor) = self.terms[0]
+            if isinstance(atom, Var) and factor == 1:
+                return atom
+        return None
+
+    def factor(self, variable: Var) -> int | None:
+        """The coefficient of a variable that occurs as itself alone, 0 where it does not occur;
+        None where it stands inside another atom."""
+        result = 0
+        for atom, factor in self.terms:
+            if atom == variable:
+                result = factor
+            elif variable in variables_of_atom(atom):
+                return None
+        return result
+
+
+def index(of: Var | int) -> Index:
+    """A variable or a number as an index."""
+    return Index(((of, 1),)) if isinstance(of, Var) else Index((), of)
+
+
+def read(value: Any, low: int = -UNBOUNDED, high: int = UNBOUNDED) -> Index:
+    """The integer that an expression yields, as an index."""
+    return Index(((Read(value, low, high), 1),))
+
+
+def _sum(terms: list[tuple[Atom, int]], offset: int) -> Index:
+    total: dict[Atom, int] = {}
+    for atom, factor in terms:
+        total[atom] = total.get(atom, 0) + factor
+    kept = [(atom, factor) for atom, factor in total.items() if factor]
+    return Index(tuple(sorted(kept, key=lambda term: repr(term[0]))), offset)
+
+
+def _split(whole: Index, by: int) -> tuple[Index, Index]:
+    """`whole` = first * by + second, where the second has what is not a multiple of `by`."""
+    multiples = [(a, c // by) for a, c in whole.terms if c % by == 0]
+    rest = [(a, c) for a, c in whole.terms if c % by]
+    quotient, remainder = divmod(whole.offset, by)
+    return _sum(multiples, quotient), _sum(rest, remainder)
+
+
+def _turns(low: int, by: int) -> int:
+    """How many times `by` must be added so that nothing is negative: C rounds towards zero."""
+    return max(0, -(low // by)) if low > -UNBOUNDED else 0
+
+
+def bounds(of: Index) -> tuple[int, int]:
+    """The least and the greatest value."""
+    low = high = of.offset
+    for atom, factor in of.terms:
+        least, most = _bounds_of_atom(atom)
+        ends = (least * factor, most * factor)
+        low, high = low + min(ends), high + max(ends)
+    return max(low, -UNBOUNDED), min(high, UNBOUNDED)
+
+
+def _bounds_of_atom(atom: Atom) -> tuple[int, int]:
+    if isinstance(atom, Var):
+        return 0, max(atom.extent - 1, 0)
+    if isinstance(atom, Read):
+        return atom.low, atom.high
+    low, high = bounds(atom.index)
+    if isinstance(atom, Quotient):
+        return low // atom.by, high // atom.by
+    return 0, atom.by - 1
+
+
+def variables_of_atom(atom: Atom) -> frozenset[Var]:
+    """The loop variables in an atom; those inside a Read are asked of its expression."""
+    if isinstance(atom, Var):
+        return frozenset([atom])
+    if isinstance(atom, Read):
+        return frozenset(atom.value.variables)
+    return variables(atom.index)
+
+
+def variables(of: Index) -> frozenset[Var]:
+    """All loop variables of an index."""
+    return frozenset().union(*(variables_of_atom(atom) for atom, _ in of.terms))
+
+
+def substituted(of: Index, values: Mapping[Var, Index]) -> Index:
+    """The index with other indices in place of variables."""
+    result = Index((), of.offset)
+    for atom, factor in of.terms:
+        result = result + _substituted_atom(atom, values) * factor
+    return result
+
+
+def _substituted_atom(atom: Atom, values: Mapping[Var, Index]) -> Index:
+    if isinstance(atom, Var):
+        return values.get(atom, index(atom))
+    if isinstance(atom, Read):
+        return read(atom.value.substituted(values), atom.low, atom.high)
+    inner = substituted(atom.index, values)
+    return inner // atom.by if isinstance(atom, Quotient) else inner % atom.by
+
+
+def flattened(indices: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
+    """The place in contiguous memory, in elements."""
+    place = Index()
+    for part, size in zip(indices, shape, strict=True):
+        place = place * size + part
+    return place
+
+
+def unflattened(place: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
+    """The indices of a place in contiguous memory of this shape."""
+    result: list[Index] = []
+    for size in reversed(shape[1:]):
+        result.append(place % size)
+        place = place // size
+    return (place, *reversed(result)) if shape else ()

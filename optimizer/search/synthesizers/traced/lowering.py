@@ -1,0 +1,234 @@
+"""A graph of primitive operators as stages: each operator becomes a function from places to an
+expression, and what is a view is arithmetic on places alone.
+
+A value is computed where it is used. It is kept in a buffer where it is a reduction, or where it is
+used more than once and is dear to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from optimizer.evaluation.abi import Signature
+from optimizer.search.synthesizers.traced.expression import (
+    Expression,
+    call,
+    cast,
+    computed_in,
+    forget,
+    literal,
+    load,
+)
+from optimizer.search.synthesizers.traced.index import Index, Var, index
+from optimizer.search.synthesizers.traced.program import Buffer, Combine, Program, Stage
+
+Places = tuple[Index, ...]
+DEAR = 10  # additions, from which on a value that is used twice is kept
+LONGEST = 200  # additions in one expression, from which on a value is kept in any case
+
+
+class NotLowered(Exception):
+    """An operator, or a form of it, that is not in the closed set. The message names it."""
+
+
+@dataclass
+class Value:
+    """A tensor as a function of places; `at` remembers what it returned."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    function: Callable[[Places], Expression]
+    known: dict[Places, Expression] = field(default_factory=dict)
+
+    def at(self, places: Places) -> Expression:
+        """The element at these places."""
+        if places not in self.known:
+            self.known[places] = cast(self.function(places), self.dtype)
+        return self.known[places]
+
+
+Rule = Callable[["Lowering", fx.Node], Value | tuple[Value, ...]]
+
+
+class Lowering:
+    """The graph of one case, node by node."""
+
+    def __init__(
+        self, graph: fx.Graph, signature: Signature, operators: Mapping[str, Rule]
+    ) -> None:
+        """`operators` lowers one node each, by the operator's name."""
+        self._graph = graph
+        self._operators = operators
+        self._signature = signature
+        self.buffers: dict[str, Buffer] = {}
+        self.stages: list[Stage] = []
+        self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
+        self._counter = 0
+
+    def program(self) -> Program:
+        """The stages. Raises NotLowered."""
+        forget()
+        given = iter(self._signature.of("input", "parameter", "buffer"))
+        for number, node in enumerate(n for n in self._graph.nodes if n.op == "placeholder"):
+            spec = next(given)
+            buffer = self._buffer(f"in{number}", spec.shape, spec.dtype, number)
+            self._values[node] = read_of(buffer)
+        for node in self._graph.nodes:
+            if node.op == "call_function":
+                value = self._lowered(node)
+                if isinstance(value, Value) and self._is_kept(node, value):
+                    value = self.kept(value)
+                self._values[node] = value
+            elif node.op == "get_attr":
+                raise NotLowered("a tensor that the Model keeps outside its state")
+        self._outputs()
+        return Program(self.buffers, tuple(self.stages))
+
+    def _outputs(self) -> None:
+        (returned,) = next(n for n in self._graph.nodes if n.op == "output").args
+        nodes = list(returned.values()) if isinstance(returned, dict) else returned
+        nodes = list(nodes) if isinstance(nodes, tuple | list) else [nodes]
+        specs = self._signature.of("output")
+        first = len(self._signature.tensors) - len(specs)
+        if len(nodes) != len(specs):
+            raise NotLowered("outputs in a form of their own")
+        for number, (node, spec) in enumerate(zip(nodes, specs, strict=True)):
+            value = self._values[node]
+            assert isinstance(value, Value)
+            if value.shape != spec.shape:
+                raise NotLowered("an output of another shape than the case says")
+            buffer = self._buffer(f"out{number}", spec.shape, spec.dtype, first + number)
+            space = self.variables(spec.shape)
+            self.stages.append(Stage(buffer, space, value.at(tuple(map(index, space)))))
+
+    # -- buffers and variables
+
+    def variables(self, shape: Sequence[int]) -> tuple[Var, ...]:
+        """New loop variables for a shape."""
+        self._counter += len(shape)
+        first = self._counter - len(shape)
+        return tuple(Var(f"i{first + n}", size) for n, size in enumerate(shape))
+
+    def kept(self, value: Value) -> Value:
+        """The value, computed once into a buffer without its dimensions of size 1."""
+        space = self.variables([size for size in value.shape if size != 1])
+        inner = iter(space)
+        places = tuple(index(next(inner)) if size != 1 else Index() for size in value.shape)
+        return self.stage(value.at(places), space, value.shape, value.dtype)
+
+    def stage(
+        self,
+        body: Expression,
+        space: tuple[Var, ...],
+        shape: tuple[int, ...],
+        dtype: str,
+        reduced: tuple[Var, ...] = (),
+        combine: Combine | None = None,
+    ) -> Value:
+        """A stage into a buffer of the shape of `space`, read as a value of `shape`, which has
+        dimensions of size 1 besides."""
+        sizes = tuple(v.extent for v in space)
+        name = f"kept{sum(b.number is None for b in self.buffers.values())}"
+        buffer = self._buffer(name, sizes, computed_in(dtype), None)
+        self.stages.append(Stage(buffer, space, body, reduced, combine))
+
+        def at(places: Places) -> Expression:
+            inner = tuple(p for p, size in zip(places, shape, strict=True) if size != 1)
+            return load(name, inner, buffer.dtype)
+
+        return Value(shape, computed_in(dtype), at)
+
+    def _buffer(self, name: str, shape: Sequence[int], dtype: str, number: int | None) -> Buffer:
+        buffer = Buffer(name, tuple(shape), dtype, number)
+        self.buffers[name] = buffer
+        return buffer
+
+    def _is_kept(self, node: fx.Node, value: Value) -> bool:
+        if not value.shape or 0 in value.shape:
+            return False
+        body = value.at(tuple(map(index, self.variables(value.shape))))
+        if body.name in ("load", "literal"):
+            return False
+        return body.cost >= LONGEST or (len(node.users) > 1 and body.cost >= DEAR)
+
+    # -- operators
+
+    def _lowered(self, node: fx.Node) -> Value | tuple[Value, ...]:
+        name = str(node.target).removesuffix(".default")
+        if name not in self._operators:
+            raise NotLowered(name)
+        return self._operators[name](self, node)
+
+    def tensor(self, node: fx.Node, place: int) -> Value:
+        """An argument that is a tensor. Raises NotLowered for anything else."""
+        value = self.argument(node, place)
+        if not isinstance(value, Value):
+            raise NotLowered(f"{node.target} of a number")
+        return value
+
+    def argument(self, node: fx.Node, place: int, name: str = "", default: Any = None) -> Any:
+        """An argument by place or name, as lowered values and plain numbers."""
+        if place < len(node.args):
+            return self._plain(node.args[place])
+        return self._plain(node.kwargs.get(name, default))
+
+    def _plain(self, of: Any) -> Any:
+        if isinstance(of, fx.Node):
+            return self._values[of]
+        if isinstance(of, tuple | list):
+            return [self._plain(part) for part in of]
+        return of
+
+
+def read_of(buffer: Buffer) -> Value:
+    """A buffer as a value."""
+    return Value(buffer.shape, buffer.dtype, lambda p: load(buffer.name, p, buffer.dtype))
+
+
+def result(node: fx.Node) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of what a node returns."""
+    value = node.meta["val"]
+    return tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")
+
+
+def broadcast(value: Value | float, shape: tuple[int, ...], dtype: str) -> Value:
+    """A value or a number in a larger shape and another dtype."""
+    if not isinstance(value, Value):
+        return Value(shape, dtype, lambda _: literal(value, dtype))
+    ahead = len(shape) - len(value.shape)
+
+    def at(places: Places) -> Expression:
+        own = [
+            Index() if size == 1 else place
+            for place, size in zip(places[ahead:], value.shape, strict=True)
+        ]
+        return cast(value.at(tuple(own)), dtype)
+
+    return Value(shape, dtype, at)
+
+
+def pointwise(name: str, values: Sequence[Value | float], shape: Any, inner: str, to: str) -> Value:
+    """An operator on elements, computed in the dtype `inner`."""
+    parts = [broadcast(value, shape, inner) for value in values]
+    compared = "bool" if to == "bool" else inner
+    return Value(shape, to, lambda places: call(name, tuple(p.at(places) for p in parts), compared))
+
+
+def promoted(node: fx.Node, values: Sequence[Any]) -> str:
+    """The dtype in which an operator on these values computes."""
+    kinds = [
+        torch.empty(v.shape, dtype=getattr(torch, v.dtype), device="meta")
+        if isinstance(v, Value)
+        else v
+        for v in values
+    ]
+    dtype = kinds[0].dtype if isinstance(kinds[0], torch.Tensor) else None
+    for other in kinds[1:]:
+        first = kinds[0] if dtype is None else torch.empty(1, dtype=dtype, device="meta")
+        dtype = torch.result_type(first, other)
+    return computed_in(str(dtype or result(node)[1]).removeprefix("torch."))

@@ -1,0 +1,12 @@
+"""What each operator computes, as values over places; `OPERATORS` has all of them."""
+
+from optimizer.search.synthesizers.traced.operators import (
+    elementwise,
+    gathers,
+    reductions,
+    views,
+    windows,
+)
+from optimizer.search.synthesizers.traced.operators.rules import RULES as OPERATORS
+
+__all__ = ["OPERATORS", "elementwise", "gathers", "reductions", "views", "windows"]

@@ -1,0 +1,122 @@
+"""Views: arithmetic on places alone."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import fx
+
+from optimizer.search.synthesizers.traced.expression import (
+    Expression,
+)
+from optimizer.search.synthesizers.traced.index import (
+    Index,
+    flattened,
+    unflattened,
+)
+from optimizer.search.synthesizers.traced.lowering import (
+    Lowering,
+    NotLowered,
+    Places,
+    Value,
+    broadcast,
+    result,
+)
+from optimizer.search.synthesizers.traced.operators.rules import rule
+
+
+@rule("aten.view", "aten.reshape", "aten._unsafe_view", "prims.view_of")
+def _view(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    return Value(shape, dtype, lambda p: value.at(unflattened(flattened(p, shape), value.shape)))
+
+
+@rule("aten.expand")
+def _expand(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    return broadcast(lowering.argument(node, 0), shape, dtype)
+
+
+@rule("prims.broadcast_in_dim")
+def _broadcast_in(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, dims = lowering.tensor(node, 0), lowering.argument(node, 2)
+
+    def at(places: Places) -> Expression:
+        own = (places[d] if s != 1 else Index() for d, s in zip(dims, value.shape, strict=True))
+        return value.at(tuple(own))
+
+    return Value(shape, dtype, at)
+
+
+@rule("aten.permute")
+def _permute(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    order = [d % len(shape) for d in lowering.argument(node, 1)]
+    return Value(
+        shape, dtype, lambda p: value.at(tuple(p[order.index(d)] for d in range(len(shape))))
+    )
+
+
+@rule("aten.unsqueeze", "aten.squeeze.dims", "aten.squeeze.dim", "prims.squeeze")
+def _ones(lowering: Lowering, node: fx.Node) -> Value:
+    """Dimensions of size 1 come or go: the others keep their order."""
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+
+    def at(places: Places) -> Expression:
+        inner = iter([p for p, size in zip(places, shape, strict=True) if size != 1])
+        return value.at(tuple(next(inner) if s != 1 else Index() for s in value.shape))
+
+    return Value(shape, dtype, at)
+
+
+@rule("aten.slice.Tensor")
+def _slice(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    dim = lowering.argument(node, 1, "dim", 0) % len(shape)
+    start = lowering.argument(node, 2, "start", 0) or 0
+    step = lowering.argument(node, 4, "step", 1)
+    size = value.shape[dim]
+    start = min(max(start + size if start < 0 else start, 0), size)
+    return Value(shape, dtype, lambda p: value.at((*p[:dim], p[dim] * step + start, *p[dim + 1 :])))
+
+
+@rule("aten.select.int")
+def _select(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    dim, place = lowering.argument(node, 1), lowering.argument(node, 2)
+    dim, place = dim % len(value.shape), place % value.shape[dim]
+    return Value(shape, dtype, lambda p: value.at((*p[:dim], Index((), place), *p[dim:])))
+
+
+@rule("aten.flip", "prims.rev")
+def _flip(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    turned = {d % len(shape) for d in lowering.argument(node, 1)}
+
+    def at(places: Places) -> Expression:
+        own = (
+            place * -1 + (size - 1) if d in turned else place
+            for d, (place, size) in enumerate(zip(places, shape, strict=True))
+        )
+        return value.at(tuple(own))
+
+    return Value(shape, dtype, at)
+
+
+@rule("aten.as_strided")
+def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
+    """Only as a reshape: as many elements, in the order of contiguous memory."""
+    shape, dtype = result(node)
+    value, strides = lowering.tensor(node, 0), lowering.argument(node, 2)
+    dense = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    same = all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True))
+    if not same or lowering.argument(node, 3) or prod(shape) != prod(value.shape):
+        raise NotLowered("aten.as_strided of overlapping or distant places")
+    return Value(shape, dtype, lambda p: value.at(unflattened(flattened(p, shape), value.shape)))

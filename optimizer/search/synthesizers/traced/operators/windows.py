@@ -1,0 +1,126 @@
+"""Pooling and convolution: sums and extremes over a window."""
+
+from __future__ import annotations
+
+from math import inf, prod
+from operator import getitem
+from typing import Any
+
+from torch import fx
+
+from optimizer.search.synthesizers.traced.expression import (
+    call,
+    cast,
+    computed_in,
+    literal,
+)
+from optimizer.search.synthesizers.traced.index import (
+    Index,
+    index,
+)
+from optimizer.search.synthesizers.traced.lowering import (
+    Lowering,
+    NotLowered,
+    Places,
+    Value,
+    pointwise,
+    result,
+)
+from optimizer.search.synthesizers.traced.operators.edges import guarded
+from optimizer.search.synthesizers.traced.operators.rules import rule
+from optimizer.search.synthesizers.traced.program import Combine
+
+
+@rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
+def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+    if any(u.target is getitem and u.args[1] != 0 for u in node.users):
+        raise NotLowered("the places of a pooling")
+    return (_windows(lowering, node, "max", node.meta["val"][0]),)
+
+
+@rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
+def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
+    if any(lowering.argument(node, n, name) for n, name in ((4, "ceil_mode"), (6, "divisor"))):
+        raise NotLowered("an average pooling with rounding up or a divisor")
+    padding = lowering.argument(node, 3, "padding", 0)
+    if padding and any(padding) and not lowering.argument(node, 5, "count_include_pad", True):
+        raise NotLowered("an average pooling that does not count its padding")
+    value = _windows(lowering, node, "sum", node.meta["val"])
+    window = prod(lowering.argument(node, 1))
+    inner = computed_in(value.dtype)
+    return pointwise("mul", [value, 1.0 / window], value.shape, inner, value.dtype)
+
+
+def _windows(lowering: Lowering, node: fx.Node, combine: Combine, output: Any) -> Value:
+    value, sizes = lowering.tensor(node, 0), lowering.argument(node, 1)
+    count = len(sizes)
+
+    def each(place: int, name: str, default: int) -> list[int]:
+        given = lowering.argument(node, place, name)
+        given = [default] if given in (None, []) else given
+        return list(given) * count if len(given) == 1 else list(given)
+
+    steps = lowering.argument(node, 2, "stride") or sizes
+    padding = each(3, "padding", 0)
+    spread = each(4, "dilation", 1) if combine == "max" else [1] * count
+    shape = tuple(map(int, output.shape))
+    space, window = lowering.variables(shape), lowering.variables(sizes)
+    fill = literal(-inf if combine == "max" else 0, value.dtype)
+    ahead = len(shape) - count
+    places: Places = (
+        *map(index, space[:ahead]),
+        *(
+            index(s) * steps[d] + index(w) * spread[d] - padding[d]
+            for d, (s, w) in enumerate(zip(space[ahead:], window, strict=True))
+        ),
+    )
+    body = guarded(value, places, fill)
+    own = {v: Index() for v in (*space, *window) if v.extent == 1}
+    kept = tuple(v for v in space if v.extent != 1)
+    reduced = tuple(v for v in window if v.extent != 1)
+    inner = computed_in(value.dtype)
+    return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
+
+
+@rule("<built-in function getitem>")
+def _item(lowering: Lowering, node: fx.Node) -> Any:
+    values, number = lowering.argument(node, 0), lowering.argument(node, 1)
+    return values[number]
+
+
+@rule("aten.convolution")
+def _convolution(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, weight, bias, steps, padding, spread, turned, _, groups = (
+        lowering.argument(node, n) for n in range(9)
+    )
+    if turned:
+        raise NotLowered("a transposed convolution")
+    inner, count = computed_in(dtype), len(shape) - 2
+    steps, padding, spread = (
+        list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
+    )
+    space = lowering.variables(shape)
+    terms = lowering.variables(weight.shape[1:])
+    per_group = shape[1] // groups
+    group = index(space[1]) // per_group if groups > 1 else Index()
+    channel = group * weight.shape[1] + index(terms[0])
+    places: Places = (
+        index(space[0]),
+        channel,
+        *(
+            index(s) * steps[d] + index(w) * spread[d] - padding[d]
+            for d, (s, w) in enumerate(zip(space[2:], terms[1:], strict=True))
+        ),
+    )
+    element = guarded(value, places, literal(0, inner))
+    factor = cast(weight.at((index(space[1]), *map(index, terms))), inner)
+    body = call("mul", (element, factor), inner)
+    own = {v: Index() for v in (*space, *terms) if v.extent == 1}
+    kept = tuple(v for v in space if v.extent != 1)
+    reduced = tuple(v for v in terms if v.extent != 1)
+    total = lowering.stage(body.substituted(own), kept, shape, inner, reduced, "sum")
+    if bias is None:
+        return total
+    added = Value(shape, inner, lambda p: cast(bias.at((p[1],)), inner))
+    return pointwise("add", [total, added], shape, inner, dtype)

@@ -1,0 +1,56 @@
+"""A lowered graph: buffers, and the stages that fill them one after another.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from optimizer.search.synthesizers.traced.expression import Expression
+from optimizer.search.synthesizers.traced.index import Var
+
+Combine = Literal["sum", "prod", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A contiguous array. `number` is its place among the tensors of the interface, None for one
+    that the kernel keeps itself."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    number: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """The number of elements; 1 for an array without dimensions."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Fills `out`: for every place of `space`, `body`, or, where `combine` is set, all values of
+    `body` over `reduced` combined."""
+
+    out: Buffer
+    space: tuple[Var, ...]
+    body: Expression
+    reduced: tuple[Var, ...] = ()
+    combine: Combine | None = None
+
+    @property
+    def work(self) -> int:
+        """How many times the body is computed."""
+        return prod(v.extent for v in (*self.space, *self.reduced))
+
+
+@dataclass(frozen=True)
+class Program:
+    """The stages for one case, in the order of computation; `buffers` by name."""
+
+    buffers: dict[str, Buffer]
+    stages: tuple[Stage, ...]

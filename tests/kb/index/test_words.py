@@ -1,0 +1,60 @@
+"""The service's lexical index in memory follows the tables, once they are still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kb.catalog import Catalog
+from kb.catalog.kept import made
+from kb.catalog.knowledge import lexical
+from kb.catalog.knowledge.lexical import LexicalRow, row_scope
+from kb.catalog.meta import bump_revision
+from kb.index.words import WordsInMemory
+from kb.scope import ScopeFilter
+
+
+def add(catalog: Catalog, seq: int, text: str) -> None:
+    scope = row_scope((), (), "guidance", "all")
+    with catalog.write() as connection:
+        lexical.insert(connection, "passage", [LexicalRow(seq, scope, "", text)])
+        bump_revision(connection)
+
+
+def is_current(catalog: Catalog) -> bool:
+    with catalog.read() as connection:
+        last = made(connection, "word indexes")
+        return last is not None and last[0] == lexical.state(connection)
+
+
+def ask(catalog: Catalog, word: str) -> list[int]:
+    with catalog.read() as connection:
+        return list(
+            lexical.search(
+                connection, "passage", [word], ScopeFilter(None), heading_weight=2.0, limit=10
+            )
+        )
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_it_follows_the_tables(catalog: Catalog) -> None:
+    add(catalog, 1, "spill")
+    words = WordsInMemory(catalog, 2.0, look_seconds=0.05)
+    words.start()
+    try:
+        until(lambda: is_current(catalog))
+        add(catalog, 2, "spill")
+        assert ask(catalog, "spill") == [1, 2]  # whether or not it has followed
+        until(lambda: is_current(catalog))
+        assert ask(catalog, "spill") == [1, 2]
+    finally:
+        words.stop()
+    add(catalog, 3, "spill")
+    time.sleep(0.2)
+    assert not is_current(catalog) and ask(catalog, "spill") == [1, 2, 3]

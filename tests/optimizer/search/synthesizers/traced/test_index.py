@@ -1,0 +1,65 @@
+"""Arithmetic over loop variables."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from optimizer.search.synthesizers.traced.index import (
+    Index,
+    Quotient,
+    Remainder,
+    Var,
+    bounds,
+    flattened,
+    index,
+    substituted,
+    unflattened,
+)
+
+ROW, COLUMN = Var("i", 6), Var("j", 4)
+
+
+def value(of: Index, at: dict[Var, int]) -> int:
+    total = of.offset
+    for atom, factor in of.terms:
+        if isinstance(atom, Var):
+            total += factor * at[atom]
+            continue
+        assert isinstance(atom, Quotient | Remainder)
+        inner = value(atom.index, at)
+        assert inner >= 0  # C rounds towards zero
+        total += factor * (inner // atom.by if isinstance(atom, Quotient) else inner % atom.by)
+    return total
+
+
+EVERY = [dict(zip((ROW, COLUMN), at, strict=True)) for at in itertools.product(range(6), range(4))]
+
+
+def test_splitting_a_dimension_and_joining_it_again_leaves_no_arithmetic() -> None:
+    place = flattened((index(ROW), index(COLUMN)), (6, 4))
+    assert unflattened(place, (6, 4)) == (index(ROW), index(COLUMN))
+    assert flattened(unflattened(place, (6, 4)), (6, 4)) == place
+
+
+@pytest.mark.parametrize("by", [2, 3, 5, 7, 24])
+@pytest.mark.parametrize("offset", [0, 1, 11])
+def test_quotients_and_remainders_are_those_of_numbers(by: int, offset: int) -> None:
+    forward = index(ROW) * 4 + index(COLUMN) + offset
+    backward = index(ROW) * -4 - index(COLUMN) + 23 + offset
+    for place, at in itertools.product((forward, backward), EVERY):
+        assert value(place // by, at) == value(place, at) // by
+        assert value(place % by, at) == value(place, at) % by
+
+
+def test_bounds_hold_every_value_and_are_met() -> None:
+    place = index(ROW) * -2 + index(COLUMN) + 3
+    values = [value(place, at) for at in EVERY]
+    assert bounds(place) == (min(values), max(values))
+
+
+def test_equal_sums_are_equal_in_any_order() -> None:
+    assert index(ROW) + index(COLUMN) == index(COLUMN) + index(ROW)
+    assert index(ROW) - index(ROW) == Index()
+    assert substituted(index(ROW) * 4 + index(COLUMN), {ROW: Index((), 2)}) == index(COLUMN) + 8

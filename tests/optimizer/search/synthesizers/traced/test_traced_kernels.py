@@ -1,0 +1,209 @@
+"""Kernels that are written from a graph compute what the graph computes: compiled and called."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.evaluation.abi import DTYPE_CODES, HEADER, HEADER_NAME, Signature, TensorSpec
+from optimizer.search.synthesizers.base import CaseView
+from optimizer.search.synthesizers.traced.cpp import written
+from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.synthesizer import lowered
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+FILE = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        {init}
+
+    def forward(self, x, y):
+        {forward}
+
+
+def get_inputs():
+    return [torch.randn({shape}, dtype={dtype}), {second}]
+"""
+# name -> init, forward, shape of x, second input
+MODELS = {
+    "chain": ("pass", "return F.gelu(x * 2 + y).sin() - torch.tanh(x)", "(7, 33)", "(33,)"),
+    "logarithms": (
+        "pass",
+        "return torch.log(x.abs() + 0.1).exp() + torch.log1p(y * y)",
+        "(65,)",
+        "(65,)",
+    ),
+    "softmax": ("pass", "return torch.softmax(x / 3 + y, -1)", "(40, 129)", "(129,)"),
+    "softmax of columns": ("pass", "return torch.log_softmax(x, 0) * y", "(50, 40)", "(40,)"),
+    "softmax of channels": ("pass", "return torch.softmax(x, 1) + y", "(3, 5, 6, 17)", "(17,)"),
+    "norm": ("self.n = nn.LayerNorm(70)", "return F.silu(self.n(x)) + y", "(30, 70)", "(70,)"),
+    "groups": ("self.n = nn.GroupNorm(2, 6)", "return self.n(x) * y", "(3, 6, 5, 9)", "(9,)"),
+    "batch norm": (
+        "self.n = nn.BatchNorm1d(20)",
+        "return F.relu(self.n(x)) + y",
+        "(30, 20)",
+        "(20,)",
+    ),
+    "two results": ("pass", "return x.amax(1) + y, x.argmax(1)", "(20, 300)", "(20,)"),
+    "deviation": ("pass", "return x.std(0), (x * y).mean(), x.var()", "(90, 12)", "(12,)"),
+    "long sum": ("pass", "return (x * y).sum(-1)", "(4, 20000)", "(20000,)"),
+    "views": (
+        "pass",
+        "return (x.view(4, 3, 10).transpose(1, 2).reshape(40, 3)[::2] + y).flip(0)",
+        "(4, 30)",
+        "(3,)",
+    ),
+    "joined": ("pass", "return torch.cat([x, y.expand(6, 4), x * 2], 1)[:, 1:]", "(6, 5)", "(4,)"),
+    "padded": ("pass", "return F.pad(x, (1, 2, 0, 3), value=2.0) + y", "(5, 6)", "(9,)"),
+    "products": (
+        "self.l = nn.Linear(24, 10)",
+        "return F.gelu(self.l(x)) @ y",
+        "(9, 24)",
+        "(10, 5)",
+    ),
+    "pooling": ("pass", "return F.max_pool2d(x, 3, 2, 1) * y", "(2, 3, 11, 14)", "(7,)"),
+    "means": ("pass", "return F.avg_pool2d(x, 2) + y", "(2, 3, 8, 10)", "(5,)"),
+    "convolution": (
+        "self.c = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)",
+        "return F.relu(self.c(x)) + y",
+        "(2, 4, 9, 10)",
+        "(5,)",
+    ),
+    "gradient": (
+        "pass",
+        "x = x.detach().requires_grad_()\n"
+        "        with torch.enable_grad():\n"
+        "            loss = (torch.softmax(x, -1) * y).sum()\n"
+        "        return torch.autograd.grad(loss, x)[0]",
+        "(11, 20)",
+        "(20,)",
+    ),
+    "in place": ("pass", "z = x * y; z += 1; return z.relu_() - x", "(8, 40)", "(40,)"),
+    "masked": (
+        "pass",
+        "return torch.where(x > y, x, -x).clamp(-1, 1).amin(-1)",
+        "(8, 40)",
+        "(40,)",
+    ),
+}
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("ndim", ctypes.c_int64),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("stride", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+def source_of(name: str, dtype: str = "torch.float32") -> str:
+    init, forward, shape, second = MODELS[name]
+    made = f"torch.randn({second}, dtype={dtype})"
+    return FILE.format(init=init, forward=forward, shape=shape, second=made, dtype=dtype)
+
+
+def opened(source: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor]]:
+    """The case, what a kernel is handed before the outputs, and the outputs in float64."""
+    module: dict[str, object] = {}
+    exec(compile(source, "problem", "exec"), module)
+    torch.manual_seed(1)
+    inputs = module["get_inputs"]()  # type: ignore[operator]
+    model = module["Model"]().eval().requires_grad_(False)  # type: ignore[operator]
+    given = [*inputs, *model.state_dict().values()]
+    outputs = model.double()(*(x.double() for x in inputs))
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    kind = str(inputs[0].dtype).removeprefix("torch.")
+    roles = ["input"] * len(inputs) + ["parameter"] * (len(given) - len(inputs))
+    specs = [
+        TensorSpec(f"t{n}", role, str(t.dtype).removeprefix("torch."), tuple(t.shape))  # type: ignore[arg-type]
+        for n, (role, t) in enumerate(zip(roles, given, strict=True))
+    ]
+    for number, output in enumerate(outputs):
+        dtype = kind if output.is_floating_point() else "int64"
+        specs.append(TensorSpec(f"out{number}", "output", dtype, tuple(output.shape)))
+    case = CaseView("main", Signature(tuple(specs)), {}, True, None, {}, source)
+    return case, given, outputs
+
+
+def called(
+    case: CaseView, program: Program, given: list[torch.Tensor], folder: Path
+) -> list[torch.Tensor]:
+    """The outputs of the compiled kernel."""
+    (folder / HEADER_NAME).write_text(HEADER)
+    (folder / "kernel.cpp").write_text(written([(case.signature, program)]))
+    command = ["g++", "-O2", "-march=native", "-shared", "-fPIC", "-fopenmp", f"-I{folder}"]
+    command += [str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    outputs = [
+        torch.full(spec.shape, 77, dtype=getattr(torch, spec.dtype))
+        for spec in case.signature.of("output")
+    ]
+    tensors = [t.contiguous() for t in given] + outputs
+    sizes = [(ctypes.c_int64 * max(1, t.dim()))(*t.shape) for t in tensors]
+    array = (Tensor * len(tensors))(
+        *(
+            Tensor(t.data_ptr(), DTYPE_CODES[str(t.dtype).removeprefix("torch.")], t.dim(), s, s)
+            for t, s in zip(tensors, sizes, strict=True)
+        )
+    )
+    library = ctypes.CDLL(str(folder / "kernel.so"))
+    assert library.kernlore_run(array, None) == 0
+    sizes[0][0] += 1
+    assert library.kernlore_run(array, None) == 1  # a shape that it was not written for
+    return outputs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_kernel_computes_what_the_model_computes(name: str, tmp_path: Path) -> None:
+    case, given, expected = opened(source_of(name))
+    program = lowered(case)
+    assert isinstance(program, Program), program
+    for output, golden in zip(called(case, program, given, tmp_path), expected, strict=True):
+        torch.testing.assert_close(output.double(), golden.double(), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["torch.float64", "torch.float16", "torch.bfloat16"])
+def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
+    case, given, expected = opened(source_of("softmax", dtype))
+    program = lowered(case)
+    assert isinstance(program, Program), program
+    exact = {"torch.float64": 1e-12, "torch.float16": 1e-3, "torch.bfloat16": 8e-3}[dtype]
+    (output,) = called(case, program, given, tmp_path)
+    torch.testing.assert_close(output.double(), expected[0], rtol=exact, atol=exact / 10)
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("return torch.sort(x, -1)[0] + y", "aten.sort"),
+        ("return x + torch.rand(3)", "it is not lowered"),
+        ("return (x > 0).nonzero()", "it was not traced"),
+    ],
+)
+def test_what_cannot_be_lowered_is_named(forward: str, reason: str) -> None:
+    source = FILE.format(
+        init="pass", forward=forward, shape="(4, 3)", second="torch.randn(3)", dtype="torch.float32"
+    )
+    second = TensorSpec("y", "input", "float32", (3,))
+    signature = Signature((TensorSpec("x", "input", "float32", (4, 3)), second))
+    problem = lowered(CaseView("main", signature, {}, True, None, {}, source))
+    assert isinstance(problem, str) and reason in problem

@@ -1,0 +1,39 @@
+"""Whole sections as excerpts: every passage of a long section can be the one that was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kb.catalog.knowledge import passages
+from kb.scope import ScopeFilter
+from retrieval.ranking import Ranked
+from retrieval.section_excerpts import section_excerpts
+
+pytestmark = pytest.mark.slow(seconds=6)
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+
+def manual(count: int) -> str:
+    """A section of one endless sentence and a short one."""
+    endless = ", ".join(f"row of a tile {'goes ' * (n % 3)}behind {n}" for n in range(count))
+    return f"# Manual\n\n## Rows\n\nFirst, {endless}.\n\nThen all rows are read.\n"
+
+
+def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
+    """Around its last passage only what follows begins cleanly, and that was not ranked."""
+    store.register_hardware()
+    for count in range(80, 104):  # some leave room for the sentence after it
+        store.submit(f"{count}.md", manual(count), hardware=("h100",))
+    store.worker().drain()
+    scope = ScopeFilter(("h100",), ("hardware",))
+    with store.catalog.read() as connection:
+        live = passages.load(connection, range(2_000), scope)
+        assert len(live) > 100
+        for seq, passage in live.items():
+            ranked = [Ranked(seq, 1.0, 1.0, 0.0, "hardware")]
+            (excerpt,) = section_excerpts(connection, ranked, scope, 1)
+            assert excerpt.id == passage.id and passage.id in excerpt.passages
