@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.services import Services
-from ingestion.builtin import load_hardware
 from kb.catalog.search.evaluations import (
     CandidateRow,
     CaseFigures,
@@ -35,7 +34,7 @@ from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from tests.api.cli_process import kernlore
-from tests.api.conftest import URL, assert_error, hold_to_description
+from tests.api.conftest import URL, assert_error, hold_to_description, wait_until_ready
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge
 
@@ -56,11 +55,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     knowledge = copy_knowledge(base / "knowledge", ())
     settings = Settings(data_dir=fresh_data_dir(base / "data"), knowledge_dir=knowledge)
     with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
-        parts: Services = running.app.state.services  # type: ignore[attr-defined]
         hold_to_description(running)
-        # Beside a start that loads them too: recipes have the licences that exports look up.
-        load_hardware(settings.knowledge_dir, parts.registry)
-        parts.skills.sync_builtin(settings.skills_dir)
+        # Recipes have the licences that exports look up. What a start prints is printed by then, so
+        # that no answer of the command line in this process is mixed with it.
+        wait_until_ready(running)
         yield running
 
 

@@ -18,12 +18,16 @@ pytestmark = [
     ),
 ]
 CONFINED = """
-import ctypes, errno, os, shutil, sys
+import ctypes, errno, os, pathlib, shutil, subprocess, sys
 from optimizer.evaluation.runner.system_calls import forbid_calls
 print(*forbid_calls())
 os.chmod("kept", 0o777)
 os.utime("kept", (1, 1))
 shutil.copy2("kept", "copied")
+os.utime(os.open("kept", os.O_RDONLY))
+pathlib.Path("touched").touch()
+pathlib.Path("touched").touch()
+subprocess.run(["touch", "by_program", "touched"], check=True)
 libc = ctypes.CDLL(None, use_errno=True)
 for number in map(int, sys.argv[1:]):
     answer = libc.syscall(number, 0, 0, 0, 0, 0)
@@ -54,3 +58,7 @@ def test_files_are_copied_and_their_metadata_stay(lines: list[str], tmp_path: Pa
     assert lines and (tmp_path / "copied").read_text() == "text"
     kept = (tmp_path / "kept").stat()
     assert kept.st_mode & 0o777 == 0o600 and kept.st_mtime > 1
+
+
+def test_touched_files_are_made(lines: list[str], tmp_path: Path) -> None:
+    assert lines and (tmp_path / "touched").is_file() and (tmp_path / "by_program").is_file()
