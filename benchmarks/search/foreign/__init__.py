@@ -1,0 +1,1 @@
+"""Problems that no recipe was written for: drawn by seed from a grammar, searched, and reported."""

@@ -1,0 +1,174 @@
+"""The table of a foreign set: every problem with its gain over eager, over torch.compile's default
+and over its best option, and the means by family and by opened and unopened seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import table
+from benchmarks.search.gains.rows import compiled_default, geomean
+from benchmarks.search.gains.sessions import is_finished, problem_name, runs_in
+from optimizer.evaluation.records import Interval
+from optimizer.search.confirm import outcome_from_json
+from optimizer.search.portable.launch import WHY_FAILED
+from optimizer.search.records import Node
+from optimizer.search.store import FileStore, RunRow
+from optimizer.search.tree import Tree
+
+
+@dataclass(frozen=True)
+class Result:
+    """One searched problem. gain: the winner over eager on values that the search never saw; 1 by
+    dispatch where nothing was certainly faster; None where nothing could be measured. default,
+    best: torch.compile as it comes and its best option over eager, as the search measured them;
+    None where they were not right or not tried. reason: why there is no gain, or why
+    the run ended."""
+
+    name: str
+    gain: float | None
+    interval: str
+    default: float | None
+    best: float | None
+    origin: str
+    plan: str
+    candidates: int
+    seconds: float
+    reason: str
+
+    @property
+    def family(self) -> str:
+        return self.name.rpartition("_")[0]
+
+    @property
+    def opened(self) -> bool:
+        return int(self.name.rpartition("_")[2]) % 2 == 0
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Of one session's folder, problems that failed before they had a run included."""
+    results = {problem_name(run): _result(run, folder) for run in runs_in(folder)}
+    for path in folder.glob(f"*{WHY_FAILED}"):
+        name = path.name.removesuffix(WHY_FAILED)
+        reason = path.read_text(encoding="utf-8").splitlines()[0]
+        before = results.get(name)
+        if before is None or before.gain is None:
+            results[name] = Result(name, None, "", None, None, "", "", 0, 0.0, reason)
+    return list(results.values())
+
+
+def _result(run: RunRow, folder: Path) -> Result:
+    tree = Tree(FileStore(folder).nodes(run.id))
+    candidates = len(tree) - 1
+    default, best = _speedup(compiled_default(tree)), _best_option(tree)
+    name = problem_name(run)
+    if not is_finished(run):
+        reason = run.ended or "cut off before the last measurement"
+        return Result(name, None, "", default, best, "", "", candidates, run.seconds, reason)
+    outcome = outcome_from_json(run.result)
+    proposal = tree[outcome.node].proposal if outcome.node is not None else None
+    gain = outcome.gain.value if outcome.gain else (1.0 if outcome.measured else None)
+    return Result(
+        name,
+        gain,
+        str(outcome.gain or ""),
+        default,
+        best,
+        proposal.origin if proposal else "",
+        proposal.plan if proposal else "",
+        candidates,
+        run.seconds,
+        outcome.reason,
+    )
+
+
+def _speedup(node: Node | None) -> float | None:
+    interval: Interval | None = node.speedup if node is not None and node.correct else None
+    return interval.value if interval is not None else None
+
+
+def _best_option(tree: Tree) -> float | None:
+    options = [
+        n for n in tree.nodes[1:] if n.proposal is not None and n.proposal.origin == "config"
+    ]
+    return max((value for n in options if (value := _speedup(n)) is not None), default=None)
+
+
+def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
+    """The parts of the report, in Markdown. `drawn` are the names that were to be searched."""
+    chosen = sorted(results, key=lambda result: result.name)
+    missing = sorted(set(drawn) - {result.name for result in chosen})
+    lost = [r.name for r in chosen if r.gain is None]
+    slower = [r.name for r in chosen if r.gain is not None and r.gain < 1]
+    behind = [r.name for r in chosen if r.gain and r.best and r.gain < 0.97 * r.best]
+    sentences = [
+        f"Problems: {len(chosen)}; without a figure: {len(lost)}{_named(lost)};"
+        f" not begun: {len(missing)}{_named(missing)}.",
+        f"Below 1.0 after dispatch: {len(slower)}{_named(slower)}. Below 0.97 of torch.compile's"
+        f" best option: {len(behind)}{_named(behind)}.",
+        "A gain is the winner's over eager, measured again after the search on other values; 1.00"
+        " where nothing was certainly faster, because the module runs the reference there. Options"
+        " of torch.compile are as the search measured them.",
+    ]
+    return [
+        "\n".join(f"- {sentence}" for sentence in sentences),
+        _means(chosen, "all", lambda _: "all"),
+        _means(chosen, "seeds", lambda r: "opened" if r.opened else "unopened"),
+        _means(chosen, "family", lambda r: r.family),
+        _means(chosen, "winner's origin", lambda r: r.origin or "the reference stays"),
+        _rows(chosen),
+    ]
+
+
+def _named(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _means(results: Sequence[Result], title: str, key: Callable[[Result], str]) -> str:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.gain is not None:
+            groups.setdefault(key(result), []).append(result)
+    header = [title, "problems", "over eager", "over torch.compile default", "over its best option"]
+    return table(
+        header,
+        [
+            [
+                name,
+                len(group),
+                geomean(r.gain for r in group if r.gain),
+                geomean(r.gain / r.default for r in group if r.gain and r.default),
+                geomean(r.gain / r.best for r in group if r.gain and r.best),
+            ]
+            for name, group in sorted(groups.items())
+        ],
+    )
+
+
+def _rows(results: Sequence[Result]) -> str:
+    header = [
+        "problem",
+        "gain over eager",
+        "torch.compile default",
+        "best option",
+        "origin",
+        "plan",
+    ]
+    return table(
+        [*header, "n", "s", "reason"],
+        [
+            [
+                r.name,
+                r.interval or ("1.00 by dispatch" if r.gain else "not measured"),
+                f"{r.default:.2f}" if r.default else "",
+                f"{r.best:.2f}" if r.best else "",
+                r.origin,
+                r.plan[:60],
+                r.candidates,
+                f"{r.seconds:.0f}",
+                " ".join(r.reason.split())[:160],
+            ]
+            for r in results
+        ],
+    )
