@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,9 @@ LAYOUT = frozenset(
         *("aten::sym_numel", "aten::dim", "prim::layout"),
     }
 )
+
+ALLOCATION = ("empty", "new_empty", "zeros", "new_zeros", "ones", "full", "arange", "scalar_tensor")
+COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh")
 
 
 def counted_flops(run: Callable[[], Any]) -> int:
@@ -66,18 +70,34 @@ def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
     return max(1, int(result.value))
 
 
-def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
-    """Numbers and words by name: `convolution.stride[0]` is an argument of the first such operator,
-    `add#2.other` of the second; `model.limit` is an attribute of the Model.
+@dataclass(frozen=True)
+class Observed:
+    """What a run of the reference dispatched.
 
-    Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`). Runs the
+    `traits` are numbers and words by name: `convolution.stride[0]` is an argument of the first such
+    operator, `add#2.other` of the second; `model.limit` is an attribute of the Model. `kinds`
+    counts the operators that compute by kind: product, convolution, attention, pointwise, or other
+    (all that reduces, orders, gathers or scans).
+    """
+
+    traits: Mapping[str, Trait]
+    kinds: Mapping[str, int]
+
+
+def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
+    """The traits of `observe`. Runs the reference once."""
+    return dict(observe(case, device).traits)
+
+
+def observe(case: OpenCase, device: str = "cpu") -> Observed:
+    """Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`). Runs the
     reference once.
     """
     # Building the model runs operators too; it must be built before anything is watched.
     own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
     with _Arguments() as seen:
         case.reference(inputs, state, device=device)
-    return {**own, **seen.traits}
+    return Observed({**own, **seen.traits}, dict(seen.kinds))
 
 
 class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
@@ -112,12 +132,15 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.traits: dict[str, Trait] = {}
+        self.kinds: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         arguments = dict(kwargs)
         name = func._schema.name.split("::")[-1]
         self._counts[name] += 1
+        if (kind := _kind(func, name)) is not None:
+            self.kinds[kind] += 1
         count = self._counts[name]
         label = name if count == 1 else f"{name}#{count}"
         for argument, value in zip(func._schema.arguments, args, strict=False):
@@ -133,3 +156,16 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
             for place, item in enumerate(value):
                 if isinstance(item, bool | int | float):
                     self.traits[f"{name}[{place}]"] = item
+
+
+def _kind(func: Any, name: str) -> str | None:
+    """Of an operator; None for a view, a copy, an allocation or a question about layout."""
+    if func.is_view or func._schema.name in LAYOUT or name in COPY or name.startswith(ALLOCATION):
+        return None
+    if torch.Tag.pointwise in func.tags:
+        return "pointwise"
+    if "conv" in name:
+        return "convolution"
+    if "attention" in name:
+        return "attention"
+    return "product" if func._overloadpacket in flop_registry else "other"

@@ -1,9 +1,9 @@
 """A seccomp filter for candidates: system calls that carry data past Landlock (metadata of files,
 System V IPC, message queues, keyrings, io_uring), that look into another process or a pipe, or that
 handle page faults in user space, fail with EPERM. Modes and times of files stay as they are and no
-error is raised: copying a file sets them, and honest kernels copy files. Setting the times of a path
-to now fails instead, because `pathlib.Path.touch` takes success for proof that the file is there;
-after an error it opens the file, which makes it.
+error is raised: copying a file sets them, and honest kernels copy files. Setting the times of a
+path to now fails instead, because `pathlib.Path.touch` takes success for proof that the file is
+there; after an error it opens the file, which makes it.
 
 See the kernel's Documentation/userspace-api/seccomp_filter.rst. The numbers are those of x86-64;
 other architectures get no filter, and its name is then missing from what was applied.

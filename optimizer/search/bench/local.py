@@ -27,7 +27,7 @@ from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
-from optimizer.evaluation.problem.operators import traits_of
+from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
@@ -134,9 +134,16 @@ def _case_view(problem: Problem, case: Case, device: str) -> CaseView:
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
-    traits = traits_of(opened, device)
+    observed = observe(opened, device)
     return CaseView(
-        case.name, opened.signature, traits, case.timed, dtype, opened.constants(), opened.source
+        name=case.name,
+        signature=opened.signature,
+        traits=observed.traits,
+        timed=case.timed,
+        dtype=dtype,
+        constants=opened.constants(),
+        source=opened.source,
+        kinds=observed.kinds,
     )
 
 

@@ -21,7 +21,8 @@ class CaseView:
     """A case as a proposer sees it; `traits` are numbers that the problem's code holds. `timed` is
     False for a case that only checks correctness. `constants` are numbers of the reference by plain
     name, which a toolchain's scalars may read. `source` is the problem file with this case's
-    constants in it, empty where it is not known."""
+    constants in it, empty where it is not known. `kinds` counts the operators of the reference by
+    kind (see `Observed`), empty where that is not known."""
 
     name: str
     signature: Signature
@@ -30,6 +31,7 @@ class CaseView:
     dtype: str | None
     constants: Mapping[str, int | float | bool] = field(default_factory=dict)
     source: str = ""
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ class Help:
     """When a configuration is worth trying.
 
     `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the policy
-    that it needs, empty for any. `ops` are operators or their families.
+    that it needs, empty for any. `ops` are operators or their families. `needs` are kinds of
+    operators of which the problem must have one, empty for any, and `least` is how many operators
+    that compute: with fewer the generated code stays as it is.
     """
 
     about: str
@@ -39,15 +41,26 @@ class Help:
     roles: tuple[str, ...] = ()
     precision: str = ""
     weights: str = ""
+    needs: tuple[str, ...] = ()
+    least: int = 0
 
-    def fits(self, device: str, policy: Mapping[str, str]) -> bool:
-        """Whether it has an effect on this kind of device and is allowed by the problem's
-        policy."""
+    def fits(self, context: Context) -> bool:
+        """Whether it can change anything on this kind of device and for these operators, and is
+        allowed by the problem's policy."""
+        device, problem = device_of(context), context.problem
         return (
             (not self.devices or device in self.devices)
-            and self.precision in ("", policy.get("precision"))
-            and self.weights in ("", policy.get("weights"))
+            and self.precision in ("", problem.policy.get("precision"))
+            and self.weights in ("", problem.policy.get("weights"))
+            and self._acts_on(problem.main.kinds)
         )
+
+    def _acts_on(self, kinds: Mapping[str, int]) -> bool:
+        """True too where the operators are not known."""
+        if not kinds:
+            return True
+        needed = not self.needs or any(kinds.get(kind) for kind in self.needs)
+        return needed and sum(kinds.values()) >= self.least
 
     def move(self, context: Context) -> Move | None:
         """The first move of the context that asks for this change."""
@@ -114,8 +127,7 @@ class Space:
 
     def starts(self, context: Context, installed: Installed) -> list[Step]:
         """Points for this device and policy: the default, then by what speaks for them."""
-        device, policy = device_of(context), context.problem.policy
-        fitting = [p for p in self.points if p.help.fits(device, policy)]
+        fitting = [p for p in self.points if p.help.fits(context)]
         # A mode that does nothing of its own in this torch or a point whose options it lacks would
         # be the default again.
         there = [
@@ -128,17 +140,16 @@ class Space:
         self, mode: str, options: Options, context: Context, installed: Installed
     ) -> Iterator[Step]:
         """Configurations with one option or the mode changed, the highest rank first."""
-        device, policy = device_of(context), context.problem.policy
         changes: list[tuple[int, Step]] = []
         for option in self.options:
-            if option.name in installed.options and option.help.fits(device, policy):
+            if option.name in installed.options and option.help.fits(context):
                 rank = option.help.rank(context)
                 known = installed.modes.get(mode, {}).get(option.name, option.default)
                 changes += [
                     (rank, step) for step in _changed(option, mode, options, known, context)
                 ]
         for point in self.points:
-            if point.mode in installed.modes and point.help.fits(device, policy):
+            if point.mode in installed.modes and point.help.fits(context):
                 if point.options or point.mode == mode:
                     continue
                 plan = f"Compile in mode {point.mode} instead of {mode}: {point.help.about}"
@@ -205,13 +216,14 @@ def read(path: Path) -> Space:
 
 def _help(row: Mapping[str, Any]) -> Help:
     lists: dict[str, Sequence[str]] = {
-        name: tuple(row.get(name, ())) for name in ("devices", "ops", "signals", "roles")
+        name: tuple(row.get(name, ())) for name in ("devices", "ops", "signals", "roles", "needs")
     }
     return Help(
         row["about"],
         **{name: tuple(value) for name, value in lists.items()},
         precision=row.get("precision", ""),
         weights=row.get("weights", ""),
+        least=row.get("least", 0),
     )
 
 

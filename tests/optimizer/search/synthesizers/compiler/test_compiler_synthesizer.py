@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def test_what_needs_a_policy_is_only_tried_under_it(problem: ProblemView) -> Non
 
 
 def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> None:
-    few = Installed({"default": {}}, frozenset({"max_fusion_size"}))
+    few = Installed({"default": {}}, frozenset({"size_asserts"}))
     synthesizer = CompilerSynthesizer(known=lambda: few)
     first = synthesizer.propose(context(problem))
     assert first is not None
@@ -171,7 +172,7 @@ def test_what_this_torch_does_not_know_is_not_proposed(problem: ProblemView) -> 
     while (proposal := synthesizer.propose(context(problem, tried[0], tried))) is not None:
         names |= changed(first, proposal)
         tried.append(evaluated(len(tried) + 1, proposal, 1.0))
-    assert names == {"max_fusion_size"}
+    assert names == {"size_asserts"}
 
 
 @pytest.mark.parametrize("op", ["pooling", "reduction"])
@@ -184,7 +185,7 @@ def test_tuned_launches_come_before_what_has_no_reason_on_a_gpu(
     steps = shipped().neighbours("default", {}, context(pooled, node, device="cuda"), KNOWN)
     names = [next(iter(step.options), step.mode) for step in steps]
     tuned = [names.index(n) for n in ("coordinate_descent_tuning", "max_autotune_pointwise")]
-    assert max(tuned) < names.index("max_autotune_gemm_backends")
+    assert max(tuned) < names.index("comprehensive_padding")
 
 
 # -- the file
@@ -229,3 +230,32 @@ def test_the_words_of_the_file_are_known() -> None:
         for op in entry.help.ops:
             assert canonical_op(op) == op or op_family(op) == op, entry.name
         assert entry.help.about.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("computes", "kinds", "tried", "spared"),
+    [
+        ("x.relu() * 2", {"pointwise": 2}, "max_autotune_pointwise", "max_autotune_gemm_backends"),
+        ("x @ x.T", {"product": 1}, "max_autotune_gemm", "force_layout_optimization"),
+        ("x.t()[:5].cumsum(0)", {"other": 1}, "unroll_reductions_threshold", "max_fusion_size"),
+    ],
+)
+def test_options_that_cannot_change_the_code_are_not_tried(
+    tmp_path: Path, computes: str, kinds: dict[str, int], tried: str, spared: str
+) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(
+        "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+        f"        return {computes}\n\ndef get_inputs():\n    return [torch.randn(16, 16)]\n"
+        "\ndef get_init_inputs():\n    return []\n"
+    )
+    problem = problem_view(load_problem(path), "cpu")
+    assert problem.main.kinds == kinds
+    first = drained(problem, device="cuda")[0]
+    synthesizer, nodes = CompilerSynthesizer(known=lambda: KNOWN), [evaluated(1, first, 1.5)]
+    while (
+        proposal := synthesizer.propose(context(problem, nodes[0], nodes, device="cuda"))
+    ) is not None:
+        nodes.append(evaluated(len(nodes) + 1, proposal, 1.0))
+    names = {name for node in nodes if node.proposal for name in node.proposal.values}
+    assert tried in names and spared not in names
