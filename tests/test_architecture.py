@@ -24,6 +24,8 @@ MAX_FUNCTION = 60
 CHROMA_OWNER = Path("kb/index/chroma.py")
 # Templates of recipes, no Python until they are filled.
 LIBRARY = Path("skills/library")
+# What the exploits run: read as text, and executed in runners only.
+EXPLOITS = tuple(Path("optimizer/evaluation/exploits") / n for n in ("candidates", "problems"))
 # Schema as code: alembic's generated table definitions are one list, not logic.
 GENERATED = Path("kb/catalog/migrations/versions")
 
@@ -34,7 +36,8 @@ def modules() -> list[Path]:
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if "__pycache__" not in path.parts and not path.is_relative_to(ROOT / LIBRARY)
+        if "__pycache__" not in path.parts
+        and not any(path.is_relative_to(ROOT / data) for data in (LIBRARY, *EXPLOITS))
     )
 
 
@@ -123,7 +126,7 @@ def room(path: Path) -> str:
     folders = any(
         below.is_dir() and any(below.rglob("*.py")) and not below.name.startswith("__")
         for below in (ROOT / path.parent).iterdir()
-        if below.relative_to(ROOT) != LIBRARY
+        if below.relative_to(ROOT) not in (LIBRARY, *EXPLOITS)
     )
     return str(path) if folders and path.name != "__init__.py" else str(path.parent)
 

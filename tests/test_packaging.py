@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -34,3 +35,24 @@ def test_a_wheel_holds_every_file_of_the_product(tmp_path: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = {name for name in files if name.startswith(tuple(f"{p}/" for p in PACKAGES))}
     assert len(wanted) > 500 and sorted(wanted - held) == []
+    _exploits_run_from(wheel, tmp_path / "installed")
+
+
+def _exploits_run_from(wheel: Path, folder: Path) -> None:
+    """One exploit of each kind of row, where no source checkout is at hand."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    rows = ("doctor", "--exploits", "--only", "14", "--only", "29")
+    program = "import sys; from api.cli.main import run; sys.exit(run())"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *rows],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "caught 2 of 2"
+    assert sum(line.startswith("    shows: ") for line in lines) == 2

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.services import Services
 from kb.errors import Conflict
+from optimizer.evaluation.exploits.proof import FOLDER
 from skills.curator.gate import gate
 from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.accept import requeue, trajectory_store
@@ -22,7 +23,6 @@ from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TIMED
 
-EXPLOITS = Path(__file__).resolve().parents[1] / "exploits"
 # Right, and much slower than the reference.
 SLOW = KERNEL.replace("y[i] = 2", "{ for (volatile int w = 0; w < 20; w++) {} y[i] = 2").replace(
     "* x[i];\n", "* x[i]; }\n"
@@ -154,7 +154,7 @@ def test_an_instruction_stays_data(
 
 
 def test_an_exploit_is_flagged(client: TestClient) -> None:
-    problem = EXPLOITS / "problems" / "softmax.py"
+    problem = FOLDER / "problems" / "softmax.py"
     row = told(
         client,
         {
@@ -167,7 +167,7 @@ def test_an_exploit_is_flagged(client: TestClient) -> None:
             "licence": "MIT",
             "steps": [
                 {
-                    "source": (EXPLOITS / "candidates" / "r14_fallback.py").read_text("utf-8"),
+                    "source": (FOLDER / "candidates" / "r14_fallback.py").read_text("utf-8"),
                     "claimed_speedup": 3.0,
                 }
             ],

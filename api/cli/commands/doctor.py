@@ -16,6 +16,7 @@ from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import show
 
 if TYPE_CHECKING:
+    from optimizer.evaluation.exploits.defences import Defence
     from optimizer.evaluation.exploits.proof import ExploitResult
 
 
@@ -82,7 +83,7 @@ def _exploits(without: int | None, only: Sequence[int] | None, as_json: bool) ->
     caught = sum(result.state == "caught" for result in counted)
     rows = [
         {"row": r.row.number, "title": r.row.title, "kind": r.row.kind, "state": r.state}
-        | {"detail": r.detail, "defence": r.row.defence}
+        | {"detail": r.detail, "defence": r.row.defence, "shows": _shown(r.row)}
         for r in results
     ]
     show(
@@ -100,7 +101,15 @@ def _exploits(without: int | None, only: Sequence[int] | None, as_json: bool) ->
 def _line(result: ExploitResult, without: int | None) -> str:
     off = " (defence off)" if result.row.number == without else ""
     state = "GOT THROUGH" if result.state == "won" else result.state
-    return f"{result.row.number:>2}  {state:<13}{result.row.title}{off}: {result.detail}"
+    line = f"{result.row.number:>2}  {state:<13}{result.row.title}{off}: {result.detail}"
+    return f"{line}\n    shows: {_shown(result.row)}"
+
+
+def _shown(row: Defence) -> str:
+    """What a row proves: the defence that holds, and what is open without it."""
+    if not row.without:
+        return row.defence
+    return f"{row.defence}; without it {row.without} and the exploit wins"
 
 
 def _share(results: Sequence[ExploitResult], kind: str) -> str:
