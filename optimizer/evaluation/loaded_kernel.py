@@ -280,8 +280,12 @@ class LoadedKernel:
         busy = self._runner.busy_ns()
         began = time.perf_counter_ns()
         self._runner.send({"op": "block", "seed": seed})
-        self._runner.feed(calls)
-        reply = self._checked(self._runner.await_answer(self._patience(seconds)))
+        patience = self._patience(seconds)
+        ahead = 32 in self._without
+        self._runner.feed(calls, patience, ahead)
+        reply = self._checked(self._runner.await_answer(patience))
+        if not ahead:
+            self._runner.finish_feeding()
         _check_times(reply, calls)
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited

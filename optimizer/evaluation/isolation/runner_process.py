@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -17,8 +18,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from optimizer.evaluation.isolation.launch import (
     COMPILER,
@@ -33,7 +35,6 @@ from optimizer.evaluation.runner.wire import Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
 END_SECONDS = 5.0
-MAX_BLANKS = 4_000
 PASSED = (
     "PATH",
     "LD_LIBRARY_PATH",
@@ -94,11 +95,11 @@ class RunnerProcess:
         self._mark = secrets.token_hex(8)
         nonce = secrets.token_hex(16)
         ours, theirs = socket.socketpair()
-        tokens, self._tokens = os.pipe()
+        tokens, self._tokens = socket.socketpair()
         self._log = (self.scratch / "log").open("wb")
-        self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens)
+        self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens.fileno())
         theirs.close()
-        os.close(tokens)
+        tokens.close()
         self._socket = ours
         self.wire = Wire(ours, nonce)
         self._ready = False
@@ -175,14 +176,48 @@ class RunnerProcess:
             self.end()
             raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
-    def feed(self, calls: int) -> None:
-        """Let a block run so many calls: one token each, then the end.
+    def feed(self, calls: int, seconds: float, ahead: bool = False) -> None:
+        """Let a block run so many calls, within `seconds`: one token for each request, then the
+        end. Returns early where the runner answers or ends before; `await_answer` says what.
+        Raises RunnerForged where more calls are asked for than are being made.
 
-        What waits in a pipe can be counted, and a candidate that knows the last call would work in
-        that call only: so a random number of blanks lies behind the end.
+        A token exists only between a request and its reading, so that nothing in the candidate's
+        process can be counted. `ahead` gives all of them at once (without defence 32).
         """
-        blanks = secrets.randbelow(MAX_BLANKS)
-        os.write(self._tokens, b"c" * calls + b"e" + b" " * blanks + b"z")
+        if ahead:
+            self._tokens.sendall(b"c" * calls + b"e")
+            return
+        waiting = select.poll()
+        for sock in (self._tokens, self._socket):
+            waiting.register(sock, select.POLLIN)
+        until = time.monotonic() + seconds
+        for token in (*repeat(b"c", calls), b"e"):
+            left = until - time.monotonic()
+            ready = [fd for fd, _ in waiting.poll(max(0.0, left) * 1e3)]
+            if self._tokens.fileno() not in ready or not self._requested():
+                return
+            with contextlib.suppress(BrokenPipeError, ConnectionError):  # `await_answer` sees it
+                self._tokens.send(token)
+
+    def _requested(self) -> bool:
+        """Take one request for a call; False where the runner has ended."""
+        try:
+            request = self._tokens.recv(2)
+        except ConnectionError:
+            return False
+        if len(request) > 1:
+            self._refuse_requests()
+        return bool(request)
+
+    def finish_feeding(self) -> None:
+        """Check, after the answer to a block, that nobody but the runner asked for its calls.
+        Raises RunnerForged."""
+        if select.select([self._tokens], [], [], 0)[0] and self._tokens.recv(1):
+            self._refuse_requests()
+
+    def _refuse_requests(self) -> NoReturn:
+        self.end()
+        raise RunnerForged("calls of a block were asked for in advance", log=self.log)
 
     def _died(self) -> RunnerDied:
         code = self._launched.wait(END_SECONDS)
@@ -255,11 +290,8 @@ class RunnerProcess:
         if self._launched.wait(END_SECONDS) is None:
             return False
         empty = self._emptied()
-        for close in (self.wire.close, self._log.close):
+        for close in (self.wire.close, self._log.close, self._tokens.close):
             close()
-        if self._tokens >= 0:
-            os.close(self._tokens)
-            self._tokens = -1
         shutil.rmtree(self.scratch, ignore_errors=True)
         return empty
 
