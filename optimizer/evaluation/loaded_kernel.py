@@ -7,7 +7,7 @@ cannot reach, so that any call can be checked against the reference.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,14 @@ class Block:
 class Mirror:
     """What a kernel's inputs hold, followed by replaying the fresh values of each call."""
 
-    def __init__(self, sample: Sample, tensors: Sequence[torch.Tensor], fresh: bool = True) -> None:
-        """`tensors` is the memory to keep them in. `fresh` says whether calls see fresh values at
-        all."""
+    def __init__(
+        self, sample: Sample, tensors: Sequence[torch.Tensor], without: Collection[int] = ()
+    ) -> None:
+        """`tensors` is the memory to keep them in. `without` holds rows of the exploit table whose
+        defence is off, which decide about fresh values."""
         self.tensors = list(tensors)
+        fresh = not {7, 8} & {*without}
+        self._spread = 33 not in without
         self._fresh = fresh
         self.reset(sample)
 
@@ -126,7 +130,7 @@ class Mirror:
     def replay(self, seed: int, calls: int) -> None:
         """Change the values as a block of so many calls with this seed changed them."""
         for call in range(calls if self._fresh else 0):
-            refresh(self.tensors, self._banks, seed, call)
+            refresh(self.tensors, self._banks, seed, call, self._spread)
 
 
 class LoadedKernel:
@@ -164,7 +168,7 @@ class LoadedKernel:
         self._sample = sample
         self._mirrored = take(held) if followed else None
         self._mirror = (
-            Mirror(sample, self._mirrored.arrays.tensors, fresh=without.isdisjoint((7, 8)))
+            Mirror(sample, self._mirrored.arrays.tensors, without)
             if self._mirrored is not None
             else None
         )

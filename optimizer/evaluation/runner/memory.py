@@ -100,7 +100,7 @@ def places_from(rows: Sequence[Sequence[Any]]) -> list[Place]:
     return [Place(dtype, tuple(shape), offset, size) for dtype, shape, offset, size in rows]
 
 
-CHUNK = 16_384  # elements replaced in each tensor before a call, half of a small one
+CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
 
 
 def refresh(
@@ -108,9 +108,14 @@ def refresh(
     banks: Sequence[torch.Tensor | None],
     seed: int,
     call: int,
+    spread: bool = True,
 ) -> None:
-    """Replace a random stretch of every tensor that has a bank by a random stretch of that bank,
-    the same on both sides of a comparison.
+    """Replace elements of every tensor that has a bank by a random stretch of that bank, the same
+    on both sides of a comparison.
+
+    The elements lie at equal distances over the whole tensor, and both the distance and the first
+    of them are drawn for each call: whatever part is not computed anew holds some of them, and no
+    few places tell which. `spread=False` replaces one stretch instead (without defence 33).
 
     A bank is a second draw of the same tensor, so replaced values follow its distribution. `seed`
     is the block's, `call` counts from 0 within it. A candidate that keeps results by address, by
@@ -120,13 +125,25 @@ def refresh(
     """
     chosen = random.Random(seed * 1_000_003 + call)
     for tensor, bank in zip(tensors, banks, strict=True):
-        if tensor is None or bank is None:
+        if tensor is None or bank is None or not tensor.numel():
             continue
-        # Never all of it: then every call would see the same values, those of the bank.
-        count = min(CHUNK, max(1, tensor.numel() // 2))
-        to = chosen.randrange(tensor.numel() - count + 1)
+        places = _places(tensor.view(-1), chosen, spread)
+        count = places.numel()
         source = chosen.randrange(bank.numel() - count + 1)
-        tensor.view(-1)[to : to + count].copy_(bank.view(-1)[source : source + count])
+        places.copy_(bank.view(-1)[source : source + count])
+
+
+def _places(flat: torch.Tensor, chosen: random.Random, spread: bool) -> torch.Tensor:
+    """A view of what to replace. Never all of it: then every call would see the same values, those
+    of the bank."""
+    size = flat.numel()
+    count = min(CHUNK, max(1, size // 2))
+    if not spread:
+        to = chosen.randrange(size - count + 1)
+        return flat[to : to + count]
+    least = size // count
+    distance = chosen.randint(least, 2 * least)
+    return flat[chosen.randrange(min(distance, size)) :: distance]
 
 
 class OutputRefused(Exception):

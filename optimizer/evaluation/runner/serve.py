@@ -244,7 +244,8 @@ class Runner:
         while self._another_call():
             started = clocks.now_ns()
             if self._without.isdisjoint((7, 8)):
-                refresh(self._targets, self._banks, seed, len(times))
+                spread = 33 not in self._without
+                refresh(self._targets, self._banks, seed, len(times), spread)
             if self._device == "cuda":
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - started
