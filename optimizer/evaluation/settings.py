@@ -47,6 +47,7 @@ class EvaluationSettings:
         beyond its use, so there is no memory limit there."""
         limits = {
             "file_bytes": self.file_bytes,
+            "processes": self.processes,
             "cpu_seconds": int((self.load_seconds + self.timing.seconds) * self.threads) + 1,
         }
         if device == "cpu":

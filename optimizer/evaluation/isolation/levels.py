@@ -1,6 +1,6 @@
 """Which isolation this machine can give a runner, and the command line that gives it.
 
-`namespaces`: own user, network and process namespaces through util-linux's `unshare`, so that
+`namespaces`: own user, network, IPC and process namespaces through util-linux's `unshare`, so that
 there is no network and one kill ends every process. `process`: an own process group and limits.
 Landlock, where the kernel has it, is added inside the runner at both levels.
 """
@@ -23,6 +23,7 @@ _UNSHARE = (
     "--user",
     "--map-root-user",
     "--net",
+    "--ipc",
     "--pid",
     "--fork",
     "--kill-child=SIGKILL",

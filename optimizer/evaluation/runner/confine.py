@@ -7,6 +7,7 @@ supervisor, at start.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -29,6 +30,9 @@ _WRITABLE = (
     "/dev/dri",
 )
 _GPU_DEVICES = "nvidia*"
+_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x00020000, 4096, 0x4000, 0x40000, 2
+_SECRETS = tuple(Path("/etc") / name for name in ("shadow", "gshadow", "shadow-", "gshadow-"))
+_RESERVED_NUMBERS = 300  # process numbers that are not given out a second time
 
 
 def confine(
@@ -44,11 +48,14 @@ def confine(
     for name, which in (
         ("cpu_seconds", resource.RLIMIT_CPU),
         ("file_bytes", resource.RLIMIT_FSIZE),
-        ("processes", resource.RLIMIT_NPROC),
     ):
         if name in limits:
             _limit(which, limits[name])
             applied.append(name.partition("_")[0])
+    if os.getpid() == 1 and _hide(_SECRETS):
+        applied.append("secrets")
+    if "processes" in limits and _bound_processes(limits["processes"]):
+        applied.append("processes")
     _limit(resource.RLIMIT_CORE, 0)
     if landlock and only_writes_to(*writable):
         applied.append("landlock")
@@ -59,6 +66,62 @@ def _limit(which: int, value: int) -> None:
     _, hard = resource.getrlimit(which)
     ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(which, (ceiling, ceiling))
+
+
+def _own_mounts(libc: ctypes.CDLL) -> bool:
+    """Let what this process mounts be seen by nobody else."""
+    done: bool = (
+        libc.unshare(_CLONE_NEWNS) == 0
+        and libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) == 0
+    )
+    return done
+
+
+def _hide(files: Sequence[Path]) -> bool:
+    """Cover files that only root may read: a runner that root started is root to them. False where
+    one of them stays readable."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    readable = [file for file in files if os.access(file, os.R_OK)]
+    if not readable:
+        return True
+    return _own_mounts(libc) and all(
+        libc.mount(b"/dev/null", bytes(file), None, _MS_BIND, None) == 0 for file in readable
+    )
+
+
+def _bound_processes(count: int) -> bool:
+    """Bound the processes and threads of this runner to about `count`. False where that cannot be
+    done: a limit of a user does not bind root."""
+    if os.getpid() == 1 and _bound_numbers(count + _RESERVED_NUMBERS):
+        return True
+    _limit(resource.RLIMIT_NPROC, count + _tasks_of_user())
+    outer = Path("/proc/self/uid_map").read_text(encoding="ascii").split()[1]
+    return os.getuid() != 0 or outer != "0"
+
+
+def _bound_numbers(largest: int) -> bool:
+    """Give this process namespace so many process numbers. Linux 6.14 and later; the setting is
+    reached through a /proc of the namespace's own, which is taken away again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not _own_mounts(libc) or libc.mount(b"proc", b"/proc", b"proc", 0, None) != 0:
+        return False
+    try:
+        Path("/proc/sys/kernel/pid_max").write_text(str(largest), encoding="ascii")
+    except OSError:
+        return False
+    finally:
+        libc.umount2(b"/proc", _MNT_DETACH)
+    return True
+
+
+def _tasks_of_user() -> int:
+    """Threads that this user has already: the system counts them all against one limit."""
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if folder.stat().st_uid == os.getuid():
+                count += sum(1 for _ in (folder / "task").iterdir())
+    return count
 
 
 def _address_space() -> int:

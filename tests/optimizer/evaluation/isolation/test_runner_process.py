@@ -47,6 +47,7 @@ class ModelNew:
 """
 LEVELS: tuple[Level, ...] = ("process", "namespaces") if can_unshare() else ("process",)
 LIMITS = {"memory_bytes": 2 << 30, "file_bytes": 1 << 20, "cpu_seconds": 60}
+APPLIED: dict[LoadedKernel, list[str]] = {}  # the limits that a kernel's runner took on
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,8 @@ def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
         inputs = tuple(case.inputs(1))
         kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
         loader = Loader("python", path, "ModelNew")
-        kernel.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
+        reply = kernel.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
+        APPLIED[kernel] = reply["confined"]
         return runner, kernel
 
     yield load
@@ -197,3 +199,58 @@ def _landlock() -> bool:
 
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.syscall(444, None, 0, 1) > 0)
+
+
+FORKS = """
+        import os, time
+        made = 0
+        try:
+            while made < 400:
+                if os.fork() == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                made += 1
+        except OSError:
+            pass
+        raise RuntimeError(f"made {made}")
+"""
+READS_SHADOW = """
+        raise RuntimeError(f"read {len(open('/etc/shadow').read())}")
+"""
+NAMES_IPC = """
+        import os
+        raise RuntimeError(os.readlink("/proc/thread-self/ns/ipc"))
+"""
+
+
+def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(
+    loaded: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, "processes", 40)
+    runner, kernel = loaded(FORKS)
+    if "processes" not in APPLIED[kernel]:
+        pytest.skip("no limit binds root on this system")
+    with pytest.raises(KernelFailed, match="made") as failed:
+        kernel.call(30)
+    # About as many: some numbers are kept back for what wraps around.
+    assert 0 < int(failed.value.message.split("made ")[1].rstrip("')")) < 400
+    assert runner.end() and runner.processes() == []
+
+
+def test_passwords_are_not_readable(loaded: Calls) -> None:
+    _, kernel = loaded(READS_SHADOW)
+    if "secrets" not in APPLIED[kernel]:
+        pytest.skip("runners share this system's files here")
+    with pytest.raises(KernelFailed, match=r"read 0|Permission denied|No such file"):
+        kernel.call(5)
+
+
+def test_runners_share_no_ipc(loaded: Calls, zygote: Zygote) -> None:
+    if zygote.level != "namespaces":  # type: ignore[attr-defined]
+        pytest.skip("one process group shares what the system has")
+    seen = set()
+    for _ in range(2):
+        with pytest.raises(KernelFailed) as failed:
+            loaded(NAMES_IPC)[1].call(5)
+        seen.add(failed.value.message)
+    assert len(seen) == 2 and all("ipc:[" in message for message in seen)
