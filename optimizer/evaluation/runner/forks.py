@@ -25,7 +25,6 @@ from optimizer.evaluation.runner.wire import Wire, WireClosed
 
 _CLONE_NEWPID = 0x20000000
 _CLONE_NEWNS = 0x00020000
-_CLONE_NEWIPC = 0x08000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -110,7 +109,7 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     *passed, status = fds
     own_proc = own.namespaces and own.own_proc
-    flags = _CLONE_NEWPID | _CLONE_NEWIPC | (_CLONE_NEWNS if own_proc else 0)
+    flags = _CLONE_NEWPID | (_CLONE_NEWNS if own_proc else 0)
     if own.namespaces and _libc.unshare(flags) != 0:
         os.write(status, struct.pack("=ii", -1, ctypes.get_errno()))
         os._exit(1)

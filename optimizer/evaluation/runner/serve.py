@@ -18,7 +18,7 @@ import torch
 
 from optimizer.evaluation.runner import clocks
 from optimizer.evaluation.runner.clocks import Spans
-from optimizer.evaluation.runner.confine import confine
+from optimizer.evaluation.runner.confine import confine, leave_ipc
 from optimizer.evaluation.runner.kernels import (
     CallableKernel,
     KernelError,
@@ -124,6 +124,7 @@ class Runner:
                 _own_folders(message), message["limits"], landlock=24 not in self._without
             )
             if 31 not in self._without:
+                self._confined += leave_ipc()
                 # A driver for a GPU may change metadata of its own files.
                 self._confined += forbid_calls(metadata=self._device == "cpu")
         self._last = self._kernel = None
