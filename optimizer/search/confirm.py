@@ -170,7 +170,14 @@ def _not_measured(tree: Tree, chosen: Sequence[Node]) -> str:
             "nothing was tried: no recipe, skill or proposer had a candidate for this problem;"
             " a language model (--models) or a proposer of your own (POST /runs) can bring some"
         )
-    if right and not any(node.speedup is not None for node in right):
+    if not right:
+        first = next((n.evaluation.message for n in tried if n.evaluation is not None), "")
+        return (
+            f"not measured: none of {len(tried)} candidates is right"
+            f"{f' (the first: {first})' if first else ''}; more candidates, a language model"
+            " (--models) or a proposer of your own (POST /runs) may bring one that is"
+        )
+    if not any(node.speedup is not None for node in right):
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
             " timed; repeat it with more time (--minutes) or while the machine is idle"

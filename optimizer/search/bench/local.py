@@ -27,6 +27,7 @@ from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
+from optimizer.evaluation.problem.check import check_reference
 from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
@@ -218,9 +219,13 @@ class LocalBench:
         return next(iter(self.places.values())).target.device or "cpu"
 
     def reference(self) -> Evaluation:
-        """Evaluate the reference on the first timed case; the verdict says what bounds it."""
+        """Evaluate the reference on the first timed case; the verdict says what bounds it. Raises
+        InvalidRequest where no kernel can be held against it.
+        """
         case = self._timed()[0]
-        source = open_case(self.problem, case).source
+        opened = open_case(self.problem, case)
+        check_reference(opened, self.device)
+        source = opened.source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
         return self._evaluate(bundle, [case], fresh=False)
 
