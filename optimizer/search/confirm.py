@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from kb.errors import KernloreError
+from optimizer.evaluation.problem.derived import HELD_OUT
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
@@ -214,6 +215,8 @@ def _measured(node: Node, bench: Confirming, notes: list[str], wrong: list[int])
         except (KernloreError, OSError) as problem:
             notes.append(f"node {node.number}: {problem}")
             return None
+        if held_out:
+            notes += [n for n in evaluation.notes if n.startswith(HELD_OUT) and n not in notes]
         if not evaluation.correct and held_out:
             # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
             # module lets the kernel have only what was measured and right.

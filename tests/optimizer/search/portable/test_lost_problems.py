@@ -100,9 +100,7 @@ def _out(place: Path) -> Path:
     return place
 
 
-def test_no_problem_of_fifteen_is_lost(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_problem_of_fifteen_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = tuple(name for name in PROBLEMS if name != "hangs")
     folder, out = _session(tmp_path / "session", names), _out(tmp_path / "out")
     assert main(folder, ["--out", str(out), "--memory", "8"]) == 1
