@@ -179,6 +179,7 @@ def _search(
     goal: Goal,
     most: int,
 ) -> None:
+    began = time.monotonic()
     problem = load_problem(folder / entry["path"])
     places = _places(session)
     target = next(iter(places.values())).target
@@ -218,9 +219,10 @@ def _search(
                 target.hardware, target.lineage, target.device, tuple(places), facts
             ),
             listener=Lines(problem.name),
+            spent=time.monotonic() - began,
         )
         ended = search.run()
-        outcome = confirm(search.tree, bench, most=most)
+        outcome = confirm(search.tree, bench, most=most, left=search.left)
     store.update(replace(ended, result=outcome.as_json()))
 
 

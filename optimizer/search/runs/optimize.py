@@ -110,6 +110,7 @@ def optimize(
     InvalidRequest, NotFound, Conflict for a run that has ended or that another process works on,
     Unavailable where nothing can be run here, and RunInterrupted.
     """
+    began = time.monotonic()
     problem, options = load_problem(problem_path), model_options or ModelOptions()
     store = _store_of(base, resume, problem)
     _check_models(goal, models, options)
@@ -142,6 +143,7 @@ def optimize(
                 hardware=hardware_view,
                 listener=listener,
                 inherited=_inherited(base, store, problem, view, hardware_view, places),
+                spent=time.monotonic() - began,
             )
             try:
                 return _carried_out(search, bench, over, problem)
@@ -175,7 +177,7 @@ def _carried_out(
         elif ended.state == "failed" and best_so_far(tree) is None:
             outcome = not_confirmed(tree, ended.ended, over)
         else:
-            outcome = confirm(tree, bench, over)
+            outcome = confirm(tree, bench, over, left=search.left)
     except (KeyboardInterrupt, SystemExit) as interrupt:
         outcome = _with_clock(not_confirmed(tree, INTERRUPTED_EARLY, over), bench, over)
         seconds = round(search.seconds, 3)
