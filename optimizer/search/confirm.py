@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from kb.errors import KernloreError
-from optimizer.evaluation.problem.derived import HELD_OUT
+from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text

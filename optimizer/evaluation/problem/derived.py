@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.load import assigned
-from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.spec import HELD_OUT, Case, Problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 
-HELD_OUT = "held out: "  # how a note on held-out cases begins
 TOO_LARGE = 1 << 28  # bytes of a case, beyond which nothing is derived: it would take too long
 
 

@@ -106,12 +106,11 @@ def optimize(
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
     what proposers are shown in place of this base's answers. `resume` is the id of a run to
-    continue; `run_id` is the id of a new run, where the caller has chosen it. Raises
-    InvalidRequest, NotFound, Conflict for a run that has ended or that another process works on,
-    Unavailable where nothing can be run here, and RunInterrupted.
+    continue; `run_id` that of a new run. Raises InvalidRequest, NotFound, RunInterrupted, Conflict
+    for a run that has ended or is worked on, and Unavailable where nothing can be run here.
     """
-    began = time.monotonic()
-    problem, options = load_problem(problem_path), model_options or ModelOptions()
+    began, options = time.monotonic(), model_options or ModelOptions()
+    problem = load_problem(problem_path)
     store = _store_of(base, resume, problem)
     _check_models(goal, models, options)
     places = places_for(base, hardware, goal.language)

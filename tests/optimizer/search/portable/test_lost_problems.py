@@ -87,7 +87,8 @@ def _session(folder: Path, names: tuple[str, ...]) -> Path:
         "hardware": "x86-64", "lineage": ["x86-64"], "device": "cpu",
         "arch": {}, "languages": {}, "facts": {},
     }  # fmt: skip
-    session = {"id": "s1", "goal": {"candidates": 1, "language": "cpp"}, "target": target}
+    session: dict[str, object] = {"id": "s1"}
+    session |= {"goal": {"candidates": 1, "language": "cpp"}, "target": target}
     knowledge: dict[str, object] = {"excerpts": {}, "answers": {}, "skills": {}, "remedies": {}}
     session |= {"recipes": [], "problems": entries, "knowledge": knowledge}
     (folder / SESSION).write_text(json.dumps(session), encoding="utf-8")
