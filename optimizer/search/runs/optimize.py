@@ -105,9 +105,8 @@ def optimize(
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
-    shown to proposers in place of this base's. `resume` is the id of a run to continue; `run_id`
-    that of a new run. Raises InvalidRequest, NotFound, RunInterrupted, Conflict for a run that has
-    ended or is worked on, and Unavailable where nothing can be run here.
+    shown to proposers in place of this base's. `resume` is the id of a run to continue. Raises
+    InvalidRequest, NotFound, RunInterrupted, Unavailable, and Conflict for a run that has ended.
     """
     began, options = time.monotonic(), model_options or ModelOptions()
     problem = load_problem(problem_path)
