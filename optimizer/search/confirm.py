@@ -178,8 +178,9 @@ def _not_measured(tree: Tree, chosen: Sequence[Node]) -> str:
     right = [node for node in tried if node.correct]
     if not tried:
         return (
-            "nothing was tried: no recipe, skill or proposer had a candidate for this problem;"
-            " a language model (--models) or a proposer of your own (POST /runs) can bring some"
+            "nothing was tried: no recipe, skill or proposer had a candidate for this problem"
+            " in its time; more time (--minutes), a language model (--models) or a proposer of your"
+            " own (POST /runs) can bring some"
         )
     if not right:
         first = next((n.evaluation.message for n in tried if n.evaluation is not None), "")
