@@ -5,11 +5,13 @@ The best of many is partly the luckiest: its figure from the search is not the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from kb.errors import KernloreError
+from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
@@ -17,6 +19,7 @@ from optimizer.search.tree import BY_COMMANDS, Tree
 
 FINALISTS = 2
 FIRST_RIGHT = "the first right candidate"  # the baseline of a chip without a reference
+RECENT = 4  # evaluations that say how long one takes
 ROUNDS = 2  # of fresh processes for each finalist
 LATER = ("over", "clock", "measured", "best_so_far")  # fields that older results lack
 
@@ -75,16 +78,24 @@ class Outcome:
 
 
 def confirm(
-    tree: Tree, bench: Confirming, over: str = "the reference", most: int = FINALISTS
+    tree: Tree,
+    bench: Confirming,
+    over: str = "the reference",
+    most: int = FINALISTS,
+    left: Callable[[], float] = lambda: math.inf,
 ) -> Outcome:
     """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
-    with. most: finalists."""
+    with. most: finalists. left: seconds that are left; the best finalist is measured at least once,
+    and what is not begun for lack of time is noted."""
     notes: list[str] = []
     wrong: list[int] = []
     best: Outcome | None = None
     chosen = finalists(tree)[:most]
     for node in chosen:
-        measured = _measured(node, bench, notes, wrong)
+        if node is not chosen[0] and left() <= 0:
+            notes.append(f"node {node.number} was not measured again: the time is over")
+            continue
+        measured = _measured(node, bench, notes, wrong, left)
         if measured is not None and (best is None or _low(measured) > _low(best)):
             best = measured
     inherited = _inherited(tree)
@@ -167,10 +178,18 @@ def _not_measured(tree: Tree, chosen: Sequence[Node]) -> str:
     right = [node for node in tried if node.correct]
     if not tried:
         return (
-            "nothing was tried: no recipe, skill or proposer had a candidate for this problem;"
-            " a language model (--models) or a proposer of your own (POST /runs) can bring some"
+            "nothing was tried: no recipe, skill or proposer had a candidate for this problem"
+            " in its time; more time (--minutes), a language model (--models) or a proposer of your"
+            " own (POST /runs) can bring some"
         )
-    if right and not any(node.speedup is not None for node in right):
+    if not right:
+        first = next((n.evaluation.message for n in tried if n.evaluation is not None), "")
+        return (
+            f"not measured: none of {len(tried)} candidates is right"
+            f"{f' (the first: {first})' if first else ''}; more candidates, a language model"
+            " (--models) or a proposer of your own (POST /runs) may bring one that is"
+        )
+    if not any(node.speedup is not None for node in right):
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
             " timed; repeat it with more time (--minutes) or while the machine is idle"
@@ -191,22 +210,42 @@ def finalists(tree: Tree) -> list[Node]:
     return sorted(good, key=lambda n: (-n.merit, n.number))[:FINALISTS]
 
 
+def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
+    """About how long the next candidate and the last measurement take, by those that were
+    evaluated; 0 while nothing was."""
+    took = [sum(n.evaluation.seconds.values()) for n in tree if n.evaluation is not None]
+    again = (ROUNDS + 1) * max(1, min(most, len(finalists(tree))))
+    return (1 + again) * max(took[-RECENT:], default=0.0)
+
+
 def _low(outcome: Outcome) -> float:
     return outcome.gain.low if outcome.gain is not None else 0.0
 
 
-def _measured(node: Node, bench: Confirming, notes: list[str], wrong: list[int]) -> Outcome | None:
+def _measured(
+    node: Node,
+    bench: Confirming,
+    notes: list[str],
+    wrong: list[int],
+    left: Callable[[], float],
+) -> Outcome | None:
     """The searched cases in ROUNDS of fresh processes, the held-out ones once. `wrong` gets the
     number of a node that fails on fresh values."""
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
     figures: list[Figure] = []
     for held_out in (*[False] * ROUNDS, True):
+        if rounds and left() <= 0:
+            what = "on held-out cases" if held_out else "another time"
+            notes.append(f"node {node.number} was not measured {what}: the time is over")
+            continue
         try:
             evaluation = bench.confirm(node.proposal, held_out)
         except (KernloreError, OSError) as problem:
             notes.append(f"node {node.number}: {problem}")
             return None
+        if held_out:
+            notes += [n for n in evaluation.notes if n.startswith(HELD_OUT) and n not in notes]
         if not evaluation.correct and held_out:
             # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
             # module lets the kernel have only what was measured and right.

@@ -76,18 +76,24 @@ def goal_from_json(row: Mapping[str, Any]) -> Goal:
     return Goal(**{**fields, "synthesizers": tuple(fields.get("synthesizers", ()))})
 
 
-def reason_to_stop(goal: Goal, nodes: list[Node], seconds: float) -> str | None:
+RESERVED = 0.5  # of the minutes, at most, for the last measurement
+
+
+def reason_to_stop(
+    goal: Goal, nodes: list[Node], seconds: float, reserve: float = 0.0
+) -> str | None:
     """Why no further candidate is to be proposed; None while the search goes on.
 
     `nodes` are those of the run so far; the reference and inherited nodes count for no budget.
-    `seconds` is the time since the run began.
+    `seconds` is the time since the run began, `reserve` what the next candidate and the last
+    measurement are expected to take: the minutes include both.
     """
     own = [node for node in nodes if not node.inherited and node.parent is not None]
     best = best_of(nodes)
     reached = _reached(goal, best)
     if reached is not None:
         return reached
-    ended = _spent(goal, own, best, seconds)
+    ended = _spent(goal, own, best, seconds, reserve)
     unknown = goal.target_roofline is not None and (best is None or roofline_of(best) is None)
     if ended is not None and unknown:
         return f"{ended}; {UNKNOWN_ROOFLINE}"
@@ -129,12 +135,17 @@ def _reached(goal: Goal, best: Node | None) -> str | None:
     return None
 
 
-def _spent(goal: Goal, own: list[Node], best: Node | None, seconds: float) -> str | None:
+def _spent(
+    goal: Goal, own: list[Node], best: Node | None, seconds: float, reserve: float
+) -> str | None:
     spent = sum(node.proposal.cost.usd or 0.0 for node in own if node.proposal is not None)
     if len(own) >= goal.candidates:
         return f"{goal.candidates} candidates were tried"
-    if goal.minutes is not None and seconds >= 60 * goal.minutes:
-        return f"{goal.minutes:g} minutes are over"
+    if goal.minutes is not None:
+        kept = min(reserve, RESERVED * 60 * goal.minutes)
+        if seconds + kept >= 60 * goal.minutes:
+            reserved = f", with {kept:.0f} seconds for the last measurement" if kept >= 1 else ""
+            return f"{goal.minutes:g} minutes are over{reserved}"
     if goal.usd is not None and spent >= goal.usd:
         return f"{spent:.2f} USD were spent"
     if goal.stall is not None and len(own) >= goal.stall:

@@ -9,11 +9,13 @@ first changes nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from optimizer.search.confirm import last_seconds
 from optimizer.search.evaluate import Bench, evaluate_all
 from optimizer.search.goal import Goal, reason_to_stop
 from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
@@ -50,7 +52,8 @@ class Listener(Protocol):
 @dataclass
 class Search:
     """One run: `row` is its stored row and holds its goal. `inherited` are stored winners of
-    earlier runs, which are tried first. `clock` is in seconds."""
+    earlier runs, which are tried first. `clock` is in seconds. `spent` are seconds that
+    getting ready took: the minutes of the goal include them."""
 
     row: RunRow
     store: RunStore
@@ -63,6 +66,7 @@ class Search:
     inherited: Sequence[Proposal] = ()
     clock: Callable[[], float] = time.monotonic
     tree: Tree = field(default_factory=Tree)
+    spent: float = 0.0
 
     def __post_init__(self) -> None:
         self.goal: Goal = self.row.goal
@@ -136,7 +140,13 @@ class Search:
         if len(failed) == FAILED_IN_A_ROW and all(failed):
             return GIVEN_UP
         counted = [node for node in tree if node.state != "failed"]
-        return reason_to_stop(self.goal, counted, self.seconds)
+        reserve = last_seconds(tree) if self.goal.minutes is not None else 0.0
+        return reason_to_stop(self.goal, counted, self.seconds + self.spent, reserve)
+
+    def left(self) -> float:
+        """Seconds that the goal leaves; negative where its minutes are over."""
+        minutes = self.goal.minutes
+        return math.inf if minutes is None else 60 * minutes - self.seconds - self.spent
 
     # -- one batch after another
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.bounds import Bound, within
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
@@ -24,6 +25,7 @@ MIN_FLOPS = 50_000_000
 # Of its RMS: an output that varies less is a single number with noise on it.
 MIN_SPREAD = 1e-6
 SEED = 11
+_RANDOM_HINT = "Take random numbers as inputs instead of drawing them in forward."
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,29 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
     if not findings:  # on an invalid bound nothing would be seen to change
         findings = list(_sensitivity(run))
     return [*findings, *_size(run)]
+
+
+def check_reference(case: OpenCase, device: str = "cpu") -> None:
+    """Raises InvalidRequest where no kernel can be held against the reference of this case: it has
+    no elements, or its next call gives another result.
+    """
+    if any(output.elements == 0 for output in case.outputs):
+        raise InvalidRequest(
+            f"{case.problem.name}: an output of the case {case.case.name} has no elements",
+            hint="Choose larger sizes.",
+        )
+    inputs, state = case.inputs(SEED), case.state(SEED)
+    first = case.reference(inputs, state, device=device)
+    other = case.reference(inputs, state, device=device, noise=1)
+    if all(torch.equal(a, b) for a, b in zip(first, other, strict=True)):
+        return
+    golden = [_widened(output) for output in first]
+    bounds = case.bounds(inputs, golden, first, device=device)
+    for output, exact, bound in zip(other, golden, bounds, strict=True):
+        if not within(output, exact, bound):
+            raise InvalidRequest(
+                f"{case.problem.name}: {bound.name} differs in the next call", hint=_RANDOM_HINT
+            )
 
 
 def _run(case: OpenCase, device: str) -> _Run:
@@ -164,7 +189,7 @@ def _repeatable(run: _Run) -> Iterator[Finding]:
             yield _invalid(
                 run,
                 f"{bound.name} differs in the next call",
-                "Take random numbers as inputs instead of drawing them in forward.",
+                _RANDOM_HINT,
             )
 
 

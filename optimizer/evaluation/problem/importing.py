@@ -22,6 +22,7 @@ from kb.errors import InvalidRequest, nearest
 from optimizer.evaluation.problem.load import assigned
 from optimizer.evaluation.problem.spec import Problem
 
+NO_MEMORY = "can't allocate memory"  # torch's words for the CPU
 _NO_GPU = ("NVIDIA driver", "CUDA", "cuda", "HIP", "hip")
 
 
@@ -32,12 +33,23 @@ def running(problem: Problem, step: str) -> Iterator[None]:
         yield
     except (InvalidRequest, torch.OutOfMemoryError):
         raise  # what does not fit into the device may fit into the host
+    except MemoryError as error:
+        raise _without_memory(problem, step) from error
     # The file is foreign code: it may raise anything, and all of it is the file's fault.
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
+        if NO_MEMORY in text:
+            raise _without_memory(problem, step) from error
         raise InvalidRequest(
             f"{problem.path.name}: {step} failed: {text[:500]}", hint=_advice(problem, text)
         ) from error
+
+
+def _without_memory(problem: Problem, step: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{problem.path.name}: {step} needs more memory than there is here",
+        hint="Make its sizes smaller, or run it where there is more memory.",
+    )
 
 
 def _advice(problem: Problem, text: str) -> str:

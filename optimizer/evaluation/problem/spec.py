@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 OutputKind = Literal["float", "exact", "index"]
 Distribution = Literal["as_given", "mean_zero", "offset", "wide"]
+HELD_OUT = "held out: "  # how a note on derived held-out cases begins
 OUTPUT_KINDS: tuple[OutputKind, ...] = ("float", "exact", "index")
 DISTRIBUTIONS: tuple[Distribution, ...] = ("as_given", "mean_zero", "offset", "wide")
 

@@ -11,7 +11,7 @@ import os
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,6 +27,8 @@ from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.journal import Journal, NoJournal
+from optimizer.evaluation.problem.check import check_reference
+from optimizer.evaluation.problem.derived import Derived, fitting
 from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
@@ -185,6 +187,7 @@ class LocalBench:
     _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
     _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
     _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
+    _derived: Derived | None = None
 
     def __post_init__(self) -> None:
         self.devices = self.devices or devices_here(self.device)
@@ -218,9 +221,13 @@ class LocalBench:
         return next(iter(self.places.values())).target.device or "cpu"
 
     def reference(self) -> Evaluation:
-        """Evaluate the reference on the first timed case; the verdict says what bounds it."""
+        """Evaluate the reference on the first timed case; the verdict says what bounds it. Raises
+        InvalidRequest where no kernel can be held against it.
+        """
         case = self._timed()[0]
-        source = open_case(self.problem, case).source
+        opened = open_case(self.problem, case)
+        check_reference(opened, self.device)
+        source = opened.source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
         return self._evaluate(bundle, [case], fresh=False)
 
@@ -233,11 +240,19 @@ class LocalBench:
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
         """Measure a candidate again on fresh values: on the searched timed cases, or on the
-        held-out cases."""
+        held-out cases. Where the problem declares none it is checked on derived ones; a note says
+        on which."""
         chosen = [case for case in self.cases(proposal) if case.timed]
-        if held_out:
-            chosen = [case for case in self.problem.held_out if case.fits(self.device)]
-        return self._evaluate(proposal.bundle, chosen, fresh=True)
+        if not held_out:
+            return self._evaluate(proposal.bundle, chosen, fresh=True)
+        declared = [case for case in self.problem.held_out if case.fits(self.device)]
+        if declared or not chosen:
+            return self._evaluate(proposal.bundle, declared, fresh=True)
+        if self._derived is None:
+            self._derived = fitting(self.problem, self._timed()[0])
+        derived = self._derived
+        evaluation = self._evaluate(proposal.bundle, derived.cases, fresh=True)
+        return replace(evaluation, notes=(*evaluation.notes, derived.note))
 
     def cases(self, proposal: Proposal) -> list[Case]:
         """The searched cases that the candidate claims and that are meant for this device."""

@@ -115,7 +115,11 @@ def _progress(tree: Tree) -> Drawing:
     for node in nodes:
         best.append(max(best[-1] if best else 1.0, _value(node)))
     numbers = [node.number for node in nodes]
-    lines = axes.step(numbers, best, where="post", color=BEST, linewidth=1.5, label="best so far")
+    lines = []
+    if any(_value(node) for node in nodes):
+        lines = axes.step(
+            numbers, best, where="post", color=BEST, linewidth=1.5, label="best so far"
+        )
     axes.set_xlabel("candidate")
     over = "the reference" if tree.baseline is None else "the baseline"
     axes.set_ylabel(f"speed-up over {over}\n(95 % interval)")
@@ -177,7 +181,8 @@ def _tree(tree: Tree, winner: int | None) -> Drawing:
         spot = axes.plot([x], [y], marker, color=colour, markersize=9, markeredgecolor="black")
         spot[0].set_gid("reference" if node.parent is None else f"candidate-{node.number}")
         spot[0].set_zorder(3)
-        label = axes.annotate(str(node.number), (x, y), (9, -3), textcoords="offset points")
+        figure = f" {_value(node):.2f}x" if _value(node) else ""
+        label = axes.annotate(f"{node.number}{figure}", (x, y), (9, -3), textcoords="offset points")
         label.set(
             fontsize=8, zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}
         )

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,11 @@ raise SystemExit(search_alone(Path(sys.argv[1]), sys.argv[2:]))
 """
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
-HANG_MINUTES = 30.0  # beyond twice its time, after which a problem's process is killed
+GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
+HANG_MINUTES = 10.0  # beyond its time, after which a problem's process is killed
+LONGEST_MINUTES = 120.0  # of a problem's process where no time was given
+NOT_BEGUN = "not begun: the time is over; run the session again with more --minutes"
+OUTCOMES = "outcomes.json"  # what came of each problem, in a sentence
 SESSION = "session.json"
 RESULTS = "results.zip"
 CEILINGS = "ceilings.json"
@@ -53,20 +58,32 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     until = time.monotonic() + 60 * options.minutes if options.minutes else None
     failed = 0
-    for entry in session["problems"]:
-        if options.only and entry["name"] not in options.only:
-            continue
-        left = None if until is None else (until - time.monotonic()) / 60
-        if left is not None and left <= 0:
-            print(f"{entry['name']}: not begun, the time is over", flush=True)
-            continue
-        ended = _in_own_process(folder, options, entry["name"], _minutes(session, left))
-        if ended:
-            failed += 1
-            print(f"{entry['name']}: {ended}", flush=True)
-            _store_failure(options.out, run_id(session, entry), ended)
-        _zip(options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        for entry in session["problems"]:
+            if options.only and entry["name"] not in options.only:
+                continue
+            left = None if until is None else (until - time.monotonic()) / 60
+            name, run = entry["name"], run_id(session, entry)
+            if left is not None and left <= 0:
+                sentence = NOT_BEGUN
+            else:
+                ended = _in_own_process(folder, options, entry, run, _minutes(session, left))
+                sentence = ended or _outcome(options.out, run)
+                if ended:
+                    failed += 1
+                    _store_failure(options.out, run, ended)
+            print(f"{name}: {sentence}", flush=True)
+            _note(options.out, name, sentence)
+            _zip(options.out)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 1 if failed else 0
+
+
+def _interrupted(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)  # so that the problem's process is ended too
 
 
 def run_id(session: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
@@ -81,9 +98,14 @@ def _minutes(session: Mapping[str, Any], left: float | None) -> float | None:
 
 
 def _in_own_process(
-    folder: Path, options: argparse.Namespace, name: str, minutes: float | None
+    folder: Path,
+    options: argparse.Namespace,
+    entry: Mapping[str, Any],
+    run: str,
+    minutes: float | None,
 ) -> str | None:
     """Search one problem in a process of its own; returns why it failed, or None."""
+    name = entry["name"]
     command = [sys.executable, "-c", _ALONE, str(folder), "--out", str(options.out.resolve())]
     command += ["--only", name]
     for option, value in (
@@ -91,34 +113,85 @@ def _in_own_process(
         ("--candidates", options.candidates),
         ("--finalists", options.finalists),
         ("--language", options.language),
+        ("--memory", options.memory),
     ):
         if value is not None:
             command += [option, str(value)]
-    limit = None if minutes is None else 60 * (2 * minutes + HANG_MINUTES)
+    limit = 60 * (LONGEST_MINUTES if minutes is None else minutes + HANG_MINUTES)
+    if options.deadline is not None:
+        limit = 60 * options.deadline
     reason: Path = options.out / f"{name}{WHY_FAILED}"
     reason.unlink(missing_ok=True)
-    try:
-        code = subprocess.run(command, timeout=limit, check=False).returncode
-    except subprocess.TimeoutExpired:
-        return f"its process was killed after {limit or 0:.0f} seconds: it did not end by itself"
-    if code == SEARCHED:
+    code = _exit_code(command, limit)
+    if code is None:
+        return f"its process was killed after {limit:.0f} seconds: it did not end by itself"
+    if code == SEARCHED and _row(options.out, run).get("state", "running") != "running":
         return None
     if code == FAILED and reason.exists():
         return reason.read_text(encoding="utf-8").splitlines()[0]
     by = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     memory = "; the usual cause is a lack of memory" if code == -signal.SIGKILL else ""
-    return f"its process ended by {by}{memory}"
+    return f"its process ended by {by}{memory} before its search was over"
+
+
+def _exit_code(command: Sequence[str], limit: float) -> int | None:
+    """Of a process with a group of its own, which is gone when this returns; None where it was
+    killed after `limit` seconds. It is the first that a lack of memory ends.
+    """
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        with suppress(OSError):  # it is gone already, or this is not Linux
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("900", encoding="ascii")
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        raise
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _row(out: Path, run_id: str) -> dict[str, Any]:
+    """The stored row of a run; empty where it has none yet."""
+    path = out / run_id / "run.json"
+    row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return row
+
+
+def _outcome(out: Path, run_id: str) -> str:
+    """What came of a search that ended, in a sentence."""
+    row = _row(out, run_id)
+    result = row.get("result") or {}
+    gain = result.get("gain")
+    figure = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
+    return f"{figure or result.get('reason')} ({row['ended']})"
 
 
 def _store_failure(out: Path, run_id: str, reason: str) -> None:
-    """The row of a run that ended before its search did."""
-    from optimizer.search.store import FileStore  # imports torch
+    """The row of a run that ended before its search did; what was measured stays."""
+    row = _row(out, run_id)
+    if row:
+        row |= {"state": "failed", "ended": reason, "seconds": time.time() - row["started_at"]}
+        _replace(out / run_id / "run.json", json.dumps(row, indent=1))
 
-    store = FileStore(out)
-    if (store.folder / run_id / "run.json").exists():
-        row = store.run(run_id)
-        seconds = time.time() - row.started_at
-        store.update(replace(row, state="failed", ended=reason, seconds=seconds))
+
+def _note(out: Path, name: str, sentence: str) -> None:
+    """Keep what came of a problem, beside the others."""
+    path = out / OUTCOMES
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    _replace(path, json.dumps(known | {name: sentence}, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_suffix(".new")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -128,6 +201,12 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--candidates", type=int, help="at most this many for each problem")
     parser.add_argument("--finalists", type=int, help="number measured again in the end")
     parser.add_argument("--language", help="language of the candidates")
+    parser.add_argument(
+        "--deadline", type=float, help="minutes after which a problem's process is killed"
+    )
+    parser.add_argument(
+        "--memory", type=float, help="GiB that a problem may take on a CPU, by default nearly all"
+    )
     parser.add_argument("--only", nargs="*", help="names of the problems to search, all by default")
     return parser.parse_args(arguments)
 

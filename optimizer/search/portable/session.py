@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -13,13 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kb.errors import KernloreError
 from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.problem.importing import NO_MEMORY
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place, problem_view
@@ -80,6 +85,8 @@ def search_alone(folder: Path, arguments: Sequence[str]) -> int:
     (name,) = options.only
     (entry,) = (e for e in session["problems"] if e["name"] == name)
     options.out.mkdir(parents=True, exist_ok=True)
+    if session["target"]["device"] == "cpu":
+        limit_memory(options.memory)
     try:
         ceilings = _ceilings(session, options.out)
         goal = _goal(session, options, options.minutes)
@@ -102,7 +109,26 @@ def search_alone(folder: Path, arguments: Sequence[str]) -> int:
     return SEARCHED
 
 
+def limit_memory(gib: float | None) -> None:
+    """Limit what this process maps from now on, by default to nine tenths of the machine's memory,
+    so that an allocation beyond it fails with a sentence. Processes that it starts may raise it.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * page
+    beyond = int(gib * GIB) if gib is not None else total * 9 // 10
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = mapped + beyond
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
 def _sentence(error: Exception) -> str:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error):
+        return (
+            "it needs more memory than there is; make its sizes smaller, or run it where there is"
+            " more"
+        )
     if isinstance(error, KernloreError):
         return " ".join(f"{error.message}. {error.hint}".split())
     first = (str(error).strip().splitlines() or ["no message"])[0]
@@ -153,6 +179,7 @@ def _search(
     goal: Goal,
     most: int,
 ) -> None:
+    began = time.monotonic()
     problem = load_problem(folder / entry["path"])
     places = _places(session)
     target = next(iter(places.values())).target
@@ -175,6 +202,7 @@ def _search(
     )
     if (store.folder / run.id / "run.json").exists():
         run = replace(store.run(run.id), state="running", goal=goal)
+        store.update(run)
     else:
         store.begin(run)
     with LocalBench(problem, places, settings, ceilings=ceilings) as bench:
@@ -191,11 +219,11 @@ def _search(
                 target.hardware, target.lineage, target.device, tuple(places), facts
             ),
             listener=Lines(problem.name),
+            spent=time.monotonic() - began,
         )
         ended = search.run()
-        outcome = confirm(search.tree, bench, most=most)
+        outcome = confirm(search.tree, bench, most=most, left=search.left)
     store.update(replace(ended, result=outcome.as_json()))
-    print(f"{problem.name}: {outcome.gain or outcome.reason} ({ended.ended})", flush=True)
 
 
 def _places(session: Mapping[str, Any]) -> dict[str, Place]:

@@ -105,12 +105,11 @@ def optimize(
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
-    what proposers are shown in place of this base's answers. `resume` is the id of a run to
-    continue; `run_id` is the id of a new run, where the caller has chosen it. Raises
-    InvalidRequest, NotFound, Conflict for a run that has ended or that another process works on,
-    Unavailable where nothing can be run here, and RunInterrupted.
+    shown to proposers in place of this base's. `resume` is the id of a run to continue. Raises
+    InvalidRequest, NotFound, RunInterrupted, Unavailable, and Conflict for a run that has ended.
     """
-    problem, options = load_problem(problem_path), model_options or ModelOptions()
+    began, options = time.monotonic(), model_options or ModelOptions()
+    problem = load_problem(problem_path)
     store = _store_of(base, resume, problem)
     _check_models(goal, models, options)
     places = places_for(base, hardware, goal.language)
@@ -142,6 +141,7 @@ def optimize(
                 hardware=hardware_view,
                 listener=listener,
                 inherited=_inherited(base, store, problem, view, hardware_view, places),
+                spent=time.monotonic() - began,
             )
             try:
                 return _carried_out(search, bench, over, problem)
@@ -175,7 +175,7 @@ def _carried_out(
         elif ended.state == "failed" and best_so_far(tree) is None:
             outcome = not_confirmed(tree, ended.ended, over)
         else:
-            outcome = confirm(tree, bench, over)
+            outcome = confirm(tree, bench, over, left=search.left)
     except (KeyboardInterrupt, SystemExit) as interrupt:
         outcome = _with_clock(not_confirmed(tree, INTERRUPTED_EARLY, over), bench, over)
         seconds = round(search.seconds, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import confirm, finalists
-from optimizer.search.goal import POLICIES, Goal
+from optimizer.search.goal import POLICIES, Goal, reason_to_stop
 from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
 from optimizer.search.propose import NEVER_ANSWERED
 from optimizer.search.records import Proposal, node_from_json
@@ -285,3 +285,27 @@ class Wandering:
 
     def propose(self, context: Context) -> Proposal | None:
         return proposal(len(context.tried) + 1, context.parent.number)
+
+
+def test_the_minutes_keep_time_for_the_last_measurement() -> None:
+    goal = Goal(minutes=2)
+    assert reason_to_stop(goal, [], 60.0) is None
+    assert reason_to_stop(goal, [], 100.0, reserve=15.0) is None
+    ended = reason_to_stop(goal, [], 100.0, reserve=25.0)
+    assert ended == "2 minutes are over, with 25 seconds for the last measurement"
+    assert reason_to_stop(goal, [], 50.0, reserve=500.0) is None  # half of the time is searched
+
+
+def test_a_finalist_is_measured_once_where_the_time_is_over(tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    class Once:
+        def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+            asked.append(held_out)
+            return going.bench.evaluate(proposal)
+
+    going = search(tmp_path, Goal(candidates=12))
+    going.run()
+    outcome = confirm(going.tree, Once(), left=lambda: -1.0)
+    assert asked == [False]
+    assert sum("the time is over" in note for note in outcome.notes) == 3
