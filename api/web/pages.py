@@ -59,6 +59,7 @@ def _environment() -> Environment:
     environment.filters["query"] = lambda values: urlencode(_given(values), doseq=True)
     environment.filters["figure"] = figure
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
+    environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
     environment.globals["version"] = product_version()
     return environment
 
