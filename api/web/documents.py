@@ -19,7 +19,7 @@ from retrieval import documents as browse
 
 ACTOR = "web"
 PASSAGES = 20
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

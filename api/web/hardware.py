@@ -19,7 +19,7 @@ from retrieval.vocabulary import list_samples, list_symbols
 
 ACTOR = "web"
 FIRST_TOKENS = 24_000
-router = APIRouter(prefix="/hardware", route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui/hardware", route_class=PageRoute, include_in_schema=False)
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
@@ -65,7 +65,7 @@ def show(
         request,
         "hardware.html",
         chip=chip,
-        status=facts,
+        chosen=facts,
         facts=chips.facts_of(parts.registry, chip["id"], facts),
         documents=list_documents(parts, hardware=chip["id"], access_scope=access),
         coverage=known,

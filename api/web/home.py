@@ -15,7 +15,7 @@ from ingestion.progress import JobFilter, list_jobs
 from optimizer.search.runs.run_store import list_runs
 from retrieval.documents import list_documents, list_proposed_recipes
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
 
 
 class Task(NamedTuple):

@@ -16,7 +16,7 @@ from kb.errors import InvalidRequest
 from retrieval.documents import decide_proposed_recipe, list_proposed_recipes
 from retrieval.knowledge_tree import knowledge_node
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

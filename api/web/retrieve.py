@@ -24,7 +24,7 @@ from retrieval.request import TASKS
 
 MAX_LINK = 8_000  # characters that every proxy lets pass
 FIELDS = ("signal", "hardware", "task", "query", "op", "language", "dtype", "log", "metrics")
-router = APIRouter(prefix="/retrieve", route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui/retrieve", route_class=PageRoute, include_in_schema=False)
 Text = Annotated[str, Query()]
 
 

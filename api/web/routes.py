@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import NoReturn
-
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from api.web import documents, hardware, home, knowledge, retrieve, runs, skills
@@ -18,7 +17,7 @@ def add_to(app: FastAPI) -> None:
     folder = files("api.web") / "static"
     app.mount("/ui/static", StaticFiles(directory=str(folder)), name="ui-static")
     for module in (home, hardware, retrieve, documents, skills, runs, knowledge):
-        app.include_router(module.router, prefix="/ui", dependencies=[Depends(check_query)])
+        app.include_router(module.router, dependencies=[Depends(check_query)])
     app.include_router(_rest)
 
 
@@ -26,6 +25,6 @@ _rest = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @_rest.get("/ui/{rest:path}")
-def nowhere(rest: str) -> NoReturn:
+def nowhere(rest: str) -> HTMLResponse:
     """What no page answers to."""
     raise NotFound(f"no page /ui/{rest[:200]}", hint="The menu above leads to every page.")

@@ -13,7 +13,7 @@ from api.web.pages import MAX_PAGE, PageRoute, page, paged
 from kb.errors import NotFound
 from optimizer.search.runs import run_store as runs
 
-router = APIRouter(prefix="/runs", route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui/runs", route_class=PageRoute, include_in_schema=False)
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

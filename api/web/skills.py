@@ -15,7 +15,7 @@ from kb.catalog.skills import STATES, TIERS
 from retrieval.diagnose.signals import load_signals
 from skills.lifecycle import change_state
 
-router = APIRouter(prefix="/skills", route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/ui/skills", route_class=PageRoute, include_in_schema=False)
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
