@@ -38,7 +38,9 @@ def list_page(
         parts, hardware=hardware or None, category=category or None, access_scope=access
     )
     words = q.lower().split()
-    fitting = [r for r in rows if all(w in f"{r['title']} {r['source_key']}".lower() for w in words)]
+    fitting = [
+        r for r in rows if all(w in f"{r['title']} {r['source_key']}".lower() for w in words)
+    ]
     return page(
         request,
         "documents.html",
@@ -119,9 +121,7 @@ def show(
             "passages": listed["passages"],
             "moves": browse.list_moves(parts, document_id, access_scope=access),
         }
-    return page(
-        request, "document.html", document=document, section=section, shown=shown, **values
-    )
+    return page(request, "document.html", document=document, section=section, shown=shown, **values)
 
 
 @router.post("/documents/{document_id}/delete")

@@ -31,7 +31,10 @@ def list_page(request: Request, parts: Parts, q: str = "") -> HTMLResponse:
     fitting = [
         row
         for row in rows
-        if all(w in f"{row['id']} {row['name']} {row['vendor']} {row['aliases']}".lower() for w in words)
+        if all(
+            w in f"{row['id']} {row['name']} {row['vendor']} {row['aliases']}".lower()
+            for w in words
+        )
     ]
     return page(request, "hardware_list.html", chips=fitting, q=q)
 
@@ -86,7 +89,12 @@ def decide(hardware_id: str, request: Request, parts: Parts, form: SentForm) -> 
 
 @router.get("/{hardware_id}/symbols")
 def symbols(
-    hardware_id: str, request: Request, parts: Parts, access: Access, q: str = "", number: Number = 1
+    hardware_id: str,
+    request: Request,
+    parts: Parts,
+    access: Access,
+    q: str = "",
+    number: Number = 1,
 ) -> HTMLResponse:
     """The names of a chip's languages, searched and paged."""
     chip = chips.show_hardware(parts.registry, hardware_id)

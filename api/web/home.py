@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -18,7 +19,8 @@ from retrieval.documents import list_documents, list_proposed_recipes
 router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """Something that waits for a person: how many, what, where, and why it matters."""
 
     count: int

@@ -80,8 +80,10 @@ def figure(value: Any) -> str:
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """The template as a response; `root` is what stands before every path behind a proxy."""
     root = request.scope.get("root_path", "")
-    text = _environment().get_template(template).render(
-        root=root, ui=f"{root}/ui", path=request.url.path.removeprefix(root), **values
+    text = (
+        _environment()
+        .get_template(template)
+        .render(root=root, ui=f"{root}/ui", path=request.url.path.removeprefix(root), **values)
     )
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles

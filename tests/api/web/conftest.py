@@ -1,4 +1,4 @@
-"""A filled store behind the pages: documents, a chip with proposed facts, a learned skill, a run."""
+"""A filled store behind the pages: documents, a chip with proposed facts, a skill, a run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def filled(client: TestClient) -> Filled:
     added = client.post("/skills", json=skill)
     assert added.status_code == 201, added.text
     store_run(client.app.state.services)  # type: ignore[attr-defined]
-    return Filled(client, sent["document_id"], sent["job_id"], listed[0]["id"], added.json()["name"])
+    return Filled(
+        client, sent["document_id"], sent["job_id"], listed[0]["id"], added.json()["name"]
+    )
 
 
 def store_run(services: Services) -> None:

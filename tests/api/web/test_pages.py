@@ -1,4 +1,4 @@
-"""Every page over a filled store: it answers, says what it shows, and can be used without a mouse."""
+"""Every page over a filled store: it answers, shows what is stored, and needs no mouse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ FORM = {"content-type": "application/x-www-form-urlencoded", "origin": URL}
 def paths(filled: Filled) -> Iterator[str]:
     yield from ("", "/", "/hardware", "/hardware?q=h100", "/hardware/h100", "/upload", "/recipes")
     yield from (f"/hardware/{CHIP}", f"/hardware/{CHIP}?facts=proposed", "/hardware/h100?facts=all")
-    yield from ("/hardware/h100/symbols", "/hardware/h100/symbols?q=wgmma", "/hardware/h100/samples")
+    yield from (
+        "/hardware/h100/symbols",
+        "/hardware/h100/symbols?q=wgmma",
+        "/hardware/h100/samples",
+    )
     yield from ("/hardware/h100/first-prompt", f"/hardware/{CHIP}/first-prompt?op=softmax")
     yield from ("/retrieve", "/retrieve?signal=memory_bound&hardware=h100")
     yield from (f"/retrieve?query=shared+memory&hardware={CHIP}", "/documents", "/documents?q=zzz")
@@ -181,7 +185,9 @@ def test_a_skill_is_quarantined_with_a_reason(filled: Filled) -> None:
 
 
 def test_a_chip_is_added(filled: Filled) -> None:
-    page = soup(filled.client.post("/ui/hardware", data={"id": "pages-x2", "languages": "a-c, b-c"}))
+    page = soup(
+        filled.client.post("/ui/hardware", data={"id": "pages-x2", "languages": "a-c, b-c"})
+    )
     assert page.h1 is not None and "pages-x2" in page.h1.text
     assert filled.client.get("/hardware/pages-x2").json()["languages"] == ["a-c", "b-c"]
     soup(filled.client.post("/ui/hardware", data={"id": "Not An Id"}), 400)
