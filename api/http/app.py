@@ -34,6 +34,7 @@ from api.http.routes import (
     trajectories,
 )
 from api.services import Background, open_services
+from api.web import routes as web
 from kb.settings import Settings, product_version
 
 _STATIC = "/docs-static"
@@ -74,6 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
     ):
         app.include_router(module.router)
     _add_docs(app)
+    web.add_to(app)
     return app
 
 

@@ -90,6 +90,18 @@ def upload(
 
     `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
     """
+    answers = submit_files(parts, counters, access, form)
+    return JSONResponse(
+        answers[0] if len(answers) == 1 else {"documents": answers}, status_code=202
+    )
+
+
+def submit_files(
+    parts: Services, counters: Counters, access: str, form: UploadForm
+) -> list[dict[str, Any]]:
+    """For each file its document and job, or its name and the error that refused it. Raises the
+    first error where every file was refused.
+    """
     group = form.text("group") or (new_id("upl") if len(form.files) > 1 else None)
     answers: list[dict[str, Any]] = []
     refused: list[KernloreError] = []
@@ -105,9 +117,7 @@ def upload(
         if len(answers) > 1:
             refused[0].details["documents"] = answers
         raise refused[0]
-    return JSONResponse(
-        answers[0] if len(answers) == 1 else {"documents": answers}, status_code=202
-    )
+    return answers
 
 
 def _submit(

@@ -22,6 +22,7 @@ def start() -> dict[str, Any]:
     return {
         "service": "kernlore",
         "version": product_version(),
+        "pages": "/ui",
         "docs": "/docs",
         "try": [
             "GET /retrieve?signal=memory_bound&hardware=h100",

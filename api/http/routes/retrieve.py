@@ -21,6 +21,7 @@ from api.http.bodies import (
 from api.http.dependencies import Access, Counters, Parts
 from api.http.models import OutcomeBody
 from api.http.openapi import json_request, retrieve_examples, text_request
+from api.services import Services
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.settings import Settings
 from retrieval.answer import Answer
@@ -109,13 +110,18 @@ def retrieve_for(
 
 
 def _answer(parts: Parts, counters: Counters, body: Any, access: str) -> JSONResponse:
+    answer = answer_of(parts, body, access)
+    counters.retrieval(answer)
+    return JSONResponse(answer.as_json())
+
+
+def answer_of(parts: Services, body: Any, access: str) -> Answer:
+    """The answer to a decoded body, within the limits of this service."""
     settings = parts.settings
     defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
     request = read_request(body, defaults, access)
     check_limits(request, settings)
-    answer = parts.retriever.retrieve(request)
-    counters.retrieval(answer)
-    return JSONResponse(answer.as_json())
+    return parts.retriever.retrieve(request)
 
 
 def check_limits(request: RetrieveRequest, settings: Settings) -> None:

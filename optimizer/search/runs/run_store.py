@@ -7,8 +7,10 @@ returns what JSON can carry.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from dataclasses import replace
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,38 @@ def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
         "main": bundle.main,
         "files": dict(bundle.files),
     }
+
+
+def candidate_diff(base: KnowledgeBase, run_id: str, number: int) -> list[str]:
+    """Lines of a unified diff from the files of the parent to those of a candidate; empty where
+    either has none. Raises NotFound for a number that is none.
+    """
+    _, tree = _loaded(base, run_id)
+    if not 0 <= number < len(tree):
+        raise _no_candidate(run_id, number)
+    node = tree[number]
+    parent = tree[node.parent].proposal if node.parent is not None else None
+    if node.proposal is None or parent is None:
+        return []
+    before, after = parent.bundle.files, node.proposal.bundle.files
+    lines: list[str] = []
+    for name in sorted({*before, *after}):
+        old, new = (files.get(name, "").splitlines() for files in (before, after))
+        lines += unified_diff(old, new, f"parent/{name}", f"this/{name}", lineterm="")
+    return lines
+
+
+def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
+    """The plots of the report as SVG, by name; those that cannot be drawn are left out. Raises
+    NotFound.
+    """
+    from optimizer.search.output.plots import write_plots
+
+    run, tree = _loaded(base, run_id)
+    winner = run.result.get("node")
+    with tempfile.TemporaryDirectory(prefix="kernlore-plots-") as folder:
+        drawn = write_plots(tree, winner, Path(folder)).drawn
+        return {name: path.read_bytes() for name, path in drawn.items()}
 
 
 def _no_candidate(run_id: str, number: int) -> NotFound:

@@ -1,0 +1,102 @@
+"""The first page: what is in the store, and what needs a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from api.http.dependencies import Access, Parts, Threads
+from api.services import Services
+from api.web.pages import PageRoute, page
+from ingestion import hardware as chips
+from ingestion.progress import JobFilter, list_jobs
+from optimizer.search.runs.run_store import list_runs
+from retrieval.documents import list_documents, list_proposed_recipes
+
+router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something that waits for a person: how many, what, where, and why it matters."""
+
+    count: int
+    what: str
+    link: str
+    why: str
+
+
+@router.get("/")
+@router.get("")
+def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HTMLResponse:
+    """Counts, and what needs a person."""
+    documents = list_documents(parts, access_scope=access)
+    skills = parts.skills.list(access_scope=access)
+    runs = list_runs(parts)
+    chips_known = [c for c in chips.list_hardware(parts.registry) if c["kind"] == "accelerator"]
+    readiness = threads.readiness()
+    counts = (
+        ("Chips", len(chips_known), "/hardware"),
+        ("Documents", len(documents), "/documents"),
+        ("Passages", readiness.passages, "/knowledge"),
+        ("Skills", len(skills), "/skills"),
+        ("Runs", len(runs), "/runs"),
+    )
+    waiting = [s for s in skills if s.tier == "learned" and s.state in ("candidate", "suspect")]
+    tasks = [*_of_chips(parts), *_of_store(parts, access, len(waiting))]
+    return page(
+        request,
+        "home.html",
+        counts=counts,
+        tasks=[task for task in tasks if task.count],
+        readiness=readiness,
+        runs=runs[:5],
+    )
+
+
+def _of_chips(parts: Services) -> list[Task]:
+    tasks: list[Task] = []
+    for chip in chips.list_hardware(parts.registry):
+        facts = chips.facts_of(parts.registry, chip["id"], "all")
+        proposed = sum(fact["status"] == "proposed" for fact in facts["facts"])
+        link = f"/hardware/{chip['id']}"
+        why = "Accepted facts bound the parameters of kernels; proposed ones are not used."
+        tasks.append(
+            Task(proposed, f"proposed facts of {chip['name']}", f"{link}?facts=proposed#facts", why)
+        )
+        conflicts = len(facts["conflicts"])
+        why = "Sources give different values. Reject the wrong one."
+        tasks.append(
+            Task(conflicts, f"conflicts about {chip['name']}", f"{link}?facts=all#facts", why)
+        )
+    return tasks
+
+
+def _of_store(parts: Services, access: str, skills: int) -> list[Task]:
+    recipes: list[dict[str, Any]] = list_proposed_recipes(parts, access_scope=access)
+    proposed = sum(recipe["status"] == "proposed" for recipe in recipes)
+    jobs = list_jobs(parts, JobFilter(), limit=1, access_scope=access).counts
+    return [
+        Task(
+            skills,
+            "learned skills await trials or approval",
+            "/skills?tier=learned&state=candidate,suspect",
+            "Read the evidence, then approve, quarantine or retire.",
+        ),
+        Task(
+            proposed,
+            "proposed recipes",
+            "/recipes",
+            "Recipes come from code samples of manuals; accept those that are right.",
+        ),
+        Task(jobs.failed, "documents failed to be read", "/jobs?state=failed", "See why, retry."),
+        Task(
+            jobs.partial,
+            "documents were read in part",
+            "/jobs?state=partial",
+            "Some pages have gaps; the report names them.",
+        ),
+    ]

@@ -1,0 +1,187 @@
+"""What every page shares: templates, headers, error pages, forms and paging.
+
+Templates escape every value. The headers allow no script or style inside of a page, so text of an
+upload stays text even where escaping was forgotten. Foreign pages cannot send our forms: the
+middleware `api.http.callers` refuses them before a route is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from sqlalchemy.exc import DBAPIError
+
+from api.http.bodies import check_text, media_type, read_limited
+from kb.catalog.faults import store_fault
+from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
+from kb.settings import product_version
+
+PAGE_SIZE = 50
+MAX_PARAMETER = 20_000
+MAX_PAGE = 10**6
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self';"
+    " script-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    # `no-referrer` would make the origin of our own forms "null", which is refused.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+# A state as colour; the words stand beside it.
+TONES = {
+    **dict.fromkeys(("ready", "active", "accepted", "correct", "finished", "present"), "good"),
+    **dict.fromkeys(("failed", "rejected", "incorrect", "crashed", "missing", "retired"), "bad"),
+    **dict.fromkeys(("not_compiled", "timed_out", "quarantined", "cancelled"), "bad"),
+    **dict.fromkeys(("partial", "proposed", "candidate", "suspect", "thin"), "warn"),
+    **dict.fromkeys(("queued", "running", "starting", "inherited"), "busy"),
+}
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("api.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["query"] = lambda values: urlencode(_given(values), doseq=True)
+    environment.filters["figure"] = figure
+    environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
+    environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
+    environment.globals["version"] = product_version()
+    return environment
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, "", 1, [], ())}
+
+
+def figure(value: Any) -> str:
+    """A number as a person reads it: thousands apart, at most four figures of a fraction."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """The template as a response; `root` is what stands before every path behind a proxy."""
+    root = request.scope.get("root_path", "")
+    text = (
+        _environment()
+        .get_template(template)
+        .render(root=root, ui=f"{root}/ui", path=request.url.path.removeprefix(root), **values)
+    )
+    return HTMLResponse(text, status_code=status, headers=HEADERS)
+
+
+def see_other(request: Request, path: str) -> RedirectResponse:
+    """Send the browser to a page below /ui, so that reloading it repeats nothing."""
+    root = request.scope.get("root_path", "")
+    return RedirectResponse(f"{root}/ui{path}", status_code=303)
+
+
+class PageRoute(APIRoute):
+    """Answers every known failure with a page that says what to do next."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def answered(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except KernloreError as error:
+                return error_page(request, error)
+            except RequestValidationError as error:
+                problems = [{**p, "loc": p["loc"][1:] or p["loc"]} for p in error.errors()]
+                return error_page(request, invalid_fields(problems))
+            except (DBAPIError, OSError) as error:
+                fault = store_fault(error)
+                if fault is None:
+                    raise
+                return error_page(request, fault)
+
+        return answered
+
+
+def error_page(request: Request, error: KernloreError) -> HTMLResponse:
+    """What is wrong, and what to do next."""
+    phrase = HTTPStatus(error.status).phrase
+    return page(request, "error.html", error.status, error=error, phrase=phrase)
+
+
+async def check_query(request: Request) -> None:
+    """Refuse text that cannot be stored or searched. Raises InvalidRequest."""
+    for name, value in request.query_params.multi_items():
+        check_text(value, name[:80])
+        if len(value) > MAX_PARAMETER:
+            raise InvalidRequest(
+                f"{name[:80]} has {len(value):,} characters; the limit is {MAX_PARAMETER:,}",
+                hint="Shorten it, or send it with the form of the page.",
+            )
+
+
+@dataclass(frozen=True)
+class Form:
+    """The fields of a form that was sent, in their order."""
+
+    items: tuple[tuple[str, str], ...]
+
+    def text(self, name: str) -> str:
+        """The first value of a field without white space around it; empty where it is absent."""
+        return next((value.strip() for key, value in self.items if key == name), "")
+
+    def values(self, name: str) -> list[str]:
+        """Every value of a field."""
+        return [value for key, value in self.items if key == name]
+
+    def listed(self, name: str) -> list[str]:
+        """The parts of a field that holds a list with commas or lines."""
+        parts = self.text(name).replace("\n", ",").split(",")
+        return [part.strip() for part in parts if part.strip()]
+
+
+async def _read_form(request: Request) -> Form:
+    kind = media_type(request)
+    if kind != "application/x-www-form-urlencoded":
+        raise UnsupportedFormat(
+            f"{kind or 'a body without content type'} where a form belongs",
+            hint="Use the form of the page; programs use the routes that /docs lists.",
+        )
+    limit = request.app.state.settings.max_body_bytes
+    raw = await read_limited(request, limit, "form", "KERNLORE_MAX_BODY_BYTES")
+    text = raw.decode("ascii", "replace")
+    items = parse_qsl(text, keep_blank_values=True, max_num_fields=2_000)
+    return Form(tuple((name, check_text(value, name[:80])) for name, value in items))
+
+
+SentForm = Annotated[Form, Depends(_read_form)]
+
+
+class Page(NamedTuple):
+    """The rows of one page of a list, and where it stands in the list."""
+
+    rows: Sequence[Any]
+    number: int
+    pages: int
+    total: int
+
+
+def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:
+    """The rows of a page, counted from 1; a number after the last means the last."""
+    pages = max(1, -(-len(rows) // size))
+    number = min(max(number, 1), pages)
+    return Page(rows[(number - 1) * size : number * size], number, pages, len(rows))

@@ -1,0 +1,31 @@
+"""All pages together, their static files, and the page for a wrong address."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+from api.web import documents, hardware, home, knowledge, retrieve, runs, skills
+from api.web.pages import PageRoute, check_query
+from kb.errors import NotFound
+
+
+def add_to(app: FastAPI) -> None:
+    """Serve the pages below /ui."""
+    folder = files("api.web") / "static"
+    app.mount("/ui/static", StaticFiles(directory=str(folder)), name="ui-static")
+    for module in (home, hardware, retrieve, documents, skills, runs, knowledge):
+        app.include_router(module.router, dependencies=[Depends(check_query)])
+    app.include_router(_rest)
+
+
+_rest = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@_rest.get("/ui/{rest:path}")
+def nowhere(rest: str) -> HTMLResponse:
+    """What no page answers to."""
+    raise NotFound(f"no page /ui/{rest[:200]}", hint="The menu above leads to every page.")

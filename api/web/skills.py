@@ -1,0 +1,88 @@
+"""Skills: the list with its filters, a skill with its evidence, and a person's decision."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse
+
+from api.bodies import SkillPatch, validated
+from api.http.dependencies import Access, Parts
+from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
+from ingestion import hardware as chips
+from kb.catalog.skills import STATES, TIERS
+from retrieval.diagnose.signals import load_signals
+from skills.lifecycle import change_state
+
+router = APIRouter(prefix="/ui/skills", route_class=PageRoute, include_in_schema=False)
+Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+@router.get("")
+def list_page(
+    request: Request,
+    parts: Parts,
+    access: Access,
+    q: str = "",
+    state: str = "",
+    tier: str = "",
+    hardware: str = "",
+    signal: str = "",
+    number: Number = 1,
+) -> HTMLResponse:
+    """Skills that fit every filter."""
+    rows = parts.skills.find(
+        states=[part.strip() for part in state.split(",")] if state else None,
+        tier=tier or None,
+        hardware=hardware or None,
+        signal=signal or None,
+        words=q or None,
+        access_scope=access,
+    )
+    return page(
+        request,
+        "skills.html",
+        shown=paged(rows, number),
+        given={"q": q, "state": state, "tier": tier, "hardware": hardware, "signal": signal},
+        states=STATES,
+        tiers=TIERS,
+        chips=chips.list_hardware(parts.registry),
+        signals=list(load_signals()),
+    )
+
+
+@router.get("/{name}")
+def show(name: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+    """Its text, evidence, sources, links and history."""
+    skill = parts.skills.show(name, access_scope=access)
+    bounds = [
+        bound
+        for row in skill.evidence
+        for bound in (row.speedup_low or row.speedup, row.speedup_high or row.speedup)
+        if bound is not None
+    ]
+    return page(
+        request,
+        "skill.html",
+        skill=skill,
+        low=min([1.0, *bounds]),
+        high=max([1.0, *bounds]),
+    )
+
+
+@router.post("/{name}")
+def decide(name: str, request: Request, parts: Parts, access: Access, form: SentForm) -> Response:
+    """Approve, quarantine, retire or restore, with a name and a reason."""
+    fields = {field: form.text(field) for field in ("state", "actor", "reason")}
+    body = validated(SkillPatch, {**fields, "force": form.text("force") == "yes"})
+    change_state(
+        parts,
+        name,
+        body.state,
+        actor=body.actor,
+        reason=body.reason,
+        force=body.force,
+        access_scope=access,
+    )
+    return see_other(request, f"/skills/{name}#history")

@@ -1,0 +1,116 @@
+"""A filled store behind the pages: documents, a chip with proposed facts, a skill, a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.services import Services
+from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.records import CaseCheck, Evaluation
+from optimizer.search.goal import Goal
+from optimizer.search.records import Node, Proposal
+from optimizer.search.runs.run_store import run_store
+from optimizer.search.store import RunRow
+from tests.api.conftest import finished, upload
+
+EVIL = "<img src=x onerror=alert(1)>"
+RUN = "run_of_pages"
+CHIP = "pages-x1"
+MANUAL = f"""# {EVIL}
+
+## Memory {EVIL}
+
+The shared memory of a core is 192 KiB. Tiles that are larger spill to {EVIL}.
+
+| Parameter | Value |
+|---|---|
+| Shared memory per core | 192 KiB |
+| Memory bandwidth | 2.5 TB/s |
+"""
+SKILL = f"""---
+name: pages-larger-tiles
+description: Use larger tiles {EVIL}
+---
+# Larger tiles
+
+Use larger tiles where memory bounds the kernel. {EVIL}
+"""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The client, and the ids of what the store holds."""
+
+    client: TestClient
+    document: str
+    job: str
+    passage: str
+    skill: str
+
+
+@pytest.fixture(scope="session")
+def filled(client: TestClient) -> Filled:
+    chip = {"id": CHIP, "name": f"Pages {EVIL}", "languages": ["pages-c"]}
+    assert client.post("/hardware", json=chip).status_code == 201
+    title = {"title": EVIL, "hardware": CHIP}
+    sent = upload(client, "pages.md", MANUAL.encode(), **title).json()
+    assert finished(client, sent["job_id"])["state"] == "ready"
+    listed = client.get(f"/documents/{sent['document_id']}/passages").json()["passages"]
+    skill = {"name": "pages-larger-tiles", "files": {"SKILL.md": SKILL}, "actor": EVIL}
+    added = client.post("/skills", json=skill)
+    assert added.status_code == 201, added.text
+    store_run(client.app.state.services)  # type: ignore[attr-defined]
+    return Filled(
+        client, sent["document_id"], sent["job_id"], listed[0]["id"], added.json()["name"]
+    )
+
+
+def store_run(services: Services) -> None:
+    """A finished run: the reference, a wrong candidate, and a right one that changes it."""
+    store = run_store(services)
+    nodes = [Node(0, None, "evaluated", None, None)]
+    for number, source in enumerate((f"// {EVIL}\nint a;\n", f"// {EVIL}\nint b;\n"), 1):
+        kernel = Bundle({"k.cpp": source}, "k.cpp", "cpp", "kernlore_run", {"tile": 8}, "llm")
+        evaluation = _evaluated(services, f"{RUN}-{number}", kernel, right=number == 2)
+        proposal = Proposal(kernel, "llm", plan=f"plan {number} {EVIL}")
+        nodes.append(Node(number, number - 1, "evaluated", proposal, evaluation))
+    row = RunRow(RUN, "pages.py", "0" * 64, "x86-64", Goal())
+    store.begin(row)
+    for node in nodes:
+        store.add(RUN, node)
+
+
+def _evaluated(services: Services, key: str, kernel: Bundle, right: bool) -> Evaluation:
+    fields: dict[str, Any] = {"checks": (CaseCheck("main", 1, True),)} if right else {}
+    evaluation = Evaluation(
+        key=key,
+        problem="pages",
+        candidate=kernel.sha256,
+        language="cpp",
+        hardware="x86-64",
+        device="cpu",
+        toolchain="cpp",
+        harness="3",
+        validity="correct" if right else "not_compiled",
+        timing="none",
+        reached="correctness" if right else "compile",
+        message="" if right else f"error: {EVIL}",
+        log="",
+        **fields,
+    )
+    rows = Evaluations(services.catalog)
+    rows.begin(
+        key,
+        ProblemRow("pages", "0" * 64, "file", "map", "blob", {}),
+        [CaseRow("main", "float32", [], "small", "normal", 1.0, False)],
+        CandidateRow(kernel.sha256, "cpp", "kernlore_run", "llm", {}, "blob"),
+        "3",
+        "cpu",
+    )
+    rows.finish(key, evaluation.as_json(), [], op_family="map", hardware_id="x86-64")
+    return evaluation

@@ -1,0 +1,202 @@
+"""Every page over a filled store: it answers, shows what is stored, and needs no mouse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from bs4 import BeautifulSoup
+from httpx2 import Response
+
+from tests.api.conftest import URL
+from tests.api.web.conftest import CHIP, EVIL, RUN, Filled
+
+FORM = {"content-type": "application/x-www-form-urlencoded", "origin": URL}
+
+
+def paths(filled: Filled) -> Iterator[str]:
+    yield from ("", "/", "/hardware", "/hardware?q=h100", "/hardware/h100", "/upload", "/recipes")
+    yield from (f"/hardware/{CHIP}", f"/hardware/{CHIP}?facts=proposed", "/hardware/h100?facts=all")
+    yield from (
+        "/hardware/h100/symbols",
+        "/hardware/h100/symbols?q=wgmma",
+        "/hardware/h100/samples",
+    )
+    yield from ("/hardware/h100/first-prompt", f"/hardware/{CHIP}/first-prompt?op=softmax")
+    yield from ("/retrieve", "/retrieve?signal=memory_bound&hardware=h100")
+    yield from (f"/retrieve?query=shared+memory&hardware={CHIP}", "/documents", "/documents?q=zzz")
+    yield from (f"/documents?hardware={CHIP}&category=hardware", f"/documents/{filled.document}")
+    yield from (f"/passages/{filled.passage}", "/skills", f"/skills/{filled.skill}")
+    yield from ("/skills?tier=learned&state=candidate,suspect&signal=memory_bound&q=tiles",)
+    yield from ("/runs", f"/runs/{RUN}", f"/runs/{RUN}/candidates/0", f"/runs/{RUN}/candidates/2")
+    yield from ("/knowledge", f"/knowledge?path=hardware/{CHIP}", "/jobs", "/jobs?state=failed")
+    yield from (f"/jobs/{filled.job}",)
+
+
+def soup(answer: Response, status: int = 200) -> BeautifulSoup:
+    assert answer.status_code == status, answer.text[:2000]
+    assert answer.headers["content-type"].startswith("text/html")
+    return BeautifulSoup(answer.text, "lxml")
+
+
+def test_every_page_answers_and_has_labels(filled: Filled) -> None:
+    for path in paths(filled):
+        page = soup(filled.client.get(f"/ui{path}"))
+        assert page.html is not None and page.html["lang"] == "en", path
+        assert len(page.find_all("h1")) == 1, path
+        assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
+        ids = [str(tag["id"]) for tag in page.find_all(id=True)]
+        assert len(ids) == len(set(ids)), path
+        labelled = {str(label["for"]) for label in page.find_all("label")}
+        for field in page.find_all(["input", "select", "textarea"]):
+            assert field.get("aria-label") or field.get("id") in labelled, f"{path}: {field}"
+        for image in page.find_all("img"):
+            assert image.get("alt"), path
+
+
+def test_text_of_uploads_is_inert(filled: Filled) -> None:
+    shown = 0
+    for path in paths(filled):
+        page = soup(filled.client.get(f"/ui{path}"))
+        assert not page.find_all("img", onerror=True) and not page.find_all("script"), path
+        assert not [t for t in page.find_all(True) if t.get("style") or t.name == "style"], path
+        shown += EVIL in page.text
+    assert shown >= 8  # it is there, as text
+
+
+def test_pages_allow_no_script_and_no_frame(filled: Filled) -> None:
+    for path in ("/ui", "/ui/no/such/page", "/ui/documents/doc_0123456789abcdef"):
+        policy = filled.client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+
+
+def test_every_link_of_a_page_leads_somewhere(filled: Filled) -> None:
+    links: set[str] = set()
+    for path in paths(filled):
+        page = soup(filled.client.get(f"/ui{path}"))
+        here = f"/ui{path}".partition("?")[0]
+        for tag in page.find_all(["a", "link", "img"]):
+            target = str(tag.get("href") or tag.get("src")).partition("#")[0]
+            if target and not target.startswith("http"):
+                links.add(here + target if target.startswith("?") else target)
+    kinds = {re.sub(r"\d+|[0-9a-f]{16}|(?<=[=/])[\w-]{9,}", "*", link): link for link in links}
+    assert len(kinds) > 40
+    for link in kinds.values():
+        assert filled.client.get(link).status_code == 200, link
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/no/such/page", 404, "The menu above leads to every page."),
+        ("/hardware/h10", 404, "h100"),
+        ("/documents/doc_0123456789abcdef", 404, "no document"),
+        ("/documents?category=nonsense", 400, "guidance"),
+        ("/documents?number=nonsense", 400, "number"),
+        ("/skills/nobody", 404, "nobody"),
+        ("/runs/nobody", 404, "nobody"),
+        ("/runs/nobody/plots/tree.svg", 404, "nobody"),
+        ("/retrieve?signal=nonsense", 404, "nonsense"),
+        ("/retrieve?metrics=lonely", 400, "its name, a space, its value"),
+        ("/jobs?state=nonsense", 400, "state"),
+        ("/documents?q=%00", 400, "NUL"),
+    ],
+)
+def test_an_error_is_a_page_that_says_what_to_do(
+    filled: Filled, path: str, status: int, says: str
+) -> None:
+    page = soup(filled.client.get(f"/ui{path}"), status)
+    alert = page.find(role="alert")
+    assert alert is not None and says in alert.text
+
+
+def test_a_foreign_page_sends_no_form(filled: Filled) -> None:
+    headers = {**FORM, "origin": "http://evil.example"}
+    path = f"/ui/documents/{filled.document}/delete"
+    assert filled.client.post(path, content="sure=yes", headers=headers).status_code == 403
+    assert filled.client.get(f"/documents/{filled.document}").status_code == 200
+
+
+def test_a_question_becomes_a_link_and_a_long_log_an_answer(filled: Filled) -> None:
+    sent = {"signal": "memory_bound", "hardware": "h100", "log": ""}
+    answer = filled.client.post("/ui/retrieve", data=sent, follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/ui/retrieve?signal=memory_bound&hardware=h100"
+    page = soup(filled.client.get(answer.headers["location"]))
+    given = {"signal": "memory_bound", "hardware": "h100"}
+    context = filled.client.post("/retrieve", json=given).json()["context"]
+    assert context.strip() in page.text and '"signal": "memory_bound"' in page.text
+    log = "out of resource: shared memory\n" + "line of a log\n" * 2000
+    page = soup(filled.client.post("/ui/retrieve", data={"log": log, "hardware": "h100"}))
+    assert "too long for a link" in page.text
+
+
+def test_files_are_uploaded_watched_and_deleted(filled: Filled) -> None:
+    files = [("file", ("one.md", b"# One\n\nText of one.\n"))]
+    page = soup(filled.client.post("/ui/upload", files=files, data={"hardware": CHIP}))
+    assert page.find("progress") or "not counted" in page.text
+    link = page.find("a", string="Open the document")
+    assert link is not None
+    document = str(link["href"])
+    several = [*files, ("file", ("two.md", b"")), ("file", ("three.md", b"# Three\n\nText.\n"))]
+    page = soup(filled.client.post("/ui/upload", files=several, data={"hardware": CHIP}))
+    assert "unchanged" in page.text and "rejected" in page.text
+    assert page.find("a", string="Watch all of them")
+    answer = filled.client.post(f"{document}/delete", data={"other": "1"})
+    assert "Mark the box" in soup(answer, 400).text
+    soup(filled.client.post(f"{document}/delete", data={"sure": "yes"}))
+    soup(filled.client.get(document), 404)
+
+
+def test_a_passage_is_corrected(filled: Filled) -> None:
+    path = f"/passages/{filled.passage}"
+    before = filled.client.get(path).json()
+    tags = ["topic:memory", "signal:memory_bound"]
+    text = before["text"].replace("\n", "\r\n")
+    sent = {"text": text, "tags": ", ".join(tags), "hardware": CHIP}
+    soup(filled.client.post(f"/ui{path}", data=sent))
+    after = filled.client.get(path).json()
+    assert after["text"] == before["text"]
+    assert sorted(f"{t['kind']}:{t['value']}" for t in after["tags"]) == sorted(tags)
+    soup(filled.client.post(f"/ui{path}", data={**sent, "tags": "memory"}), 400)
+
+
+def test_proposed_facts_are_decided(filled: Filled) -> None:
+    path = f"/hardware/{CHIP}/facts"
+    proposed = filled.client.get(f"{path}?status=proposed").json()["facts"]
+    assert proposed, "the manual's table proposes facts"
+    sent = {"status": "accepted", "ids": [proposed[0]["id"]]}
+    soup(filled.client.post(f"/ui{path}", data=sent))
+    accepted = filled.client.get(f"{path}?status=accepted").json()["facts"]
+    assert [fact["id"] for fact in accepted] == [proposed[0]["id"]]
+    page = soup(filled.client.post(f"/ui{path}", data={"status": "accepted"}), 400)
+    assert page.find(role="alert")
+
+
+def test_a_skill_is_quarantined_with_a_reason(filled: Filled) -> None:
+    path = f"/skills/{filled.skill}"
+    refused = filled.client.post(f"/ui{path}", data={"state": "quarantined", "actor": "ann"})
+    assert "reason" in soup(refused, 400).text
+    sent = {"state": "quarantined", "actor": "ann", "reason": "It misled a search."}
+    page = soup(filled.client.post(f"/ui{path}", data=sent))
+    assert "It misled a search." in page.text and page.find("button", string="Restore")
+
+
+def test_a_chip_is_added(filled: Filled) -> None:
+    page = soup(
+        filled.client.post("/ui/hardware", data={"id": "pages-x2", "languages": "a-c, b-c"})
+    )
+    assert page.h1 is not None and "pages-x2" in page.h1.text
+    assert filled.client.get("/hardware/pages-x2").json()["languages"] == ["a-c", "b-c"]
+    soup(filled.client.post("/ui/hardware", data={"id": "Not An Id"}), 400)
+
+
+def test_a_candidate_shows_its_change_and_a_run_its_plots(filled: Filled) -> None:
+    page = soup(filled.client.get(f"/ui/runs/{RUN}/candidates/2"))
+    assert [t.text for t in page.select(".diff .add")] == ["+int b;"]
+    assert [t.text for t in page.select(".diff .cut")] == ["-int a;"]
+    plot = filled.client.get(f"/ui/runs/{RUN}/plots/tree.svg")
+    assert plot.status_code == 200 and plot.headers["content-type"] == "image/svg+xml"
+    assert "sandbox" in plot.headers["content-security-policy"] and "candidate-2" in plot.text
