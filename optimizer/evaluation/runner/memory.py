@@ -101,6 +101,8 @@ def places_from(rows: Sequence[Sequence[Any]]) -> list[Place]:
 
 
 CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
+SPARSE = 32  # in sparse calls, one element in at least so many is replaced
+SPARSE_SHARE = 0.75  # of the calls: a key of two elements then misses the change in 8 of 10
 
 
 def refresh(
@@ -115,7 +117,9 @@ def refresh(
 
     The elements lie at equal distances over the whole tensor, and both the distance and the first
     of them are drawn for each call: whatever part is not computed anew holds some of them, and no
-    few places tell which. `spread=False` replaces one stretch instead (without defence 33).
+    few places tell which. In most calls a small tensor keeps most of its elements, so that looking
+    at a few seldom shows a change; in the others half of them change, which a sum cannot hide.
+    `spread=False` replaces one stretch instead (without defence 33).
 
     A bank is a second draw of the same tensor, so replaced values follow its distribution. `seed`
     is the block's, `call` counts from 0 within it. A candidate that keeps results by address, by
@@ -142,6 +146,8 @@ def _places(flat: torch.Tensor, chosen: random.Random, spread: bool) -> torch.Te
         to = chosen.randrange(size - count + 1)
         return flat[to : to + count]
     least = size // count
+    if chosen.random() < SPARSE_SHARE:  # each tenth of the tensor still holds some of them
+        least = max(least, min(SPARSE, size // 20))
     distance = chosen.randint(least, 2 * least)
     return flat[chosen.randrange(min(distance, size)) :: distance]
 
