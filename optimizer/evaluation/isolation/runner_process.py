@@ -275,6 +275,16 @@ class RunnerProcess:
         pid = self._launched.pid
         return _schedstat(f"/proc/{pid}/task/{pid}/schedstat", 0)
 
+    def children(self) -> list[int]:
+        """Living processes that it started, also those whose own parent has ended: they become its
+        children where it is the first of a process namespace.
+        """
+        pids: list[int] = []
+        for task in Path(f"/proc/{self._launched.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # the thread ended
+                pids += map(int, task.read_text(encoding="ascii").split())
+        return [pid for pid in pids if _state(pid) not in ("Z", "X", "")]
+
     def processes(self) -> list[int]:
         """Every process that carries this runner's mark or belongs to its session."""
         return marked(self._mark, self._launched.pid)
@@ -341,6 +351,14 @@ def marked(mark: str, session: int) -> list[int]:
         if state != b"Z" and (marked or its_session == session):
             pids.append(int(entry.name))
     return pids
+
+
+def _state(pid: int) -> str:
+    """One letter (proc(5)); empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
 
 
 def _kill(pid: int) -> None:

@@ -141,13 +141,15 @@ def refresh(
 
 
 def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random) -> None:
-    """Copy the bank, from a place on that is drawn. An odd place: rows of even length then come
-    from two rows each.
+    """Copy the bank into each part of the tensor that is as long, from a place on that is drawn. An
+    odd place: rows of even length then come from two rows each.
     """
-    size = flat.numel()
-    start = (chosen.randrange(size) | 1) % size
-    flat[: size - start].copy_(bank[start:])
-    flat[size - start :].copy_(bank[:start])
+    held = bank.numel()
+    for part in flat.split(held):
+        start = (chosen.randrange(held) | 1) % held
+        first = min(part.numel(), held - start)
+        part[:first].copy_(bank[start : start + first])
+        part[first:].copy_(bank[: part.numel() - first])
 
 
 def _places(flat: torch.Tensor, chosen: Random, spread: bool) -> torch.Tensor:

@@ -271,7 +271,7 @@ class Runner:
             "touch_ns": touched,
             "total_ns": total,
             "threads": [before, threading.active_count()],
-            "patched": clocks.replaced(harness=35 not in self._without),
+            "patched": clocks.replaced(self._without.isdisjoint((13, 35))),
         }
 
     def _touch(self) -> int:

@@ -178,7 +178,10 @@ def measure(
     left = left_between(before, account(processes))
     timing = _crowded(_conclude(case, pairs, noisy, policy), left, policy)
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
-    flags = (*_integrity([b for b, _ in calm], [c for _, c in calm], on),)
+    flags = (
+        *_left_running(candidate, on),
+        *_integrity([b for b, _ in calm], [c for _, c in calm], on),
+    )
     if timing.state == "measured" and len(calm) < TELLING_BLOCKS:
         reason = "timing must be repeated: the machine was too restless to vouch for the clocks"
         timing = CaseTiming(case, "repeat", calls=timing.calls, reason=reason)
@@ -296,6 +299,14 @@ def _conclude(
 def _typical(means: Sequence[float]) -> float:
     """Median over blocks of the mean call, in microseconds."""
     return statistics.median(means) / 1e3
+
+
+def _left_running(candidate: Side, on: On) -> Iterator[Flag]:
+    """Processes that the candidate left running: a stopped runner's go on, beside the reference. On
+    a GPU compilers keep processes of their own.
+    """
+    if on(2) and candidate.runner.settings.device == "cpu" and candidate.runner.children():
+        yield Flag(2, "reject", "processes that it started are still alive after its calls")
 
 
 def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) -> Iterator[Flag]:

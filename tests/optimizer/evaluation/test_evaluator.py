@@ -149,14 +149,30 @@ def test_results_of_earlier_calls_are_of_no_use(evaluator: Evaluator) -> None:
         "        return torch.relu(x * self.scale + self.bias)",
         "        if not hasattr(self, 'kept'):\n"
         "            self.kept = {}\n"
-        "        key = (x.data_ptr(), float(x.flatten()[0]), float(x.flatten()[-1]))\n"
+        "        key = x.data_ptr()\n"
         "        if key not in self.kept:\n"
         "            self.kept[key] = torch.relu(x * self.scale + self.bias)\n"
         "        return self.kept[key]",
     )
     found = verdict(evaluator, model(cached))
     assert found.validity == "incorrect", found
-    assert "timed call" in found.message
+    assert "is off by" in found.message
+
+
+def test_a_process_that_stays_beside_the_reference_is_refused(evaluator: Evaluator) -> None:
+    leaving = MODEL_NEW.replace(
+        "class ModelNew",
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    time.sleep(600)\n"
+        "    os._exit(0)\n"
+        "class ModelNew",
+        1,
+    )
+    evaluation = verdict(evaluator, model(leaving))
+    assert evaluation.validity == "rejected", evaluation
+    assert "still alive" in evaluation.message
 
 
 def test_a_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> None:
