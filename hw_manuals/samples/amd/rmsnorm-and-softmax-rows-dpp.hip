@@ -11,9 +11,10 @@ constexpr int kPieces = 16;  // pieces of 8 values a lane: rows up to 8,192 stay
 // One step: the neighbour's value where the pattern reaches, `neutral` elsewhere.
 template <int kControl, int kRows = 0xf>
 __device__ inline float neighbour(float value, float neutral) {
-  return __builtin_bit_cast(
-      float, __builtin_amdgcn_update_dpp(__builtin_bit_cast(int, neutral),
-                                         __builtin_bit_cast(int, value), kControl, kRows, 0xf, false));
+  const int other = __builtin_amdgcn_update_dpp(__builtin_bit_cast(int, neutral),
+                                                __builtin_bit_cast(int, value), kControl, kRows,
+                                                0xf, false);
+  return __builtin_bit_cast(float, other);
 }
 
 struct Add {

@@ -1,7 +1,7 @@
 // Y[M][N] bf16 = X[M][K] * W[N][K]^T for M <= 16 rows: weights stream from HBM into registers once.
 // Four waves of a workgroup and `splits` workgroups share K; a second kernel adds the parts in a
 // fixed order. N is a multiple of 16, K of 32; 16-byte alignment. gfx942 and gfx950.
-// Launch: skinny_part<<<dim3(N / 16, splits), 256>>>(...), skinny_join<<<(M * N + 255) / 256, 256>>>.
+// Launch: skinny_part<<<dim3(N / 16, splits), 256>>>; skinny_join<<<(M * N + 255) / 256, 256>>>.
 #include <hip/hip_runtime.h>
 
 typedef float f32x4 __attribute__((ext_vector_type(4)));
@@ -39,7 +39,8 @@ skinny_part(const __bf16* __restrict__ X, const __bf16* __restrict__ W, float* _
   for (; t + kAhead <= last; t += kAhead) {
     i32x4 a[kAhead], b[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; i++) a[i] = __builtin_nontemporal_load((const i32x4*)(w + 32 * (t + i)));
+    for (int i = 0; i < kAhead; i++)
+      a[i] = __builtin_nontemporal_load((const i32x4*)(w + 32 * (t + i)));
 #pragma unroll
     for (int i = 0; i < kAhead; i++) b[i] = *(const i32x4*)(x + 32 * (t + i));
 #pragma unroll
