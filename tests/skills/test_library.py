@@ -77,6 +77,13 @@ def stocked(folder: Path) -> Catalog:
         ("hopper", "nvidia"),
         ("h100", "hopper"),
         ("a100", "nvidia"),
+        ("amd", None),
+        ("cdna3", "amd"),
+        ("cdna4", "amd"),
+        ("x86-64", None),
+        ("sapphire-rapids", "x86-64"),
+        ("granite-rapids", "x86-64"),
+        ("zen5", "x86-64"),
     ):
         spec = {"id": name, "name": name.upper(), "vendor": "nvidia", "summary": "A test chip."}
         registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
@@ -146,8 +153,9 @@ def snippets(name: str) -> list[str]:
 
 
 def advice_only() -> list[Path]:
-    """Shipped skills without a recipe: their snippets are all the code they have."""
-    return [f for f in skill_folders(SHIPPED) if not (f / "references/recipe.json").exists()]
+    """Shipped skills without a recipe whose snippets, all the code they have, are Python."""
+    bare = [f for f in skill_folders(SHIPPED) if not (f / "references/recipe.json").exists()]
+    return [folder for folder in bare if snippets(folder.name)]
 
 
 def test_every_snippet_parses() -> None:
@@ -393,8 +401,15 @@ def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path
     shipped = everything - {LEARNED.name}
     assert {s.name for s in library.list(states=["candidate"])} == {LEARNED.name}
     assert {s.name for s in library.list(tier="curated")} == shipped
-    assert {s.name for s in library.list(hardware="H100")} == everything
-    assert {s.name for s in library.list(hardware="a100")} == shipped
+    for hardware, lineage in (("H100", {"h100", "hopper", "nvidia"}), ("a100", {"a100", "nvidia"})):
+        fitting = {
+            s.name
+            for s in library.list()
+            if not s.scopes.hardware or lineage & {*s.scopes.hardware}
+        }
+        assert {s.name for s in library.list(hardware=hardware)} == fitting
+        assert (LEARNED.name in fitting) == (hardware == "H100")
+        assert "hip-launch-bounds-before-spills" not in fitting
     underused = {s.name for s in library.list(signal="tensor_core_underuse")}
     assert LEARNED.name in underused and underused < everything
     assert library.list(access_scope="team-a") == []
