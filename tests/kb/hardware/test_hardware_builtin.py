@@ -83,6 +83,18 @@ LINES = [
         "unsupported_dtype",
     ),
     (
+        "tpu-v6e",
+        "INTERNAL: Mosaic failed to compile TPU kernel with MLIR module name `<no name>` HLO name "
+        "`_lambda_.1`: Not implemented: Only vector<i16> and vector<i32> are supported, but got",
+        "unsupported_dtype",
+    ),
+    (
+        "tpu-v7",
+        "INTERNAL: Mosaic failed to compile TPU kernel with MLIR module name `<no name>` HLO name "
+        "`f.1`: Not implemented: Rotate with non-zero stride",
+        "compile_error",
+    ),
+    (
         "gaudi3",
         "RuntimeError: Graph compile failed. synStatus=synStatus 26 [Generic failure].",
         "compile_error",
