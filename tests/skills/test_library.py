@@ -147,9 +147,10 @@ def test_shipped_skills_are_canonical_sourced_and_curated(library: SkillLibrary)
         assert "## How to check\n" in detail.body and "## Failure signs\n" in detail.body
 
 
-def snippets(name: str) -> list[str]:
+def snippets(name: str) -> list[tuple[str, str]]:
+    """The language and the code of each fence."""
     body = read_skill(SHIPPED / name).body
-    return re.findall(r"```python\n(.*?)```", body, re.DOTALL)
+    return re.findall(r"```(\w+)\n(.*?)```", body, re.DOTALL)
 
 
 def advice_only() -> list[Path]:
@@ -158,11 +159,17 @@ def advice_only() -> list[Path]:
     return [folder for folder in bare if snippets(folder.name)]
 
 
+def runs_in_triton(folder: Path) -> bool:
+    """Whether the interpreter of Triton can run its snippets: other languages need their own."""
+    return read_skill(folder).metadata.get("kb.languages", "triton") == "triton"
+
+
 def test_every_snippet_parses() -> None:
     for folder in advice_only():
         assert len(snippets(folder.name)) == 2
-        for code in snippets(folder.name):
-            ast.parse(code)
+        for language, code in snippets(folder.name):
+            if language == "python":
+                ast.parse(code)
 
 
 CHECKS = {
@@ -193,11 +200,11 @@ torch.testing.assert_close(out, x * 2)
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
 def test_the_snippets_that_follow_the_advice_are_right(tmp_path: Path) -> None:
     """Each in Triton's interpreter against torch, in one process."""
-    assert set(CHECKS) == {folder.name for folder in advice_only()}
+    assert set(CHECKS) == {folder.name for folder in advice_only() if runs_in_triton(folder)}
     modules = []
     for name, check in CHECKS.items():
         module = tmp_path / f"{name.replace('-', '_')}.py"
-        module.write_text(f"{snippets(name)[1]}\nimport torch\n{check}", encoding="utf-8")
+        module.write_text(f"{snippets(name)[1][1]}\nimport torch\n{check}", encoding="utf-8")
         modules.append(module.stem)
     done = subprocess.run(
         [sys.executable, "-c", f"import {', '.join(modules)}"],
