@@ -44,6 +44,10 @@ class SampleLike(Protocol):
     def code(self) -> str: ...
     @property
     def symbols(self) -> tuple[str, ...]: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def evidence(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,9 @@ def replace_version_samples(
     rows = []
     for n, sample in enumerate(samples):
         digest = sha256(sample.code)
-        status, evidence = tried.get(digest, ("untried", ""))
+        status, evidence = sample.status, sample.evidence
+        if status == "untried":
+            status, evidence = tried.get(digest, (status, evidence))
         rows.append(
             {
                 "id": derived_id("smp", version_id, n),
