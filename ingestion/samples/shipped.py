@@ -158,7 +158,9 @@ def _sample(path: Path, row: Mapping[str, Any]) -> ShippedSample:
     source = path.parent / str(row.get("file", ""))
     if not source.is_file():
         raise InvalidKnowledge(f"{where}: no such file", hint="Put the kernel beside the row.")
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
+    }
     try:
         values["checked"] = tuple(CheckMade(**check) for check in row.get("checked", ()))
         values["compile"] = tuple(_call(call) for call in row.get("compile", ()))

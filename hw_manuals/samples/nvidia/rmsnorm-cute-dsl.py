@@ -27,7 +27,6 @@ def rmsnorm_kernel(
     partial = cutlass.utils.SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
 
     # The row in tiles of THREADS * VECTOR elements, and this thread's part of each.
-    tiler = (1, THREADS * VECTOR)
     thread_copy = tiled_copy.get_slice(thread)
     own_x = thread_copy.partition_S(cute.local_tile(x, (1, width), (row, 0)))
     own_weight = thread_copy.partition_S(weight)

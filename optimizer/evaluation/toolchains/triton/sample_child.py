@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,18 +35,19 @@ def _module(path: Path) -> ModuleType:
 
 
 def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> dict[str, Any]:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
-
+    runtime = import_module("triton.experimental.gluon._runtime")
     kernel = getattr(module, call["kernel"])
-    gluon = isinstance(kernel, GluonJITFunction)
+    gluon = isinstance(kernel, runtime.GluonJITFunction)
     given = call["signature"]
     types = {name: _type(given[name], gluon) for name in given}
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    source = (GluonASTSource if gluon else ASTSource)(kernel, signature, dict(call["constants"]))
-    compiled = triton.compile(source, target=GPUTarget(*target), options=dict(call["options"]))
+    plain = import_module("triton.compiler.compiler").ASTSource
+    source = (runtime.GluonASTSource if gluon else plain)(
+        kernel, signature, dict(call["constants"])
+    )
+    chip = import_module("triton.backends.compiler").GPUTarget(*target)
+    options = dict(call["options"])
+    compiled = import_module("triton").compile(source, target=chip, options=options)
     return {"shared_bytes": compiled.metadata.shared}
 
 
@@ -54,8 +56,7 @@ def _type(text: str, gluon: bool) -> str:
     match = _DESCRIPTOR.fullmatch(text)
     if match is None or not gluon:
         return text
-    from triton.experimental.gluon import language as gl
-
+    gl = import_module("triton.experimental.gluon.language")
     names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "fp8e4nv": gl.float8e4nv}
     box = [int(size) for size in match["box"].split(",")]
     layout = gl.NVMMASharedLayout.get_default_for(box, names[match["dtype"]])
@@ -63,22 +64,18 @@ def _type(text: str, gluon: bool) -> str:
 
 
 def _cute(module: ModuleType, call: Mapping[str, Any]) -> dict[str, Any]:
-    import cutlass.cute as cute
-
     arguments = [_argument(text) for text in call["arguments"]]
-    cute.compile(getattr(module, call["kernel"]), *arguments)
+    import_module("cutlass.cute").compile(getattr(module, call["kernel"]), *arguments)
     return {}
 
 
 def _argument(text: str) -> Any:
     """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time; `f32 1e-6` a number."""
-    import cutlass
-    import cutlass.cute as cute
-    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
-
+    cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
+    fake = import_module("cutlass.cute.runtime")
     names = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
     if text == "stream":
-        return make_fake_stream()
+        return fake.make_fake_stream()
     match = _TENSOR.fullmatch(text)
     if match is None:
         name, _, value = text.partition(" ")
@@ -86,7 +83,7 @@ def _argument(text: str) -> Any:
     sizes = [part.strip() for part in match["sizes"].split(",")]
     shape = tuple(cute.sym_int() if size == "?" else int(size) for size in sizes)
     order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(
+    return fake.make_fake_compact_tensor(
         names[match["dtype"]], shape, stride_order=order, assumed_align=ALIGNMENT
     )
 
