@@ -15,7 +15,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +32,7 @@ from ingestion.job_report import internal_error, progress_of
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
-from ingestion.samples.kernels import KernelSample
-from ingestion.samples.shipped import with_verdict
+from ingestion.samples.shipped import believed
 from ingestion.turns import Waiting, allot
 from kb import reserve
 from kb.blobs import Blobs
@@ -319,21 +318,11 @@ class Worker:
                 replace_document_moves(connection, version.document_id, read.moves, hardware)
                 replace_document_recipes(connection, version.id, read.recipes)
             replace_version_symbols(connection, version.id, read.cards, current)
-            kernels = self._kernels(connection, version, read)
+            kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
             replace_version_samples(connection, version.id, kernels, current)
             progress = progress_of(read, facts_proposed=proposed, passages=passages)
             self._parts.jobs.keep(connection, job, self._owner, progress)
         return progress
-
-    def _kernels(
-        self, connection: sa.Connection, version: sa.Row[Any], read: ReadDocument
-    ) -> Sequence[KernelSample]:
-        """The kernels of a document; a built-in one says what was checked of its own."""
-        column = t.documents.c.origin
-        query = sa.select(column).where(t.documents.c.id == version.document_id)
-        if connection.execute(query).scalar_one() != "builtin":
-            return read.kernels
-        return with_verdict(read.kernels, read.front_matter)
 
     def _proposals(
         self,

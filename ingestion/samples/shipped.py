@@ -15,11 +15,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 import yaml
 
 from ingestion.samples.kernels import MAX_KERNEL, KernelSample, entry_of
 from ingestion.uploads import Upload
 from kb.catalog.knowledge.samples import STATUSES, Status
+from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.problem_terms import problem_terms
 
@@ -172,6 +174,19 @@ def _sample(path: Path, row: Mapping[str, Any]) -> ShippedSample:
 
 def _call(call: Mapping[str, Any]) -> KernelCall:
     return KernelCall(**{**call, "arguments": tuple(call.get("arguments", ()))})
+
+
+def believed(
+    connection: sa.Connection,
+    document_id: str,
+    kernels: Sequence[KernelSample],
+    front_matter: Mapping[str, Any],
+) -> Sequence[KernelSample]:
+    """The kernels of a document. Only a built-in one is believed what was checked of its own."""
+    query = sa.select(t.documents.c.origin).where(t.documents.c.id == document_id)
+    if connection.execute(query).scalar_one() != "builtin":
+        return kernels
+    return with_verdict(kernels, front_matter)
 
 
 def with_verdict(
