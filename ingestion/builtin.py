@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ingestion.samples.shipped import shipped_samples
 from ingestion.uploads import Upload, Uploads
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.documents import Documents
@@ -80,14 +81,15 @@ def builtin_hardware(folder: Path) -> list[HardwareSpec]:
 
 
 def builtin_documents(folder: Path) -> list[Upload]:
-    """Every document of the folder with the scope that its place and front matter give it."""
+    """Every document of the folder with the scope that its place and front matter give it, and one
+    for every whole kernel under samples/."""
     uploads = []
     for name, category in _FOLDERS.items():
         for path in sorted((folder / name).glob("*.md")):
             uploads.append(_upload(folder, path, category, ()))
     for path in sorted((folder / "hardware").glob("*/*.md")):
         uploads.append(_upload(folder, path, "hardware", (path.parent.name,)))
-    return uploads
+    return uploads + [sample.upload() for sample in shipped_samples(folder)]
 
 
 def _upload(folder: Path, path: Path, category: str, hardware: tuple[str, ...]) -> Upload:

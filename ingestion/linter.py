@@ -17,6 +17,7 @@ from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
 from ingestion.findings.moves import Move, moves_of
+from ingestion.samples.shipped import ROWS, sample_problems, shipped_samples
 from kb.errors import KernloreError
 from kb.hardware.facts import check_formula, fact_keys
 from kb.hardware.spec import HardwareSpec
@@ -71,7 +72,27 @@ def lint_folder(folder: Path, vocabulary: Vocabulary) -> list[Finding]:
         except KernloreError as error:
             messages = [f"{error.message}. {error.hint}"]
         findings += [Finding(relative, message) for message in messages]
+    findings += _samples(folder, specs)
     return sorted(findings, key=lambda finding: finding.path)
+
+
+def _samples(folder: Path, specs: Mapping[str, HardwareSpec]) -> list[Finding]:
+    try:
+        samples = shipped_samples(folder)
+    except KernloreError as error:
+        return [Finding("samples", f"{error.message}. {error.hint}")]
+    findings = [Finding(s.path, message) for s in samples for message in sample_problems(s, specs)]
+    titles = [sample.title for sample in samples]
+    twice = [s for s in samples if titles.count(s.title) > 1]
+    findings += [Finding(s.path, f"the title {s.title!r} stands twice") for s in twice]
+    rows = {folder / sample.path for sample in samples}
+    files = (path for path in (folder / "samples").glob("*/*") if path.is_file())
+    findings += [
+        Finding(path.relative_to(folder).as_posix(), "no row of samples.toml names this file")
+        for path in files
+        if path.name != ROWS and path not in rows
+    ]
+    return findings
 
 
 def _documents(folder: Path) -> list[Path]:

@@ -53,7 +53,8 @@ _FUNCTION_WORD = re.compile(
 @dataclass(frozen=True)
 class ReadDocument:
     """Everything that one document yields: `content` becomes searchable, the rest is proposed to a
-    person, except for `moves`, which the document states itself. `samples_left_out` are the code
+    person, except for `moves`, which the document states itself, and for `front_matter`, whose
+    verdicts on kernels count for built-in documents. `samples_left_out` are the code
     samples that no recipe could be made of. `complete` is False when any part of the file was not
     read, or was left out because a line is too long.
     """
@@ -65,6 +66,7 @@ class ReadDocument:
     samples_left_out: tuple[LeftOut, ...]
     cards: tuple[Card, ...]
     kernels: tuple[KernelSample, ...]
+    front_matter: Mapping[str, Any]
     complete: bool
 
 
@@ -130,6 +132,7 @@ def read_document(
         samples_left_out=tuple(left_out),
         cards=tuple(cards),
         kernels=tuple(kernels_of(sections, cards, languages)),
+        front_matter=parsed.front_matter,
         complete=parsed.complete and not lost and not cut,
     )
 

@@ -32,6 +32,7 @@ from ingestion.job_report import internal_error, progress_of
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
+from ingestion.samples.shipped import believed
 from ingestion.turns import Waiting, allot
 from kb import reserve
 from kb.blobs import Blobs
@@ -317,7 +318,8 @@ class Worker:
                 replace_document_moves(connection, version.document_id, read.moves, hardware)
                 replace_document_recipes(connection, version.id, read.recipes)
             replace_version_symbols(connection, version.id, read.cards, current)
-            replace_version_samples(connection, version.id, read.kernels, current)
+            kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
+            replace_version_samples(connection, version.id, kernels, current)
             progress = progress_of(read, facts_proposed=proposed, passages=passages)
             self._parts.jobs.keep(connection, job, self._owner, progress)
         return progress

@@ -16,6 +16,7 @@ from ingestion.symbols.cards import Card
 from ingestion.symbols.context import FOREIGN_FENCES
 from ingestion.symbols.drafts import word_set
 from ingestion.symbols.names import tokens_in
+from kb.catalog.knowledge.samples import Status
 from kb.problem_terms import canonical_op, problem_terms
 
 MAX_KERNEL = 20_000  # characters
@@ -79,7 +80,8 @@ class KernelSample:
     `operator` is canonical and empty where nothing names it; `title` is the section's; `language`
     that of the fence, or the only one that the document can be about; `shapes` are arguments as
     the entry writes them, such as `A[64][64]`. `section` is an index, `code` is verbatim, and
-    `symbols` are the names of cards in it, in order of first use."""
+    `symbols` are the names of cards in it, in order of first use. `status` and `evidence` are
+    stated for built-in samples only."""
 
     operator: str
     title: str
@@ -88,6 +90,8 @@ class KernelSample:
     section: int
     code: str
     symbols: tuple[str, ...]
+    status: Status = "untried"
+    evidence: str = ""
 
 
 def kernels_of(

@@ -254,16 +254,54 @@ def _symbol_lines(rows: list[Json]) -> str:
 
 @app.command("samples")
 def samples(
-    hardware: ChipOption,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Hardware id, see `kernlore hardware list`. Only --check does without."),
+    ] = None,
     operator: Annotated[str, typer.Option(help="Only kernels that compute this.")] = "",
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compile the built-in kernels with what is installed here. Exits 1 if one is"
+            " refused.",
+        ),
+    ] = False,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """List whole kernels for a chip: of its runs and its manuals."""
+    if check:
+        return _check_samples(hardware, as_json)
+    if hardware is None:
+        raise InvalidRequest("no hardware", hint="Name a chip with --hardware, or add --check.")
     with open_target(data_dir, url) as target:
         rows = target.samples(hardware, operator)
     show(rows, as_json, _sample_lines)
+    return 0
+
+
+def _check_samples(hardware: str | None, as_json: bool) -> int:
+    """1 where a kernel is refused that a compiler took before."""
+    from optimizer.evaluation.sample_checks import check_samples
+
+    rows = []
+    for result in check_samples(read_settings().knowledge_dir, hardware):
+        note(f"{result.sample}: {result.outcome}")
+        rows.append(result.as_json())
+    show(rows, as_json, _check_lines)
+    return 1 if any(row["outcome"] == "refused" for row in rows) else 0
+
+
+def _check_lines(rows: list[Json]) -> str:
+    heads = ("sample", "outcome", "toolchain", "target", "date")
+    lines = [table(heads, [tuple(row[name] for name in heads) for row in rows])]
+    for row in rows:
+        broken = ", which compiled before" if row["broken"] else ""
+        if row["outcome"] in ("refused", "not checked"):
+            lines.append(f"{row['sample']}{broken}: {row['detail']}")
+    return "\n".join(lines)
 
 
 def _sample_lines(rows: list[Json]) -> str:

@@ -44,6 +44,10 @@ class SampleLike(Protocol):
     def code(self) -> str: ...
     @property
     def symbols(self) -> tuple[str, ...]: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def evidence(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def replace_version_samples(
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
         .where(t.document_versions.c.id == version_id)
     ).one()
-    tried = _tried(connection, document.id)
+    tried: dict[str, tuple[Status, str]] = _tried(connection, document.id)
     if current:
         connection.execute(
             t.samples.update().where(t.samples.c.document_id == document.id).values(active=False)
@@ -118,7 +122,9 @@ def replace_version_samples(
     rows = []
     for n, sample in enumerate(samples):
         digest = sha256(sample.code)
-        status, evidence = tried.get(digest, ("untried", ""))
+        status, evidence = sample.status, sample.evidence
+        if status == "untried":
+            status, evidence = tried.get(digest, (status, evidence))
         rows.append(
             {
                 "id": derived_id("smp", version_id, n),
@@ -146,7 +152,7 @@ def replace_version_samples(
     return len(rows)
 
 
-def _tried(connection: Connection, document_id: str) -> dict[str, tuple[str, str]]:
+def _tried(connection: Connection, document_id: str) -> dict[str, tuple[Status, str]]:
     """What was said of earlier code, by its digest."""
     rows = connection.execute(
         sa.select(t.samples.c.code_sha256, t.samples.c.status, t.samples.c.evidence).where(

@@ -44,6 +44,12 @@ def find_nvcc(env: Mapping[str, str] | None = None) -> str | None:
     return next((place for place in [on_path, *places] if place), None)
 
 
+def code_for(arch: str) -> str:
+    """The option of nvcc that compiles for this architecture alone, such as `90a`. The short
+    `-arch=sm_90a` also assembles for plain sm_90, which refuses what the suffix is there for."""
+    return f"-gencode=arch=compute_{arch},code=sm_{arch}"
+
+
 class Nvcc:
     """nvcc to a shared library."""
 
@@ -124,7 +130,7 @@ class Nvcc:
         source = f"{SOURCES}/{bundle.main}"
         # The PTX is kept: it shows what the resource report does not, such as the width of loads.
         kept = ["-keep", "-keep-dir", "."]
-        options = [*FLAGS, f"-arch=sm_{arch}{suffix}", f"-I{SOURCES}", *kept]
+        options = [*FLAGS, code_for(f"{arch}{suffix}"), f"-I{SOURCES}", *kept]
         return [str(self._nvcc), *options, "-x", "cu", "-o", LIBRARY, source]
 
 

@@ -172,7 +172,9 @@ def _gpu_architecture() -> str:
 
     major, minor = torch.cuda.get_device_capability()
     number = 10 * major + minor
-    return f"-arch=sm_{number}{'a' if number in SPECIFIC else ''}"
+    arch = f"{number}{'a' if number in SPECIFIC else ''}"
+    # `-arch=sm_90a` would also assemble for plain sm_90, which refuses wgmma.
+    return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 
 def _compile(

@@ -1,0 +1,257 @@
+"""Whole kernels that ship with a folder of knowledge, as files that compilers and readers can take:
+`samples/<hardware id>/` with a `samples.toml` whose rows say what each computes and what was
+checked, where and when. Every one becomes a built-in document that holds the kernel in a fence.
+
+Compiles nothing (`optimizer.evaluation.sample_checks` does) and believes the rows: they state what
+somebody has seen.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import yaml
+
+from ingestion.samples.kernels import MAX_KERNEL, KernelSample, entry_of
+from ingestion.uploads import Upload
+from kb.catalog.knowledge.samples import STATUSES, Status
+from kb.catalog.tables import knowledge as t
+from kb.errors import InvalidKnowledge
+from kb.problem_terms import problem_terms
+
+ROWS = "samples.toml"
+CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "parse")
+SEEN = ("parses", *STATUSES[2:])  # what a check may have found, in rising order
+MAX_LINE = 100
+ABOUT_WORDS = (40, 260)
+FRONT = "sample"  # the key of the front matter that carries a row's verdict
+
+
+@dataclass(frozen=True)
+class CheckMade:
+    """One check that was really made. `what` is one of SEEN, `where` a device or a target, `note`
+    measured figures."""
+
+    what: str
+    toolchain: str
+    where: str
+    date: date
+    note: str = ""
+
+    def sentence(self) -> str:
+        """The check in words."""
+        note = f": {self.note}" if self.note else ""
+        return f"{self.what} ({self.toolchain}, {self.where}, {self.date.isoformat()}){note}"
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """How a kernel of a Python file is compiled without a device: types of its arguments by name,
+    constants by name, options of the compiler; or `arguments` in order."""
+
+    kernel: str
+    signature: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShippedSample:
+    """A row with its file. `hardware` is the id whose folder it lies in, `check` the tool that
+    compiles it, `arch` that tool's name of the target where the hardware has no
+    compute_capability, `flags` more of its options."""
+
+    hardware: str
+    file: str
+    title: str
+    operator: str
+    language: str
+    about: str
+    code: str
+    shapes: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    check: str = "parse"
+    arch: str = ""
+    flags: tuple[str, ...] = ()
+    status: Status = "untried"
+    sources: tuple[Mapping[str, Any], ...] = ()
+    checked: tuple[CheckMade, ...] = ()
+    compile: tuple[KernelCall, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Relative to the folder of knowledge."""
+        return f"samples/{self.hardware}/{self.file}"
+
+    @property
+    def evidence(self) -> str:
+        """What was checked, in words; empty where nothing was."""
+        return "; ".join(check.sentence() for check in self.checked)
+
+    def document(self) -> str:
+        """The Markdown of the built-in document."""
+        front = {
+            "title": self.title,
+            "hardware": [self.hardware],
+            "languages": [self.language],
+            "topics": list(self.topics),
+            "sources": [dict(source) for source in self.sources],
+            FRONT: {
+                "operator": self.operator,
+                "language": self.language,
+                "shapes": list(self.shapes),
+                "status": self.status,
+                "evidence": self.evidence,
+            },
+        }
+        head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
+        checked = f"Checked: {self.evidence}." if self.evidence else "Nothing of it was checked."
+        fence = f"```{self.language}\n{self.code.strip()}\n```"
+        parts = (f"# {self.title}", self.about.strip(), checked, fence)
+        return f"---\n{head}---\n" + "\n\n".join(parts) + "\n"
+
+    def upload(self) -> Upload:
+        """The document as a built-in upload."""
+        return Upload(
+            name=f"{Path(self.file).stem}.md",
+            data=self.document().encode(),
+            category="hardware",
+            hardware=(self.hardware,),
+            languages=(self.language,),
+            title=self.title,
+            source_key=f"builtin/{self.path}",
+            origin="builtin",
+        )
+
+
+def shipped_samples(folder: Path, hardware: str | None = None) -> list[ShippedSample]:
+    """The samples of a folder of knowledge, of one hardware id or of all. Raises InvalidKnowledge
+    for a row that cannot be read."""
+    return [
+        _sample(path, row)
+        for path in sorted((folder / "samples").glob(f"*/{ROWS}"))
+        if hardware is None or path.parent.name == hardware
+        for row in _rows(path)
+    ]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        loaded = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidKnowledge(f"{path} is not TOML: {error}", hint="Correct that line.") from error
+    return list(loaded.get("samples") or ())
+
+
+def _sample(path: Path, row: Mapping[str, Any]) -> ShippedSample:
+    where = f"{path.parent.name}/{ROWS}, {row.get('file', 'a row without file')}"
+    names = {f.name for f in fields(ShippedSample)} - {"hardware", "code"}
+    odd = set(row) - names
+    if odd:
+        hint = f"A row has {', '.join(sorted(names))}."
+        raise InvalidKnowledge(f"{where}: unknown {', '.join(sorted(odd))}", hint=hint)
+    source = path.parent / str(row.get("file", ""))
+    if not source.is_file():
+        raise InvalidKnowledge(f"{where}: no such file", hint="Put the kernel beside the row.")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
+    }
+    try:
+        values["checked"] = tuple(CheckMade(**check) for check in row.get("checked", ()))
+        values["compile"] = tuple(_call(call) for call in row.get("compile", ()))
+        code = source.read_text(encoding="utf-8")
+        return ShippedSample(hardware=path.parent.name, code=code, **values)
+    except (TypeError, ValueError) as error:
+        raise InvalidKnowledge(f"{where}: {error}", hint="See hw_manuals/FORMAT.md.") from error
+
+
+def _call(call: Mapping[str, Any]) -> KernelCall:
+    return KernelCall(**{**call, "arguments": tuple(call.get("arguments", ()))})
+
+
+def believed(
+    connection: sa.Connection,
+    document_id: str,
+    kernels: Sequence[KernelSample],
+    front_matter: Mapping[str, Any],
+) -> Sequence[KernelSample]:
+    """The kernels of a document. Only a built-in one is believed what was checked of its own."""
+    query = sa.select(t.documents.c.origin).where(t.documents.c.id == document_id)
+    if connection.execute(query).scalar_one() != "builtin":
+        return kernels
+    return with_verdict(kernels, front_matter)
+
+
+def with_verdict(
+    kernels: Sequence[KernelSample], front_matter: Mapping[str, Any]
+) -> list[KernelSample]:
+    """The kernels of a built-in document with what its row says of them."""
+    row = front_matter.get(FRONT)
+    if not isinstance(row, Mapping):
+        return list(kernels)
+    stated = {
+        "operator": row["operator"],
+        "language": row["language"],
+        "shapes": tuple(row["shapes"]),
+        "status": row["status"],
+        "evidence": row["evidence"],
+    }
+    return [replace(kernel, **stated) for kernel in kernels]
+
+
+# -- what is wrong with rows
+
+
+def sample_problems(sample: ShippedSample, known: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with one sample; `known` are the hardware specs by id."""
+    if sample.hardware not in known:
+        yield f"no hardware {sample.hardware!r}"
+    if sample.operator not in problem_terms().ops:
+        yield f"operator {sample.operator!r} is none of kb/problem_terms.toml"
+    if sample.check not in CHECKS:
+        yield f"check is {sample.check!r}; one of {', '.join(CHECKS)}"
+    low, high = ABOUT_WORDS
+    words = len(sample.about.split())
+    if not low <= words <= high:
+        yield f"about has {words} words; {low} to {high} are read"
+    if not sample.topics:
+        yield "names no topics"
+    if not sample.sources:
+        yield "names no sources"
+    yield from _code_problems(sample)
+    yield from _status_problems(sample)
+
+
+def _code_problems(sample: ShippedSample) -> Iterator[str]:
+    if len(sample.code) > MAX_KERNEL:
+        yield f"has {len(sample.code)} characters; at most {MAX_KERNEL}"
+    if "```" in sample.code:
+        yield "contains the fence that will hold it"
+    lines = enumerate(sample.code.split("\n"), start=1)
+    long = [str(number) for number, line in lines if len(line) > MAX_LINE]
+    if long:
+        yield f"lines over {MAX_LINE} characters: {', '.join(long)}"
+    if entry_of(sample.code) is None:
+        yield "has no entry that is recognised as a kernel"
+
+
+def _status_problems(sample: ShippedSample) -> Iterator[str]:
+    if sample.status not in STATUSES:
+        yield f"status is {sample.status!r}; one of {', '.join(STATUSES)}"
+    found = {check.what for check in sample.checked}
+    for what in found - set(SEEN):
+        yield f"checked.what is {what!r}; one of {', '.join(SEEN)}"
+    if sample.status in SEEN and sample.status not in found:
+        yield f"status is {sample.status} and no check says so"
+    higher = SEEN[SEEN.index(sample.status) + 1 :] if sample.status in SEEN else SEEN[1:]
+    if found & set(higher):
+        yield f"status is {sample.status} and a check found more"
+    if any(not isinstance(check.date, date) for check in sample.checked):
+        yield "checked.date is no date; write it like 2026-11-25"

@@ -1,0 +1,106 @@
+"""A program of its own: compiles the kernels of one Python sample for a chip that need not be here,
+by Triton, Gluon or the CuTe DSL, and prints one line of JSON for each.
+
+    python sample_child.py REQUEST.json
+
+The request has `file`, `tool` (triton or cute-dsl), `target` and `calls`, as a row of samples.toml
+states them. Imports nothing of Kernlore, because its interpreter may be another one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\]>")
+_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d?, ]+)\]")
+ALIGNMENT = 16  # bytes; what one vector access of a thread needs
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sample", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> dict[str, Any]:
+    runtime = import_module("triton.experimental.gluon._runtime")
+    kernel = getattr(module, call["kernel"])
+    gluon = isinstance(kernel, runtime.GluonJITFunction)
+    given = call["signature"]
+    types = {name: _type(given[name], gluon) for name in given}
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    plain = import_module("triton.compiler.compiler").ASTSource
+    source = (runtime.GluonASTSource if gluon else plain)(
+        kernel, signature, dict(call["constants"])
+    )
+    chip = import_module("triton.backends.compiler").GPUTarget(*target)
+    options = dict(call["options"])
+    compiled = import_module("triton").compile(source, target=chip, options=options)
+    return {"shared_bytes": compiled.metadata.shared}
+
+
+def _type(text: str, gluon: bool) -> str:
+    """A descriptor of Gluon states its layout too: here the usual one for its box."""
+    match = _DESCRIPTOR.fullmatch(text)
+    if match is None or not gluon:
+        return text
+    gl = import_module("triton.experimental.gluon.language")
+    names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "fp8e4nv": gl.float8e4nv}
+    box = [int(size) for size in match["box"].split(",")]
+    layout = gl.NVMMASharedLayout.get_default_for(box, names[match["dtype"]])
+    return f"tensordesc<{match['dtype']}[{match['box']}],{layout!r}>"
+
+
+def _cute(module: ModuleType, call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = [_argument(text) for text in call["arguments"]]
+    import_module("cutlass.cute").compile(getattr(module, call["kernel"]), *arguments)
+    return {}
+
+
+def _argument(text: str) -> Any:
+    """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time; `f32 1e-6` a number."""
+    cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
+    fake = import_module("cutlass.cute.runtime")
+    names = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+    if text == "stream":
+        return fake.make_fake_stream()
+    match = _TENSOR.fullmatch(text)
+    if match is None:
+        name, _, value = text.partition(" ")
+        return {"f32": cutlass.Float32, "i32": cutlass.Int32}[name](float(value))
+    sizes = [part.strip() for part in match["sizes"].split(",")]
+    shape = tuple(cute.sym_int() if size == "?" else int(size) for size in sizes)
+    order = tuple(reversed(range(len(shape))))
+    return fake.make_fake_compact_tensor(
+        names[match["dtype"]], shape, stride_order=order, assumed_align=ALIGNMENT
+    )
+
+
+def main() -> None:
+    """Compile what the request names; a failure ends the program with its traceback."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if request["tool"] == "cute-dsl":
+        os.environ["CUTE_DSL_ARCH"] = request["target"]
+    module = _module(Path(request["file"]))
+    for call in request["calls"]:
+        if request["tool"] == "cute-dsl":
+            report = _cute(module, call)
+        else:
+            report = _triton(module, call, request["target"])
+        print(json.dumps({"kernel": call["kernel"], **report}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
