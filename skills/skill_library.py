@@ -32,7 +32,7 @@ from kb.catalog.skills import (
 )
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
 from kb.predicates import compile_predicate
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from skills.format.schema import (
@@ -127,7 +127,7 @@ class SkillLibrary:
         tier: str | None = None,
         hardware: str | None = None,
         signal: str | None = None,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills by name. `hardware`: those that hold for it, so also of its lineage and of any."""
         odd = sorted({*(states or ())} - {*store.STATES})
@@ -155,7 +155,7 @@ class SkillLibrary:
         *,
         states: Sequence[str] | None = None,
         limit: int = 50,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills that hold the most of the words in name, description, operators or signals."""
         with self._catalog.read() as connection:
@@ -172,7 +172,7 @@ class SkillLibrary:
         hardware: str | None = None,
         signal: str | None = None,
         words: str | None = None,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills that fit, by name; with `words`, those that contain the most of them first."""
         skills = self.list(
@@ -184,7 +184,7 @@ class SkillLibrary:
         by_words = self.search(words, states=states, access_scope=access_scope)
         return [fitting[skill.name] for skill in by_words if skill.name in fitting]
 
-    def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
+    def show(self, name: str, *, access_scope: AccessScope = ALL_ACCESS) -> SkillDetail:
         """One skill with all that backs it. Raises NotFound, which names the nearest."""
         with self._catalog.read() as connection:
             row = store.get(connection, name, access_scope)
@@ -237,7 +237,7 @@ class SkillLibrary:
         *,
         actor: str,
         tier: Tier = "learned",
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. Raises
         InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
@@ -274,7 +274,7 @@ class SkillLibrary:
         parent: Path,
         names: Iterable[str] | None = None,
         *,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[Path]:
         """Write skills as folders below `parent`: the named ones, else all that are not retired."""
         with self._catalog.read() as connection:
@@ -293,7 +293,7 @@ class SkillLibrary:
         *,
         actor: str,
         reason: str,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> SkillEvent:
         """Set a skill's state, with an event. Raises NotFound and Conflict."""
         with self._catalog.write() as connection:
@@ -302,7 +302,7 @@ class SkillLibrary:
             )
 
     def observed(
-        self, names: Iterable[str], *, access_scope: str = ALL_ACCESS
+        self, names: Iterable[str], *, access_scope: AccessScope = ALL_ACCESS
     ) -> Mapping[str, Finding]:
         """Judge these skills anew after an outcome came in: those that lose are narrowed or
         retired."""
@@ -349,7 +349,7 @@ class SkillLibrary:
 
 
 def _summaries(
-    connection: Connection, rows: Sequence[SkillHead], access_scope: str
+    connection: Connection, rows: Sequence[SkillHead], access_scope: AccessScope
 ) -> list[SkillSummary]:
     evidence = store.evidence_lines(connection, [row.id for row in rows], access_scope)
     return [_summary(row, evidence[row.id]) for row in rows]
