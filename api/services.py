@@ -25,8 +25,10 @@ from ingestion.read import pipeline_fingerprint
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
+from kb.audit import AuditLog
 from kb.catalog.faults import FREE
 from kb.catalog.jobs import Jobs
+from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.errors import KernloreError
@@ -70,6 +72,16 @@ class Services(KnowledgeBase):
         seen.access = access
         seen.registry = self.registry.seen_by(access)
         return seen
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The keys of callers."""
+        return Keys(self.catalog)
+
+    @cached_property
+    def audit(self) -> AuditLog:
+        """Who changed what."""
+        return AuditLog(self.settings.data_dir)
 
     @cached_property
     def tagger(self) -> Tagger:

@@ -6,17 +6,20 @@ the caller to hold (`kb.service_lock`): the serve command takes the lock before 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from api.http import errors
 from api.http.admission import Admission
+from api.http.authorisation import Authorisation
 from api.http.callers import KnownCallers
 from api.http.dependencies import access_scope, known_parameters
 from api.http.observability import Metrics, RequestLog
@@ -33,11 +36,13 @@ from api.http.routes import (
     skills,
     trajectories,
 )
-from api.services import Background, open_services
+from api.services import Background, Services, open_services
 from api.web import routes as web
+from api.web.login import refused_page
 from kb.settings import Settings, product_version
 
 _STATIC = "/docs-static"
+FLUSH_SECONDS = 30.0
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -58,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = metrics
     app.openapi = describe(app)  # type: ignore[method-assign]
+    app.add_middleware(Authorisation, settings=settings, error_page=refused_page)
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
     errors.install(app)
@@ -89,10 +95,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.admission = Admission(settings)
     app.state.metrics.observe(background.readiness)
     background.start()
+    flushing = asyncio.create_task(_flush_uses(services))
     try:
         yield
     finally:
+        flushing.cancel()
+        services.keys.flush()
         background.stop()
+
+
+async def _flush_uses(services: Services) -> None:
+    """Store every now and then when keys were used: not with each request."""
+    while True:
+        await asyncio.sleep(FLUSH_SECONDS)
+        await run_in_threadpool(services.keys.flush)
 
 
 def _add_docs(app: FastAPI) -> None:

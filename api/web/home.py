@@ -42,7 +42,7 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
     counts = (
         ("Chips", len(chips_known), "/hardware"),
         ("Documents", len(documents), "/documents"),
-        ("Passages", readiness.passages, "/knowledge"),
+        ("Passages", sum(d["passages"] for d in documents), "/knowledge"),
         ("Skills", len(skills), "/skills"),
         ("Runs", len(runs), "/runs"),
     )
@@ -53,7 +53,7 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
         "home.html",
         counts=counts,
         tasks=[task for task in tasks if task.count],
-        readiness=readiness,
+        readiness=None if access.restricted else readiness,  # of the whole store
         runs=runs[:5],
     )
 

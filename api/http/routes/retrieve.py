@@ -142,6 +142,7 @@ def check_limits(request: RetrieveRequest, settings: Settings) -> None:
 def report_outcome(
     retrieval_id: str,
     parts: Parts,
+    access: Access,
     body: Annotated[OutcomeBody, Depends(json_body(OutcomeBody))],
 ) -> dict[str, str]:
     """Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer that
@@ -153,6 +154,7 @@ def report_outcome(
         speedup=body.speedup,
         baseline_speedup=body.baseline_speedup,
         note=body.note,
+        access_scope=access,
     )
     parts.skills.observed(body.used)
     return {"retrieval_id": retrieval_id, "outcome_id": outcome}
