@@ -136,7 +136,7 @@ class SkillLibrary:
                 f"no such state or tier: {', '.join(odd) or tier}",
                 hint=f"States: {', '.join(store.STATES)}. Tiers: {', '.join(store.TIERS)}.",
             )
-        scopes = None if hardware is None else self._scopes(hardware)
+        scopes = None if hardware is None else self._scopes(hardware, access_scope)
         wanted = None if signal is None else load_signals().get(signal).id
         with self._catalog.read() as connection:
             rows = store.heads(
@@ -243,7 +243,7 @@ class SkillLibrary:
         InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
         name."""
         skill = read_skill(folder)
-        draft = draft_of(skill, tier, "import", self._registry)
+        draft = draft_of(skill, tier, "import", self._registry.seen_by(access_scope))
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         kept = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - kept))
@@ -310,8 +310,9 @@ class SkillLibrary:
 
     # -- parts
 
-    def _scopes(self, hardware: str) -> tuple[str, ...]:
-        return self._registry.scopes(self._registry.resolve(hardware))
+    def _scopes(self, hardware: str, access_scope: AccessScope) -> tuple[str, ...]:
+        registry = self._registry.seen_by(access_scope)
+        return registry.scopes(registry.resolve(hardware))
 
     @staticmethod
     def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
