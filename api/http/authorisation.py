@@ -86,23 +86,20 @@ class Authorisation:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        services: Services = scope["app"].state.services
         self._routes = self._routes or routes_of(scope["app"])
         template = template_of(self._routes, scope)
         need = need_of(scope["method"], template)
+        if need.role is None and not need.changes:  # open to everyone, whoever it is
+            scope[_CALLER] = _unknown(scope)
+            await self._app(scope, receive, send)
+            return
+        services: Services = scope["app"].state.services
         caller: Caller | None = None
         audited = _Audited(services, send, scope)
         try:
             caller = self._identify(services, scope, need)
             if is_tools(template) and scope["method"] == "POST":
-                request = Request(scope, receive)
-                body = await read_limited(
-                    request,
-                    services.settings.max_body_bytes,
-                    "message",
-                    "KERNLORE_MAX_BODY_BYTES",
-                )
-                need, receive = need_of_tools(body), _again(body, receive)
+                need, receive = await _of_message(services, scope, receive)
             check(caller, need, scope)
         except KernloreError as error:
             answer = self._refusal(scope, error)
@@ -259,6 +256,14 @@ def _no_key(headers: Headers) -> Unauthorized:
         hint="Send `Authorization: Bearer KEY`; commands and the client take the key from"
         " KERNLORE_KEY. `kernlore keys create` makes one on the machine of the service.",
     )
+
+
+async def _of_message(services: Services, scope: Scope, receive: Receive) -> tuple[Need, Receive]:
+    """What a message to the tools of agents needs, and from where to receive it again."""
+    limit = services.settings.max_body_bytes
+    request = Request(scope, receive)
+    body = await read_limited(request, limit, "message", "KERNLORE_MAX_BODY_BYTES")
+    return need_of_tools(body), _again(body, receive)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

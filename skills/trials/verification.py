@@ -293,7 +293,7 @@ def narrow(
     scopes, predicate = without(skill.scopes, skill.predicate, part, kept)
     narrowed = replace(skill, scopes=scopes, predicate=predicate)
     details = {"parts": [asdict(part)]}
-    signed = {"actor": actor, "reason": reason, "access_scope": access_scope}
+    signed: dict[str, Any] = {"actor": actor, "reason": reason, "access_scope": access_scope}
     store_narrowed(connection, narrowed, kept, details, **signed)
     return store.get(connection, skill.name, access_scope)
 

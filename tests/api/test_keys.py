@@ -17,9 +17,9 @@ from httpx2 import Response
 
 from api.http.app import create_app
 from api.http.authorisation import routes_of
-from api.http.roles import MCP, NEEDED, OPEN, ROLES, SAFE, TOOLS, need_of
+from api.http.roles import MCP, NEEDED, OPEN, SAFE, TOOLS, need_of
 from api.services import Services
-from kb.catalog.keys import Role, may
+from kb.catalog.keys import ROLES, NewKey, Role, may
 from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.settings import Settings
 from optimizer.search.goal import Goal
@@ -108,7 +108,7 @@ def door(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
         services: Services = app.state.services
         planted = plant(client, services)
         keys = services.keys
-        made = {role: keys.create(role) for role in ROLES}
+        made: dict[str, NewKey] = {role: keys.create(role) for role in ROLES}
         made |= {c: keys.create("curator", hardware=[c]) for c in ("h100", "mi300x")}
         made["revoked"] = keys.create("admin")
         keys.revoke(made["revoked"].key.id)
@@ -499,5 +499,5 @@ def test_secrets_are_in_no_log_and_no_file(
     assert {"audit.jsonl", "catalog.sqlite"} <= {p.name for p in files}
     assert [p.name for p in files if secret.encode() in p.read_bytes()] == []
     assert [p.name for p in files if session.encode() in p.read_bytes()] == []
-    used = {k.id: k.last_used_at for k in door.services.keys.list()}
+    used = {str(k.id): k.last_used_at for k in door.services.keys.list()}
     assert used[door.ids["curator"]] and not used[door.ids["revoked"]]
