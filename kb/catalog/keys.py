@@ -82,7 +82,8 @@ class Keys:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()  # protects _known and _used
-        self._known: tuple[int, dict[str, Key]] | None = None  # by the hash of the secret
+        self._known: dict[str, Key] = {}  # by the hash of the secret
+        self._state = (-1, -1)  # of the catalog when they were read, and of its keys
         self._used: dict[str, str] = {}
 
     def create(
@@ -233,15 +234,19 @@ class Keys:
         """Every key by the hash of its secret; read anew when one was made or revoked, also by
         another process.
         """
-        with self._catalog.read() as connection:
-            state = int(meta.get(connection, _REVISION) or 0)
-            with self._lock:
-                if self._known is not None and self._known[0] == state:
-                    return self._known[1]
-            rows = connection.execute(sa.select(*_COLUMNS, api_keys.c.secret_sha256)).all()
-        known = {row.secret_sha256: _key(row) for row in rows}
+        version = self._catalog.version()  # before it is read: a change meanwhile is seen next time
         with self._lock:
-            self._known = (state, known)
+            if self._state[0] == version:
+                return self._known
+        with self._catalog.read() as connection:
+            revision = int(meta.get(connection, _REVISION) or 0)
+            with self._lock:
+                known, changed = self._known, self._state[1] != revision
+            if changed:
+                rows = connection.execute(sa.select(*_COLUMNS, api_keys.c.secret_sha256)).all()
+                known = {row.secret_sha256: _key(row) for row in rows}
+        with self._lock:
+            self._known, self._state = known, (version, revision)
         return known
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kb.catalog.knowledge import embeddings
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -71,7 +71,7 @@ def test_only_live_passages_have_scopes(store: Store) -> None:
     submitted = store.ingest("one.md", MANUAL, hardware=("h100",))
     with store.catalog.read() as connection:
         assert embeddings.hardware_scopes(connection) == ["h100"]
-        assert embeddings.hardware_scopes(connection, "team") == []
+        assert embeddings.hardware_scopes(connection, AccessScope("team")) == []
         assert embeddings.document_scopes(connection, [submitted.document_id]) == {"h100"}
     store.documents.delete(submitted.document_id)
     with store.catalog.read() as connection:
