@@ -8,12 +8,18 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import httpx2
 import pytest
+from fastapi import Request, Response
 from fastapi.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from api.http.app import create_app
+from api.http.authorisation import caller_of
 from api.http.limits import Limits
+from api.http.roles import MCP, MCP_SEES_AS_CALLER, TOOLS
 from api.services import open_services
+from kb.catalog.keys import ROLES, may
 from kb.errors import TooManyRequests
 from kb.settings import Settings
 from retrieval.client import HttpBackend, Kernlore, KernloreClientError, Part
@@ -65,6 +71,47 @@ def test_a_key_over_its_limit_is_told_when_to_come_back(limited: TestClient) -> 
     assert sent == [415, 415, 429]
     guesses = [limited.get("/signals", headers={"authorization": "Bearer x"}) for _ in range(6)]
     assert [answer.status_code for answer in guesses] == [401] * 5 + [429]
+
+
+async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """In place of the tools of agents: says who called, and what came."""
+    body = await Request(scope, receive).body()
+    caller = caller_of(scope)
+    await Response(f"{caller.role} {body.decode()}")(scope, receive, send)
+
+
+def test_what_is_mounted_is_behind_the_same_door(tmp_path: Path) -> None:
+    settings = Settings(data_dir=builtin_data_dir(tmp_path / "data"))
+    app = create_app(settings)
+    services = app.state.services = open_services(settings)
+    app.mount(MCP, _echo)
+    client, keys = TestClient(app, URL), services.keys
+    made = {role: keys.create(role) for role in ROLES}
+    chip = keys.create("writer", hardware=["h100"])
+
+    def call(secret: str, *tools: str) -> httpx2.Response:
+        messages = [{"method": "tools/call", "params": {"name": tool}} for tool in tools]
+        headers = {"authorization": f"Bearer {secret}"}
+        return client.post(f"{MCP}/", json=messages, headers=headers)
+
+    wrong = []
+    for tool, needed in {**TOOLS, "unheard_of": "admin"}.items():
+        assert call("", tool).status_code == 401
+        for role in ROLES:
+            answer = call(made[role].secret, "retrieve_context", tool)
+            if (answer.status_code == 200) != may(role, needed):
+                wrong.append((role, tool, answer.status_code))
+            if answer.status_code == 200:  # the message that was looked at is there as a whole
+                assert answer.text.startswith(f"{role} [") and tool in answer.text
+    assert wrong == []
+    changed = [entry["action"] for entry in services.audit.read(100) if entry["outcome"] == "200"]
+    assert "mcp evaluate_candidate,retrieve_context" in changed
+    assert "mcp retrieve_context,search_manual" not in changed  # reads
+    for method in ("GET", "DELETE", "POST"):
+        assert client.request(method, MCP).status_code == 401
+    # Until tools see what their caller may see, a key for some hardware has no use of them.
+    assert call(chip.secret, "retrieve_context").status_code == (200 if MCP_SEES_AS_CALLER else 403)
+    assert call(chip.secret, "submit_trajectory").status_code == 403
 
 
 def test_a_share_comes_back_with_time() -> None:

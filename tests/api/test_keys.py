@@ -17,7 +17,7 @@ from httpx2 import Response
 
 from api.http.app import create_app
 from api.http.authorisation import routes_of
-from api.http.roles import MCP, NEEDED, OPEN, SAFE, TOOLS, need_of
+from api.http.roles import NEEDED, OPEN, SAFE, need_of
 from api.services import Services
 from kb.catalog.keys import ROLES, NewKey, Role, may
 from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
@@ -221,20 +221,6 @@ def test_every_route_that_changes_something_is_declared(door: Door) -> None:
     assert unsafe - set(NEEDED) - OPEN == set()
     assert set(NEEDED) - unsafe == set(), "declared, but there is no such route"
     assert need_of("POST", "/something/new").role == "admin"
-
-
-def test_tools_of_agents_have_the_roles_of_their_routes(door: Door) -> None:
-    def call(key: str, *tools: str) -> int:
-        messages = [{"method": "tools/call", "params": {"name": tool}} for tool in tools]
-        return door.ask(key, "POST", MCP, json=messages).status_code
-
-    with_mount = any(r.template.startswith(MCP) for r in routes_of(door.app))
-    for tool, role in {**TOOLS, "unheard_of": "admin"}.items():
-        if not with_mount:
-            break
-        assert call("", tool) == 401
-        for key in ROLES:
-            assert (call(key, "retrieve_context", tool) == 403) == (not may(key, role)), (key, tool)
 
 
 # -- hardware of others
