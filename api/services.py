@@ -7,6 +7,7 @@ own beyond the wiring.
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +25,15 @@ from ingestion.read import pipeline_fingerprint
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
+from kb.audit import AuditLog
 from kb.catalog.faults import FREE
 from kb.catalog.jobs import Jobs
+from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.errors import KernloreError
 from kb.index.words import WordsInMemory
+from kb.scope import AccessScope
 from kb.settings import MIB, Settings
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
@@ -46,6 +50,7 @@ log = structlog.get_logger(__name__)
 # What the service starts in processes of their own.
 EVALUATE_COMMAND = (sys.executable, "-m", "api.cli.main", "evaluate")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
+_SHARED = ("retriever", "uploads", "skills", "tagger", "index")
 
 
 class Services(KnowledgeBase):
@@ -54,6 +59,29 @@ class Services(KnowledgeBase):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.jobs = Jobs(self.catalog)
+
+    def seen_by(self, access: AccessScope) -> Services:
+        """The same services as this caller may see and change them. What takes an `access_scope`
+        still has to be given it.
+        """
+        if not access.restricted:
+            return self
+        for name in _SHARED:
+            getattr(self, name)  # made here where it was not yet: one for all callers
+        seen = copy.copy(self)
+        seen.access = access
+        seen.registry = self.registry.seen_by(access)
+        return seen
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The keys of callers."""
+        return Keys(self.catalog)
+
+    @cached_property
+    def audit(self) -> AuditLog:
+        """Who changed what."""
+        return AuditLog(self.settings.data_dir)
 
     @cached_property
     def tagger(self) -> Tagger:

@@ -70,6 +70,7 @@ def register_hardware(
     InvalidKnowledge, and Conflict for another description of a built-in hardware.
     """
     spec = parse_hardware(_completed(description, registry), origin)
+    registry.check_change(spec)
     for signature in spec.signatures:  # one that retrieval refuses would fail every posted log
         check_signature(asdict(signature), spec.id)
     check_rules(spec)

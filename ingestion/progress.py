@@ -15,13 +15,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.tables import knowledge as t
 from kb.catalog.tables.jobs import jobs
 from kb.errors import InvalidRequest
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 Stage = Literal["reading", "embedding"]
 STATES: tuple[JobState, ...] = ("queued", "running", "ready", "partial", "failed")
@@ -130,7 +131,7 @@ def list_jobs(
     *,
     limit: int = 100,
     cursor: str | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> JobPage:
     """A page of the jobs that fit. Raises UnknownHardware, and InvalidRequest for an unknown
     state, a cursor that is not one or a limit outside of 1 to 500.
@@ -159,12 +160,12 @@ def list_jobs(
     return JobPage(listed, counts, _cursor(page[-1]) if len(rows) > limit else None)
 
 
-def show_job(parts: Parts, job_id: str, *, access_scope: str = ALL_ACCESS) -> DocumentJob:
+def show_job(parts: Parts, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> DocumentJob:
     """One job. Raises NotFound, also where the caller may not see it."""
     return _shown(parts, parts.jobs.get(job_id, access_scope=access_scope))
 
 
-def retry_job(parts: Parts, job_id: str, *, access_scope: str = ALL_ACCESS) -> DocumentJob:
+def retry_job(parts: Parts, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> DocumentJob:
     """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""
     return _shown(parts, parts.jobs.retry(job_id, access_scope=access_scope))
 
@@ -179,8 +180,10 @@ def _columns() -> list[sa.Column[Any]]:
     return [jobs.c[name] for name in Job.__dataclass_fields__]
 
 
-def _about(parts: Parts, asked: JobFilter, access_scope: str) -> list[sa.ColumnElement[bool]]:
-    conditions = [jobs.c.access_scope == access_scope]
+def _about(
+    parts: Parts, asked: JobFilter, access_scope: AccessScope
+) -> list[sa.ColumnElement[bool]]:
+    conditions = [visible.jobs(access_scope)]
     if asked.group:
         conditions.append(jobs.c.group_id == asked.group)
     if asked.hardware:

@@ -17,10 +17,10 @@ from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge.identity import Outcome, Source, register
+from kb.catalog.knowledge.identity import Outcome, Source, own_source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId
-from kb.scope import ALL_ACCESS, CATEGORIES
+from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
 MAX_NAME = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
@@ -46,7 +46,7 @@ class Upload:
     title: str | None = None
     source_key: str | None = None
     origin: str = "upload"
-    access_scope: str = ALL_ACCESS
+    access_scope: AccessScope = ALL_ACCESS
     group: str | None = None
 
 
@@ -128,7 +128,10 @@ class Uploads:
         name = safe_name(upload.name)
         self.check_size(name, len(upload.data))
         kind = detect(upload.data, name)  # refuses empty files and unreadable bytes
-        hardware = tuple(sorted({self._registry.resolve(h) for h in upload.hardware if h}))
+        access = upload.access_scope
+        registry = self._registry.seen_by(access)
+        hardware = tuple(sorted({registry.resolve(h) for h in upload.hardware if h}))
+        access.check_change(hardware, name)
         category = self._category(upload.category, hardware)
         group = _group(upload.group)
         key = self._blobs.put(upload.data)  # the SHA-256 of the bytes
@@ -150,7 +153,7 @@ class Uploads:
         with self._catalog.write() as connection:
             # Again, under the lock: a deletion may have removed the same file since.
             self._blobs.put(upload.data)
-            registered = register(connection, source)
+            registered = register(connection, own_source(connection, source))
             job_id = None
             if registered.version_id is not None:
                 payload = {

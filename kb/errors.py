@@ -5,6 +5,8 @@ do next.
     |-- InvalidRequest          400  invalid_request     the request itself is malformed
     |   |-- InvalidPredicate    400  invalid_predicate   an expression does not parse, names nothing
     |   `-- InvalidKnowledge    400  invalid_knowledge   a hardware.toml, front matter or SKILL.md
+    |-- Unauthorized            401  unauthorized        no key, or one that is not valid
+    |-- Forbidden               403  forbidden           not with this key
     |-- PayloadTooLarge         413  payload_too_large   a body, log or file is over its limit
     |-- UnsupportedFormat       415  unsupported_format  no reader for these bytes
     |-- NotFound                404  not_found           no such id (or not visible to the caller)
@@ -12,6 +14,7 @@ do next.
     |   `-- UnknownHardware     404  unknown_hardware    names the nearest hardware ids
     |-- Conflict                409  conflict            the row exists, or changed meanwhile
     |-- ParseFailed             422  parse_failed        a document could not be read
+    |-- TooManyRequests         429  too_many_requests   a caller is over its limit a minute
     |-- Unavailable             503  unavailable         a part that is needed is not there
     |   `-- Overloaded          503  overloaded          too many requests at once
     |-- StoreError              500  store_error         the catalog is damaged, or newer than this
@@ -68,6 +71,18 @@ class InvalidKnowledge(InvalidRequest):
     """A hardware.toml, front matter or SKILL.md breaks its format."""
 
     code = "invalid_knowledge"
+
+
+class Unauthorized(KernloreError):
+    """Who asks has shown no key, or one that is not valid."""
+
+    code, status = "unauthorized", 401
+
+
+class Forbidden(KernloreError):
+    """What this key may not do."""
+
+    code, status = "forbidden", 403
 
 
 class PayloadTooLarge(KernloreError):
@@ -140,6 +155,12 @@ class ParseFailed(KernloreError):
     """A document could not be read."""
 
     code, status = "parse_failed", 422
+
+
+class TooManyRequests(KernloreError):
+    """Over the caller's limit; `details.retry_after_seconds` says when to come back."""
+
+    code, status = "too_many_requests", 429
 
 
 class Unavailable(KernloreError):

@@ -17,6 +17,7 @@ MoveId = NewType("MoveId", str)  # mv_
 SkillId = NewType("SkillId", str)  # sk_
 JobId = NewType("JobId", str)  # job_
 RetrievalId = NewType("RetrievalId", str)  # ret_
+KeyId = NewType("KeyId", str)  # key_
 HardwareId = NewType("HardwareId", str)  # the registry's own short names, no prefix
 
 

@@ -100,6 +100,15 @@ class Settings(BaseSettings):
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."
     )
+    requests_per_minute: int = Field(
+        3000,
+        ge=0,
+        description="Requests a minute of one key, or of one address where there are no keys; 0:"
+        " any number. Without keys nothing is limited on loopback.",
+    )
+    uploads_per_minute: int = Field(
+        600, ge=0, description="As requests_per_minute, of uploads alone."
+    )
     skills_withheld_share: float = Field(
         0.1,
         ge=0,

@@ -12,6 +12,7 @@ Fields a newer service adds are ignored, fields an older one lacks keep their de
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 import typing
@@ -26,6 +27,8 @@ import httpx
 
 __version__ = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8321"
+KEY_VARIABLE = "KERNLORE_KEY"
+MOST_WAITS, MOST_SECONDS = 5, 60.0  # where the service says that it is asked too often
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
@@ -306,16 +309,29 @@ class Backend(Protocol):
 
 
 class HttpBackend:
-    """One pooled connection to a service; may be shared between threads."""
+    """One pooled connection to a service; may be shared between threads. Without `key` that of the
+    environment is sent, if there is one. What is sent too often is sent again when the service
+    says.
+    """
 
-    def __init__(self, url: str, timeout: float, transport: httpx.BaseTransport | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        transport: httpx.BaseTransport | None,
+        key: str | None = None,
+    ) -> None:
         parsed = _parse_url(url)
+        headers = {"user-agent": f"kernlore-client/{__version__}"}
+        secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
+        if secret:
+            headers["authorization"] = f"Bearer {_sendable_key(secret)}"
         self.url = str(parsed)
         self._http = httpx.Client(
             base_url=parsed,
             timeout=timeout,
             transport=transport,
-            headers={"user-agent": f"kernlore-client/{__version__}"},
+            headers=headers,
             # A proxy named in the environment cannot reach this machine's own loopback.
             trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),
         )
@@ -323,11 +339,12 @@ class HttpBackend:
     def send(
         self, method: str, path: str, *, files: Sequence[Part] | None = None, **carried: Any
     ) -> tuple[int, Any]:
-        parts = [(part.name, (part.file_name, part.content)) for part in files or ()] or None
-        try:
-            answer = self._http.request(method, path, files=parts, **carried)
-        except httpx.RequestError as error:
-            raise _no_answer(error, self.url, f"{method} {path}") from error
+        for _ in range(MOST_WAITS):
+            answer = self._request(method, path, files, carried)
+            seconds = _told_to_wait(answer)
+            if seconds is None:
+                break
+            time.sleep(seconds)
         if not answer.content and answer.is_success:
             return answer.status_code, None
         try:
@@ -336,12 +353,45 @@ class HttpBackend:
             message = f"{method} {self.url}{path} answered {answer.status_code} without JSON"
             raise _unexpected(message, answer.text, answer.status_code) from error
 
+    def _request(
+        self, method: str, path: str, files: Sequence[Part] | None, carried: Mapping[str, Any]
+    ) -> httpx.Response:
+        for part in files or ():
+            if not isinstance(part.content, str | bytes):
+                part.content.seek(0)
+        parts = [(part.name, (part.file_name, part.content)) for part in files or ()] or None
+        try:
+            return self._http.request(method, path, files=parts, **carried)
+        except httpx.RequestError as error:
+            raise _no_answer(error, self.url, f"{method} {path}") from error
+
+    def download(self, path: str) -> httpx.Response:
+        """The answer to a request for a file."""
+        return self._request("GET", path, None, {})
+
     def close(self) -> None:
         self._http.close()
 
 
+def _told_to_wait(answer: httpx.Response) -> float | None:
+    """Seconds after which a request over the caller's limit may come again; None for others."""
+    seconds = answer.headers.get("retry-after", "")
+    if answer.status_code != 429 or not seconds.isdecimal() or float(seconds) > MOST_SECONDS:
+        return None
+    return float(seconds)
+
+
+def _sendable_key(key: str) -> str:
+    if not key.isascii() or not key.isprintable() or " " in key:
+        hint = f"Copy the whole line that `kernlore keys create` printed into {KEY_VARIABLE}."
+        raise KernloreClientError("invalid_key", "the key has characters that no key has", hint)
+    return key
+
+
 class Kernlore:
-    """A Kernlore service, by URL or by any `Backend`; the same calls give the same answers."""
+    """A Kernlore service, by URL or by any `Backend`; the same calls give the same answers. A key
+    is taken from the environment variable KERNLORE_KEY where none is given.
+    """
 
     def __init__(
         self,
@@ -350,10 +400,11 @@ class Kernlore:
         timeout: float = 30.0,
         transport: httpx.BaseTransport | None = None,
         backend: Backend | None = None,
+        key: str | None = None,
     ) -> None:
         self._own: HttpBackend | None = None
         if backend is None:
-            backend = self._own = HttpBackend(url, timeout, transport)
+            backend = self._own = HttpBackend(url, timeout, transport, key)
         self._backend = backend
 
     def __enter__(self) -> Kernlore:

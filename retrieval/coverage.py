@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import samples, symbols
@@ -24,7 +25,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.layout import load_layout
 from retrieval.symbols import unknown_names
@@ -146,7 +147,10 @@ class _Count:
 
 
 def coverage(
-    catalog: Catalog, registry: HardwareRegistry, hardware_id: str, access_scope: str = ALL_ACCESS
+    catalog: Catalog,
+    registry: HardwareRegistry,
+    hardware_id: str,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Coverage:
     """What is known about a chip, by id, name or alias. Raises UnknownHardware, which names the
     nearest.
@@ -266,7 +270,7 @@ def load_coverage_data() -> CoverageData:
 
 
 def _counts(
-    catalog: Catalog, chip: str, lineage: Iterable[str], access_scope: str
+    catalog: Catalog, chip: str, lineage: Iterable[str], access_scope: AccessScope
 ) -> dict[tuple[str, str], _Count]:
     """Passages and documents by (kind, tag); ("", "") counts everything of the lineage."""
     about, tags = t.passage_hardware, t.passage_tags
@@ -285,7 +289,7 @@ def _counts(
         )
         .where(
             t.passages.c.active.is_(True),
-            t.passages.c.access_scope == access_scope,
+            visible.passages(access_scope),
             about.c.hardware_id.in_(list(lineage)),
         )
     )

@@ -19,7 +19,7 @@ from kb.catalog.knowledge.proposed_recipes import RecipeStatus
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.plain import plain
-from kb.scope import ALL_ACCESS, ANY, CATEGORIES
+from kb.scope import ALL_ACCESS, ANY, CATEGORIES, AccessScope
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -41,7 +41,7 @@ def list_documents(
     *,
     hardware: str | None = None,
     category: str | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Json]:
     """Documents by category, then title.
 
@@ -63,7 +63,9 @@ def list_documents(
     return [_document(document) for document in documents]
 
 
-def show_document(base: KnowledgeBase, document_id: str, *, access_scope: str = ALL_ACCESS) -> Json:
+def show_document(
+    base: KnowledgeBase, document_id: str, *, access_scope: AccessScope = ALL_ACCESS
+) -> Json:
     """One document with its versions, newest first, and the report of reading the current one."""
     document = base.documents.get(document_id, access_scope=access_scope)
     versions = base.documents.versions(document_id, access_scope=access_scope)
@@ -76,7 +78,7 @@ def show_document(base: KnowledgeBase, document_id: str, *, access_scope: str = 
 
 
 def delete_document(
-    base: KnowledgeBase, document_id: str, *, access_scope: str = ALL_ACCESS
+    base: KnowledgeBase, document_id: str, *, access_scope: AccessScope = ALL_ACCESS
 ) -> Json:
     """Remove a document with its passages, facts and stored files, also from the files that the
     catalog is made of.
@@ -100,7 +102,7 @@ def original_file(
     document_id: str,
     *,
     version: int | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> OriginalFile:
     """The uploaded file of a version; without a number, of the current one. Raises NotFound."""
     document = base.documents.get(document_id, access_scope=access_scope)
@@ -114,7 +116,7 @@ def list_sections(
     document_id: str,
     *,
     version: int | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Json]:
     """The headings of a document in reading order, each with the number of its passages."""
     sections = base.documents.sections(document_id, version=version, access_scope=access_scope)
@@ -122,7 +124,7 @@ def list_sections(
 
 
 def list_moves(
-    base: KnowledgeBase, document_id: str, *, access_scope: str = ALL_ACCESS
+    base: KnowledgeBase, document_id: str, *, access_scope: AccessScope = ALL_ACCESS
 ) -> list[Json]:
     """The remedies that a document states."""
     base.documents.get(document_id, access_scope=access_scope)
@@ -138,7 +140,7 @@ def list_passages(
     version: int | None = None,
     offset: int = 0,
     limit: int = 100,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Json:
     """Passages in reading order. `total` counts all of them, or those of the section if given.
 
@@ -154,7 +156,12 @@ def list_passages(
     with base.catalog.read() as connection:
         version_id = base.documents.version_id(connection, document_id, version, access_scope)
         passages = passage_rows.of_version(
-            connection, version_id, offset=offset, limit=limit, section_id=section
+            connection,
+            version_id,
+            offset=offset,
+            limit=limit,
+            section_id=section,
+            access_scope=access_scope,
         )
     return {
         "passages": [_passage(passage) for passage in passages],
@@ -164,7 +171,9 @@ def list_passages(
     }
 
 
-def show_passage(base: KnowledgeBase, passage_id: str, *, access_scope: str = ALL_ACCESS) -> Json:
+def show_passage(
+    base: KnowledgeBase, passage_id: str, *, access_scope: AccessScope = ALL_ACCESS
+) -> Json:
     """One passage. Raises NotFound."""
     with base.catalog.read() as connection:
         return _passage(passage_rows.get(connection, passage_id, access_scope))
@@ -178,7 +187,7 @@ def correct_passage(
     tags: Sequence[tuple[str, str]] | None = None,
     hardware: Sequence[str] | None = None,
     actor: str,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Json:
     """Correct a passage; it holds at once, and in every later revision that has the same text.
 
@@ -203,7 +212,7 @@ def correct_passage(
 
 
 def list_proposed_recipes(
-    base: KnowledgeBase, hardware: str = "", *, access_scope: str = ALL_ACCESS
+    base: KnowledgeBase, hardware: str = "", *, access_scope: AccessScope = ALL_ACCESS
 ) -> list[Json]:
     """Recipes proposed from the code samples of manuals; of one chip and those above it, or all."""
     lineage = None
@@ -214,14 +223,19 @@ def list_proposed_recipes(
     return [plain(recipe) for recipe in recipes]
 
 
-def decide_proposed_recipe(base: KnowledgeBase, recipe_id: str, status: RecipeStatus) -> None:
+def decide_proposed_recipe(
+    base: KnowledgeBase,
+    recipe_id: str,
+    status: RecipeStatus,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> None:
     """Accept or reject a proposed recipe. Raises NotFound."""
     with base.catalog.write() as connection:
-        proposed_recipes.decide(connection, recipe_id, status)
+        proposed_recipes.decide(connection, recipe_id, status, access_scope)
 
 
 def _numbered_version(
-    base: KnowledgeBase, document: Document, number: int | None, access_scope: str
+    base: KnowledgeBase, document: Document, number: int | None, access_scope: AccessScope
 ) -> Version:
     if number is None and document.version is not None:
         return document.version

@@ -27,6 +27,7 @@ from kb.catalog.tables.skills import outcomes, retrievals
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
+from kb.scope import ALL_ACCESS, AccessScope
 
 BATCH = 200
 FLUSH_SECONDS = 1.0
@@ -107,6 +108,7 @@ class Journal:
         speedup: float | None,
         baseline_speedup: float | None = None,
         note: str | None = None,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> str:
         """Add an outcome to a retrieval; `used` must be ids that its answer showed. Returns the
         outcome's id.
@@ -123,7 +125,7 @@ class Journal:
             row = connection.execute(
                 retrievals.select().where(retrievals.c.id == retrieval_id)
             ).one_or_none()
-            if row is None:
+            if row is None or not _sees(access_scope, row):
                 raise NotFound(
                     f"no retrieval {retrieval_id!r}",
                     hint="Use the retrieval_id of a /retrieve answer.",
@@ -147,7 +149,9 @@ class Journal:
                 )
             )
             skills.record_uses(
-                connection, list(_used(row, used, effect, outcome_id)), row.access_scope
+                connection,
+                list(_used(row, used, effect, outcome_id)),
+                AccessScope(row.access_scope),
             )
         return outcome_id
 
@@ -186,7 +190,7 @@ def _write(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         by_scope.setdefault(row["access_scope"], []).extend(_shown(row))
     for access_scope, uses in by_scope.items():
-        skills.record_uses(connection, uses, access_scope)
+        skills.record_uses(connection, uses, AccessScope(access_scope))
 
 
 def _shown(row: Mapping[str, Any]) -> Iterator[NewUse]:
@@ -221,6 +225,17 @@ def situation_of(request: Mapping[str, Any], hardware: str | None) -> dict[str, 
         "hardware": hardware,
     }
     return {key: value for key, value in situation.items() if value is not None}
+
+
+def _sees(access: AccessScope, row: sa.Row[Any]) -> bool:
+    """An answer about no hardware may have shown anything: those with the same restriction see it
+    alone.
+    """
+    if not access.restricted:
+        return True
+    if row.hardware_id is None:
+        return bool(row.request.get("own_hardware") == sorted(access.own))
+    return access.sees([row.hardware_id])
 
 
 def _check_used(row: sa.Row[Any], used: Sequence[str]) -> None:

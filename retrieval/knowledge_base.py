@@ -18,6 +18,7 @@ from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.documents import Documents
 from kb.embedding import Embedder, open_embedder
 from kb.index.exact import ExactIndex
+from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
 from retrieval.ranking import VectorIndex
 from retrieval.service import Retriever
@@ -27,6 +28,8 @@ DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part
 
 class KnowledgeBase:
     """The parts of one data directory; `close` it when done."""
+
+    access: AccessScope = ALL_ACCESS  # what whoever was given this may see and change
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

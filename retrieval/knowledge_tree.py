@@ -17,13 +17,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import passages as reading
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound, UnknownHardware, nearest
 from kb.ids import sha256
-from kb.scope import ALL_ACCESS, ANY, CATEGORIES, ScopeFilter
+from kb.scope import ALL_ACCESS, ANY, CATEGORIES, AccessScope, ScopeFilter
 
 UNTAGGED = "untagged"
 _NEAREST = 5
@@ -75,7 +76,7 @@ class KnowledgeNode:
 class _Place:
     """What a path has narrowed down so far. `topics`: the tags behind a slug; empty: untagged."""
 
-    access_scope: str
+    access_scope: AccessScope
     path: tuple[str, ...] = ()
     kind: str = "root"
     title: str = "Knowledge"
@@ -96,7 +97,7 @@ class _Count:
 
 
 def knowledge_node(
-    catalog: Catalog, registry: HardwareRegistry, path: str, access_scope: str = ALL_ACCESS
+    catalog: Catalog, registry: HardwareRegistry, path: str, access_scope: AccessScope = ALL_ACCESS
 ) -> KnowledgeNode:
     """The node at a path; '' is the root. Raises NotFound or UnknownHardware, which name what lies
     near it.
@@ -269,8 +270,7 @@ def _live(place: _Place, *columns: Any) -> sa.Select[Any]:
         .join(t.documents, t.documents.c.id == t.passages.c.document_id)
         .where(
             t.passages.c.active.is_(True),
-            t.passages.c.access_scope == place.access_scope,
-            t.documents.c.access_scope == place.access_scope,
+            visible.passages(place.access_scope),
         )
     )
     if place.category is not None:
@@ -327,8 +327,12 @@ def _grouped(place: _Place, below: str) -> sa.Select[Any]:
         )
     if below == "hardware":
         about = t.passage_hardware
-        return _live(place, *passage, about.c.hardware_id.label("key")).join(
-            about, about.c.passage_id == t.passages.c.id
+        seen = place.access_scope.hardware
+        named = sa.true() if seen is None else about.c.hardware_id.in_(sorted(seen))
+        return (
+            _live(place, *passage, about.c.hardware_id.label("key"))
+            .where(named)
+            .join(about, about.c.passage_id == t.passages.c.id)
         )
     tags = t.passage_tags
     return (

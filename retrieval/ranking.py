@@ -25,7 +25,7 @@ from kb.catalog.knowledge import lexical, passages
 from kb.catalog.knowledge.candidates import Candidate, candidates, sample
 from kb.catalog.knowledge.embeddings import index_state
 from kb.embedding import Vectors
-from kb.scope import ANY, ScopeFilter
+from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 from retrieval.plan import Plan
 
 
@@ -64,7 +64,11 @@ class VectorIndex(Protocol):
     """
 
     def query(
-        self, scopes: Sequence[str] | None, vector: Vectors, limit: int, access_scope: str = "all"
+        self,
+        scopes: Sequence[str] | None,
+        vector: Vectors,
+        limit: int,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> dict[int, float]:
         """At most `limit` passages of the scopes (None: all) nearest to a unit vector of shape
         (dimension,), best first: passage number -> cosine.

@@ -15,7 +15,7 @@ from kb.errors import InvalidRequest, nearest
 from kb.moves_vocabulary import ROLES
 from kb.predicates import Value
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
-from kb.scope import ALL_ACCESS, CATEGORIES
+from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
 MAX_NAME = 200  # characters of an id or name
 MAX_NAMES = 50  # in one list
@@ -106,7 +106,7 @@ class RetrieveRequest:
     )
     run_id: str | None = _field("text", "Id of the run that asks; it is logged.")
     node_id: str | None = _field("text", "Id of the node of that run; it is logged.")
-    access_scope: str = ALL_ACCESS
+    access_scope: AccessScope = ALL_ACCESS
     task: str | None = _field(
         "text",
         "What the context is for: write a first kernel, repair one that failed, speed_up one that"

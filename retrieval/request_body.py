@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from kb.errors import InvalidRequest, invalid_fields
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.request import MAX_NAME, FieldSpec, RetrieveRequest, request_fields
 
 MAX_METRIC_TEXT = 500
@@ -141,7 +141,7 @@ def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, An
 
 
 def read_request(
-    body: Any, defaults: Mapping[str, int] | None = None, access_scope: str = ALL_ACCESS
+    body: Any, defaults: Mapping[str, int] | None = None, access_scope: AccessScope = ALL_ACCESS
 ) -> RetrieveRequest:
     """The request that decoded JSON stands for. `defaults` are of `k` and `max_tokens`. Raises
     InvalidRequest, which names every field that is unknown, of the wrong type or too long.

@@ -26,7 +26,7 @@ from kb.embedding import Embedder, Vectors
 from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
 from kb.predicates import Value
-from kb.scope import ScopeFilter
+from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 from retrieval.answer import Answer, ContextPart, Excerpt, Move
 from retrieval.composer import (
     Composed,
@@ -115,7 +115,7 @@ class Retriever:
         """
         started = time.perf_counter()
         check_request(request)
-        request, profile = with_profile(request, self._registry)
+        request, profile = with_profile(request, self._chips(request))
         place = self._place(request)
         scope, request = place.own, replace(request, language=place.language)
         conclusion = self._conclude(request, place)
@@ -160,7 +160,7 @@ class Retriever:
         """
         started = time.perf_counter()
         check_request(request)
-        request, profile = with_profile(request, self._registry)
+        request, profile = with_profile(request, self._chips(request))
         place = self._place(request)
         scope, conclusion = place.scope, self._conclude(request, place)
         with self._catalog.read() as connection:
@@ -189,6 +189,7 @@ class Retriever:
         speedup: float | None = None,
         baseline_speedup: float | None = None,
         note: str | None = None,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> str:
         """Store what became of an answer and return the outcome's id. See `Journal.report`."""
         return self._journal.report(
@@ -198,6 +199,7 @@ class Retriever:
             speedup=speedup,
             baseline_speedup=baseline_speedup,
             note=note,
+            access_scope=access_scope,
         )
 
     def warm(self) -> None:
@@ -212,6 +214,9 @@ class Retriever:
 
     # -- scope
 
+    def _chips(self, request: RetrieveRequest) -> HardwareRegistry:
+        return self._registry.seen_by(request.access_scope)
+
     def _place(self, request: RetrieveRequest) -> _Place:
         """The request's hardware with all that its description says; read once a catalog state."""
         run_time = bool(request.given_signals or request.log or request.metrics)
@@ -224,9 +229,10 @@ class Retriever:
                 return languages_of(connection, hardware_id, access)
 
             def make() -> _Place:
-                specs = self._registry.all()
-                scope = scope_of(request, self._registry, documented)
-                own, named = with_own_toolchain(request, scope, self._registry, self._layout)
+                chips = self._chips(request)
+                specs = chips.all()
+                scope = scope_of(request, chips, documented)
+                own, named = with_own_toolchain(request, scope, chips, self._layout)
                 return _Place(
                     scope,
                     own,
@@ -417,7 +423,10 @@ class Retriever:
         catalog_revision: int,
         started: float,
     ) -> None:
-        stored = asdict(request)
+        access = request.access_scope
+        stored = asdict(request) | {"access_scope": access.owner}
+        if access.restricted:
+            stored["own_hardware"] = sorted(access.own)
         if request.log is not None and len(request.log) > MAX_STORED_LOG:
             half = MAX_STORED_LOG // 2
             stored["log"] = request.log[:half] + "\n...\n" + request.log[-half:]
@@ -436,7 +445,7 @@ class Retriever:
                 "node_id": request.node_id,
                 "milliseconds": (time.perf_counter() - started) * 1000,
                 "catalog_revision": catalog_revision,
-                "access_scope": request.access_scope,
+                "access_scope": access.owner,
             }
         )
 

@@ -36,7 +36,7 @@ from kb.catalog.hardware import Fact
 from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.prompt_tokens import count_tokens
-from kb.scope import ScopeFilter
+from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import SkillAnswer
 from retrieval.diagnose.error_words import saying
@@ -285,7 +285,7 @@ def _is_withheld(skill: str, request: RetrieveRequest, share: float) -> bool:
 
 
 def _answers(
-    connection: Connection, chosen: Sequence[_Scored], access_scope: str
+    connection: Connection, chosen: Sequence[_Scored], access_scope: AccessScope
 ) -> tuple[SkillAnswer, ...]:
     ids = [entry.skill.id for entry in chosen]
     evidence = store.evidence_for(connection, ids, access_scope, details=False)

@@ -29,7 +29,7 @@ from kb.catalog.knowledge.section_texts import (
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.problem_terms import op_family
-from kb.scope import ScopeFilter
+from kb.scope import AccessScope, ScopeFilter
 from retrieval.blocks import (
     Block,
     fenced,
@@ -68,7 +68,7 @@ class Target:
     language: str
     toolchain: ToolchainSpec
     op: str | None
-    access_scope: str
+    access_scope: AccessScope
     run: str | None = None
 
     @property
@@ -271,7 +271,7 @@ def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
 
 
 def own_symbols(
-    connection: Connection, lineage: Sequence[str], language: str | None, access_scope: str
+    connection: Connection, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
     """The cards of a lineage that may be of this language."""
     cards = symbol_rows.listed(connection, lineage, access_scope=access_scope)
@@ -290,7 +290,7 @@ def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Sym
 
 
 def texts_of(
-    connection: Connection, hardware: str, access_scope: str, about: Mapping[str, float]
+    connection: Connection, hardware: str, access_scope: AccessScope, about: Mapping[str, float]
 ) -> list[str]:
     """The live text of a chip's own documents; where `about` says how much each is about the
     language, of those that are.

@@ -10,7 +10,7 @@ from typing import Any
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.proposed_symbols import SymbolStatus
 from kb.errors import InvalidRequest
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.symbols import search_symbols
 
@@ -22,7 +22,7 @@ def list_symbols(
     hardware: str,
     query: str = "",
     limit: int = MAX_LISTED,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     status: SymbolStatus = "accepted",
 ) -> list[dict[str, Any]]:
     """Cards of a chip and of what stands above it: all in the order of their documents, or those
@@ -43,7 +43,7 @@ def list_samples(
     base: KnowledgeBase,
     hardware: str,
     operator: str = "",
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[dict[str, Any]]:
     """Whole kernels for a chip: those that runs have verified first, then those of its manuals;
     with `operator`, only those that compute it. Raises UnknownHardware.
@@ -59,7 +59,7 @@ def correct_symbol(
     symbol_id: str,
     fix: Mapping[str, Any],
     actor: str = "person",
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> dict[str, Any]:
     """Correct a card, now and in every later version of its document, or accept or reject one that
     a model has proposed by its `status`; the card afterwards. Raises InvalidRequest and NotFound.

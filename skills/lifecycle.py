@@ -18,7 +18,7 @@ from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import EvidenceRow, SkillEvent, SkillHead, State
 from kb.errors import Conflict, InvalidRequest
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_base import KnowledgeBase
 from skills.observation import retire_unused
 from skills.skill_library import SkillLibrary
@@ -50,7 +50,7 @@ def approve(
     actor: str,
     reason: str,
     force: bool = False,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillEvent:
     """Make a candidate or suspect skill active. A learned one must have trials that support its
     present text, or `force`, which its history keeps. Raises NotFound and Conflict."""
@@ -59,21 +59,21 @@ def approve(
 
 
 def quarantine(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillEvent:
     """Take a skill out of every answer until a person restores it. Raises NotFound."""
     return _move(catalog, name, "quarantined", store.STATES, actor, reason, access_scope)
 
 
 def retire(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillEvent:
     """Take a skill out of use; it stays addressable. Raises NotFound."""
     return _move(catalog, name, "retired", store.STATES, actor, reason, access_scope)
 
 
 def restore(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: str = ALL_ACCESS
+    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillEvent:
     """Bring back what was retired or quarantined: as active where it was that when it was retired
     and needs no new measurement, else as a candidate. Its uses are counted anew. Raises NotFound
@@ -95,7 +95,7 @@ def restore(
         )
 
 
-def _before(connection: Connection, skill: SkillHead, access_scope: str) -> str | None:
+def _before(connection: Connection, skill: SkillHead, access_scope: AccessScope) -> str | None:
     """The state from which it came into its present one."""
     events = store.events(connection, skill.id, access_scope)
     moves = [e for e in events if e.event == "state" and e.to_state == skill.state]
@@ -109,7 +109,7 @@ def _move(
     from_states: tuple[str, ...],
     actor: str,
     reason: str,
-    access_scope: str,
+    access_scope: AccessScope,
     *,
     force: bool = False,
 ) -> SkillEvent:
@@ -140,7 +140,7 @@ def note_toolchain(
     toolchain: str,
     *,
     actor: str = ACTOR,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
     """`toolchain` (its name, then its versions, as the harness says it) is in use for `hardware`.
 
@@ -165,7 +165,7 @@ def note_toolchain(
 
 
 def _outdated(
-    connection: Connection, hardware: str, toolchain: str, access_scope: str
+    connection: Connection, hardware: str, toolchain: str, access_scope: AccessScope
 ) -> dict[str, str]:
     """Skill -> the versions it was last measured with."""
     skills = store.heads(connection, states=("active",), tier="learned", access_scope=access_scope)
@@ -188,7 +188,7 @@ def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
     return None
 
 
-def queue(catalog: Catalog, *, access_scope: str = ALL_ACCESS) -> list[Queued]:
+def queue(catalog: Catalog, *, access_scope: AccessScope = ALL_ACCESS) -> list[Queued]:
     """Skills to be measured again, the longest waiting first."""
     waiting = []
     with catalog.read() as connection:
@@ -217,7 +217,7 @@ def change_state(
     actor: str,
     reason: str,
     force: bool = False,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillEvent:
     """Bring a skill into the state that a person wants.
 

@@ -16,7 +16,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import SkillEvent, SkillHead, SkillRow, SkillScopes
 from kb.problem_terms import op_family, problem_terms
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
 from skills.uses import Finding, Part, Use, assess_uses, outside, record_of
@@ -94,7 +94,7 @@ def observe(
     names: Iterable[str],
     *,
     actor: str = ACTOR,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> dict[str, Finding]:
     """Judge these skills by their uses and act on it. Returns the findings by name; a skill that is
     not in use is left alone and has none."""
@@ -112,14 +112,14 @@ def observe(
     return findings
 
 
-def _judged(connection: Connection, name: str, access_scope: str) -> Finding | None:
+def _judged(connection: Connection, name: str, access_scope: AccessScope) -> Finding | None:
     skill = store.find(connection, name, access_scope)
     if skill is None or skill.state not in WATCHED:
         return None
     return assess_uses(known_uses(connection, skill, access_scope))
 
 
-def known_uses(connection: Connection, skill: SkillHead, access_scope: str) -> list[Use]:
+def known_uses(connection: Connection, skill: SkillHead, access_scope: AccessScope) -> list[Use]:
     """Uses with a known effect since the present text was written, or the skill was brought back,
     without the parts of its scope that it has lost since."""
     events = store.events(connection, skill.id, access_scope)
@@ -147,7 +147,7 @@ def removed_parts(events: Sequence[SkillEvent], since: str) -> list[Part]:
 
 
 def _apply(
-    connection: Connection, name: str, finding: Finding, actor: str, access_scope: str
+    connection: Connection, name: str, finding: Finding, actor: str, access_scope: AccessScope
 ) -> None:
     skill = store.get(connection, name, access_scope)
     uses = known_uses(connection, skill, access_scope)
@@ -192,7 +192,7 @@ def store_narrowed(
     *,
     actor: str,
     reason: str,
-    access_scope: str,
+    access_scope: AccessScope,
 ) -> None:
     """Store a skill that claims less. `skill` has the scopes and the precondition that are left,
     `kept` are its uses there, and `details` names the `parts` that are lost. Its text and evidence
@@ -217,7 +217,7 @@ def retire_unused(
     *,
     retrievals: int = UNUSED_RETRIEVALS,
     actor: str = ACTOR,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
     """Retire learned skills in use that the last `retrievals` answers for their hardware made no
     use of; returns their names. Those that came into use meanwhile have their time still before
@@ -252,7 +252,7 @@ def _oldest(
     connection: Connection,
     chips: Mapping[str, Sequence[str]],
     retrievals: int,
-    access_scope: str,
+    access_scope: AccessScope,
 ) -> Callable[[tuple[str, ...]], str | None]:
     """When the n-th last retrieval was that a skill of some hardware could have been part of."""
     known: dict[tuple[str, ...], str | None] = {}
@@ -268,7 +268,7 @@ def _oldest(
     return find
 
 
-def _in_use_since(connection: Connection, skill: SkillHead, access_scope: str) -> str:
+def _in_use_since(connection: Connection, skill: SkillHead, access_scope: AccessScope) -> str:
     """The last time that something spoke for it: a use, its text, or becoming active."""
     moments = [skill.written_at, skill.last_used_at or ""]
     events = store.events(connection, skill.id, access_scope)

@@ -32,7 +32,7 @@ from kb.catalog.skills import (
 )
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
 from kb.predicates import compile_predicate
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from skills.format.schema import (
@@ -127,7 +127,7 @@ class SkillLibrary:
         tier: str | None = None,
         hardware: str | None = None,
         signal: str | None = None,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills by name. `hardware`: those that hold for it, so also of its lineage and of any."""
         odd = sorted({*(states or ())} - {*store.STATES})
@@ -136,7 +136,7 @@ class SkillLibrary:
                 f"no such state or tier: {', '.join(odd) or tier}",
                 hint=f"States: {', '.join(store.STATES)}. Tiers: {', '.join(store.TIERS)}.",
             )
-        scopes = None if hardware is None else self._scopes(hardware)
+        scopes = None if hardware is None else self._scopes(hardware, access_scope)
         wanted = None if signal is None else load_signals().get(signal).id
         with self._catalog.read() as connection:
             rows = store.heads(
@@ -155,7 +155,7 @@ class SkillLibrary:
         *,
         states: Sequence[str] | None = None,
         limit: int = 50,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills that hold the most of the words in name, description, operators or signals."""
         with self._catalog.read() as connection:
@@ -172,7 +172,7 @@ class SkillLibrary:
         hardware: str | None = None,
         signal: str | None = None,
         words: str | None = None,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills that fit, by name; with `words`, those that contain the most of them first."""
         skills = self.list(
@@ -184,7 +184,7 @@ class SkillLibrary:
         by_words = self.search(words, states=states, access_scope=access_scope)
         return [fitting[skill.name] for skill in by_words if skill.name in fitting]
 
-    def show(self, name: str, *, access_scope: str = ALL_ACCESS) -> SkillDetail:
+    def show(self, name: str, *, access_scope: AccessScope = ALL_ACCESS) -> SkillDetail:
         """One skill with all that backs it. Raises NotFound, which names the nearest."""
         with self._catalog.read() as connection:
             row = store.get(connection, name, access_scope)
@@ -237,13 +237,13 @@ class SkillLibrary:
         *,
         actor: str,
         tier: Tier = "learned",
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. Raises
         InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
         name."""
         skill = read_skill(folder)
-        draft = draft_of(skill, tier, "import", self._registry)
+        draft = draft_of(skill, tier, "import", self._registry.seen_by(access_scope))
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         kept = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - kept))
@@ -274,7 +274,7 @@ class SkillLibrary:
         parent: Path,
         names: Iterable[str] | None = None,
         *,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[Path]:
         """Write skills as folders below `parent`: the named ones, else all that are not retired."""
         with self._catalog.read() as connection:
@@ -293,7 +293,7 @@ class SkillLibrary:
         *,
         actor: str,
         reason: str,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> SkillEvent:
         """Set a skill's state, with an event. Raises NotFound and Conflict."""
         with self._catalog.write() as connection:
@@ -302,7 +302,7 @@ class SkillLibrary:
             )
 
     def observed(
-        self, names: Iterable[str], *, access_scope: str = ALL_ACCESS
+        self, names: Iterable[str], *, access_scope: AccessScope = ALL_ACCESS
     ) -> Mapping[str, Finding]:
         """Judge these skills anew after an outcome came in: those that lose are narrowed or
         retired."""
@@ -310,8 +310,9 @@ class SkillLibrary:
 
     # -- parts
 
-    def _scopes(self, hardware: str) -> tuple[str, ...]:
-        return self._registry.scopes(self._registry.resolve(hardware))
+    def _scopes(self, hardware: str, access_scope: AccessScope) -> tuple[str, ...]:
+        registry = self._registry.seen_by(access_scope)
+        return registry.scopes(registry.resolve(hardware))
 
     @staticmethod
     def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
@@ -349,7 +350,7 @@ class SkillLibrary:
 
 
 def _summaries(
-    connection: Connection, rows: Sequence[SkillHead], access_scope: str
+    connection: Connection, rows: Sequence[SkillHead], access_scope: AccessScope
 ) -> list[SkillSummary]:
     evidence = store.evidence_lines(connection, [row.id for row in rows], access_scope)
     return [_summary(row, evidence[row.id]) for row in rows]

@@ -34,7 +34,7 @@ from kb.catalog.knowledge.passages import Passage
 from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
 from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex
-from kb.scope import ScopeFilter
+from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge, place_models
@@ -239,7 +239,7 @@ class Store:
 
     def passages_of(self, document_id: str, version: int | None = None) -> list[Passage]:
         with self.catalog.read() as connection:
-            version_id = self.documents.version_id(connection, document_id, version, "all")
+            version_id = self.documents.version_id(connection, document_id, version, ALL_ACCESS)
             return passages.of_version(connection, version_id, limit=10_000)
 
 

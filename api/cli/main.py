@@ -69,6 +69,7 @@ COMMANDS = (
     Entry("documents", "commands.documents:app", "Documents: list, show, correct, delete."),
     Entry("hardware", "commands.hardware:app", "Hardware: descriptions, facts, coverage."),
     Entry("jobs", "commands.jobs:app", "Jobs: the progress of reading documents."),
+    Entry("keys", "commands.keys:app", "Keys: who may use the service, and what was changed."),
     Entry("reindex", "commands.reindex:reindex", "Rebuild the search indexes from the catalog."),
     Entry(
         "backup",

@@ -6,17 +6,22 @@ the caller to hold (`kb.service_lock`): the serve command takes the lock before 
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from api.http import errors
 from api.http.admission import Admission
+from api.http.authorisation import Authorisation
 from api.http.callers import KnownCallers
 from api.http.dependencies import access_scope, known_parameters
 from api.http.observability import Metrics, RequestLog
@@ -33,11 +38,14 @@ from api.http.routes import (
     skills,
     trajectories,
 )
-from api.services import Background, open_services
+from api.services import Background, Services, open_services
 from api.web import routes as web
+from api.web.login import refused_page
+from api.web.pages import HEADERS
 from kb.settings import Settings, product_version
 
 _STATIC = "/docs-static"
+FLUSH_SECONDS = 30.0
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -58,6 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.metrics = metrics
     app.openapi = describe(app)  # type: ignore[method-assign]
+    app.add_middleware(Authorisation, settings=settings, error_page=refused_page)
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
     errors.install(app)
@@ -89,10 +98,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.admission = Admission(settings)
     app.state.metrics.observe(background.readiness)
     background.start()
+    flushing = asyncio.create_task(_flush_uses(services))
     try:
         yield
     finally:
+        flushing.cancel()
+        services.keys.flush()
         background.stop()
+
+
+async def _flush_uses(services: Services) -> None:
+    """Store every now and then when keys were used: not with each request."""
+    while True:
+        await asyncio.sleep(FLUSH_SECONDS)
+        await run_in_threadpool(services.keys.flush)
 
 
 def _add_docs(app: FastAPI) -> None:
@@ -103,7 +122,7 @@ def _add_docs(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     def docs(request: Request) -> HTMLResponse:
         root = request.scope.get("root_path", "")
-        return get_swagger_ui_html(
+        answer = get_swagger_ui_html(
             openapi_url=f"{root}{app.openapi_url}",
             title=TITLE,
             swagger_js_url=f"{root}{_STATIC}/swagger-ui-bundle.js",
@@ -111,3 +130,16 @@ def _add_docs(app: FastAPI) -> None:
             swagger_favicon_url=f"{root}{_STATIC}/favicon.png",
             swagger_ui_parameters={"docExpansion": "list", "validatorUrl": None},
         )
+        answer.headers.update(_docs_headers(bytes(answer.body)))
+        return answer
+
+
+def _docs_headers(page: bytes) -> dict[str, str]:
+    """The page's one script is named by its hash; its bundle styles elements by itself."""
+    script = page.partition(b"<script>")[2].partition(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    policy = HEADERS["Content-Security-Policy"]
+    policy = policy.replace("script-src 'self'", f"script-src 'self' 'sha256-{digest}'")
+    policy = policy.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
+    policy = policy.replace("img-src 'self'", "img-src 'self' data:; connect-src 'self'")
+    return {**HEADERS, "Content-Security-Policy": policy}

@@ -6,18 +6,20 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.http.authorisation import caller_of
 from api.http.bodies import check_text
 from api.http.observability import Metrics
 from api.services import Background, Services
 from kb.errors import InvalidRequest, nearest
-from kb.scope import ALL_ACCESS
+from kb.scope import AccessScope
 
 _MAX_PARAMETER = 20_000
 
 
 async def _services(request: Request) -> Services:
+    """As the caller may see and change them."""
     services: Services = request.app.state.services
-    return services
+    return services.seen_by(caller_of(request.scope).access)
 
 
 async def _background(request: Request) -> Background:
@@ -30,11 +32,11 @@ async def _metrics(request: Request) -> Metrics:
     return metrics
 
 
-async def access_scope() -> str:
-    """What the caller may see. Authorisation happens here and nowhere else; which names and pages
-    may call at all is decided before (`api.http.callers`).
+async def access_scope(request: Request) -> AccessScope:
+    """What the caller may see; whether it may call at all was decided in front of the routes
+    (`api.http.callers`, `api.http.authorisation`).
     """
-    return ALL_ACCESS
+    return caller_of(request.scope).access
 
 
 async def known_parameters(request: Request) -> None:
@@ -64,4 +66,4 @@ async def known_parameters(request: Request) -> None:
 Parts = Annotated[Services, Depends(_services)]
 Threads = Annotated[Background, Depends(_background)]
 Counters = Annotated[Metrics, Depends(_metrics)]
-Access = Annotated[str, Depends(access_scope)]
+Access = Annotated[AccessScope, Depends(access_scope)]

@@ -13,6 +13,7 @@ from api.services import Services
 from api.web.pages import PageRoute, page
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
+from kb.scope import AccessScope
 from optimizer.search.runs.run_store import list_runs
 from retrieval.documents import list_documents, list_proposed_recipes
 
@@ -41,7 +42,7 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
     counts = (
         ("Chips", len(chips_known), "/hardware"),
         ("Documents", len(documents), "/documents"),
-        ("Passages", readiness.passages, "/knowledge"),
+        ("Passages", sum(d["passages"] for d in documents), "/knowledge"),
         ("Skills", len(skills), "/skills"),
         ("Runs", len(runs), "/runs"),
     )
@@ -52,7 +53,7 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
         "home.html",
         counts=counts,
         tasks=[task for task in tasks if task.count],
-        readiness=readiness,
+        readiness=None if access.restricted else readiness,  # of the whole store
         runs=runs[:5],
     )
 
@@ -75,7 +76,7 @@ def _of_chips(parts: Services) -> list[Task]:
     return tasks
 
 
-def _of_store(parts: Services, access: str, skills: int) -> list[Task]:
+def _of_store(parts: Services, access: AccessScope, skills: int) -> list[Task]:
     recipes: list[dict[str, Any]] = list_proposed_recipes(parts, access_scope=access)
     proposed = sum(recipe["status"] == "proposed" for recipe in recipes)
     jobs = list_jobs(parts, JobFilter(), limit=1, access_scope=access).counts

@@ -72,10 +72,12 @@ def recipes(
 
 
 @router.post("/recipes/{recipe_id}")
-def decide(recipe_id: str, request: Request, parts: Parts, form: SentForm) -> Response:
+def decide(
+    recipe_id: str, request: Request, parts: Parts, access: Access, form: SentForm
+) -> Response:
     """Accept or reject a proposed recipe."""
     for status in get_args(RecipeStatus):
         if status == form.text("status"):
-            decide_proposed_recipe(parts, recipe_id, status)
+            decide_proposed_recipe(parts, recipe_id, status, access)
             return see_other(request, "/recipes")
     raise InvalidRequest("no decision was sent", hint="Press Accept or Reject.")

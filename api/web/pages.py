@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from sqlalchemy.exc import DBAPIError
 
+from api.http.authorisation import is_session
 from api.http.bodies import check_text, media_type, read_limited
 from kb.catalog.faults import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
@@ -83,7 +84,13 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
     text = (
         _environment()
         .get_template(template)
-        .render(root=root, ui=f"{root}/ui", path=request.url.path.removeprefix(root), **values)
+        .render(
+            root=root,
+            ui=f"{root}/ui",
+            path=request.url.path.removeprefix(root),
+            logged_in=is_session(request.scope),
+            **values,
+        )
     )
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 

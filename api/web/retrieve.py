@@ -18,7 +18,7 @@ from api.services import Services
 from api.web.pages import PageRoute, SentForm, error_page, page, see_other
 from ingestion import hardware as chips
 from kb.errors import InvalidRequest, KernloreError
-from kb.scope import CATEGORIES
+from kb.scope import CATEGORIES, AccessScope
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import TASKS
 
@@ -48,7 +48,11 @@ def send(
 
 
 def _answered(
-    request: Request, parts: Services, counters: Counters, access: str, given: dict[str, str]
+    request: Request,
+    parts: Services,
+    counters: Counters,
+    access: AccessScope,
+    given: dict[str, str],
 ) -> HTMLResponse:
     values: dict[str, Any] = {
         "given": given,

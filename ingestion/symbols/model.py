@@ -40,7 +40,7 @@ from kb.catalog.knowledge.verbatim import Source
 from kb.errors import KernloreError
 from kb.ids import sha256
 from kb.private import private_folder
-from kb.scope import ALL_ACCESS, ScopeFilter
+from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 
 MAX_SECTION = 24_000  # characters that a model is sent
 MAX_CARDS = 60  # of one section
@@ -160,7 +160,7 @@ def propose_cards(
     transcripts: Path,
     most: int,
     say: Callable[[str], None] = lambda message: None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Proposed:
     """Ask a model about the sections of the chip's own documents that name things in code and gave
     no card, and store what stands in them word for word as proposed cards.
@@ -201,7 +201,7 @@ def propose_cards(
 
 
 def _unread(
-    catalog: Catalog, registry: HardwareRegistry, chip: str, access_scope: str
+    catalog: Catalog, registry: HardwareRegistry, chip: str, access_scope: AccessScope
 ) -> tuple[list[UnreadSection], set[str]]:
     """The sections to ask about, and the names that cards have, whatever their status."""
     own = ScopeFilter((chip,), access_scope=access_scope)

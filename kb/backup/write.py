@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kb import clock, reserve
+from kb import audit, clock, reserve
 from kb.backup import archive
 from kb.backup.archive import BLOBS, CATALOG, FOLDERS, MANIFEST, SUMS, Manifest
 from kb.backup.snapshot import Snapshot, take_snapshot
@@ -35,6 +35,7 @@ DERIVED = (
     "chroma",
     "models",
     "locks",
+    audit.NAME,
     reserve.NAME,
     "service.json",
     f"{CATALOG}-wal",

@@ -16,17 +16,17 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog import meta
+from kb.catalog import meta, visible
 from kb.catalog.engine import Catalog
 from kb.catalog.tables.hardware import facts, hardware
-from kb.errors import InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
+from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec
 from kb.hardware.writer import dump_hardware
 from kb.ids import derived_id
 from kb.plain import plain
-from kb.scope import ANY
+from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 PutOutcome = Literal["created", "updated", "unchanged"]
 FactStatus = Literal["accepted", "proposed", "rejected"]
@@ -90,18 +90,35 @@ _FACT_COLUMNS = [facts.c[name] for name in Fact.__dataclass_fields__]
 
 
 class HardwareRegistry:
-    """Look-ups are cached until a spec changes; every method fails closed on unknown ids."""
+    """Look-ups are cached until a spec changes; every method fails closed on unknown ids.
 
-    def __init__(self, catalog: Catalog) -> None:
+    What a caller may not see is not there: it is refused in the words for an unknown id, and is
+    among no nearest names.
+    """
+
+    def __init__(self, catalog: Catalog, access: AccessScope = ALL_ACCESS) -> None:
         self._catalog = catalog
+        self._access = access
+        self._whole = self
         self._lock = threading.Lock()  # protects _cached
         self._cached: tuple[int, dict[str, HardwareSpec]] | None = None
         self._parsed: dict[str, tuple[str, HardwareSpec]] = {}  # by id: the text, and what it says
+
+    def seen_by(self, access: AccessScope) -> HardwareRegistry:
+        """The same registry as this caller may see and change it."""
+        if not access.restricted:
+            return self
+        seen = HardwareRegistry(self._catalog, access)
+        seen._whole = self._whole
+        return seen
 
     # -- specs and lineage
 
     def all(self) -> dict[str, HardwareSpec]:
         """Every registered hardware by id."""
+        visible_ids = self._access.hardware
+        if visible_ids is not None:
+            return {key: spec for key, spec in self._whole.all().items() if key in visible_ids}
         with self._catalog.read() as connection:
             state = int(meta.get(connection, "hardware_revision") or 0)
             with self._lock:
@@ -140,8 +157,9 @@ class HardwareRegistry:
 
     def put(self, spec: HardwareSpec, origin: str) -> PutOutcome:
         """Register or replace a spec. Its own facts are replaced; other facts stay."""
+        self.check_change(spec)
         text = dump_hardware(spec)
-        known = dict(self.all())
+        known = dict(self._whole.all())
         before = known.get(spec.id)
         known[spec.id] = spec
         self._check(spec, known, origin)
@@ -166,6 +184,25 @@ class HardwareRegistry:
             )
             meta.bump_revision(connection)
         return "created" if before is None else "updated"
+
+    def check_change(self, spec: HardwareSpec) -> None:
+        """Raise unless this caller may register the spec. One that is restricted may neither move
+        its chip below another, whose knowledge it would see then, nor state commands: they run on
+        this machine.
+        """
+        if not self._access.restricted:
+            return
+        self._access.check_change([spec.id], f"the hardware {spec.id}")
+        known = self.all()
+        if spec.parent is not None and spec.parent not in known:
+            raise UnknownHardware(spec.parent, known)
+        stored = known.get(spec.id)
+        if spec.toolchains and (stored is None or stored.toolchains != spec.toolchains):
+            raise Forbidden(
+                "a key for some hardware alone may not state toolchains",
+                hint="Their commands run on the machine of the service, where they could read"
+                " everything. Let somebody register them whose key is not restricted.",
+            )
 
     @staticmethod
     def _check(spec: HardwareSpec, known: Mapping[str, HardwareSpec], origin: str) -> None:
@@ -197,7 +234,9 @@ class HardwareRegistry:
     def facts(self, name: str, *, status: FactStatus | None = None) -> list[Fact]:
         """All facts stated for exactly this hardware, by key."""
         hardware_id = self.resolve(name)
-        query = sa.select(*_FACT_COLUMNS).where(facts.c.hardware_id == hardware_id)
+        query = sa.select(*_FACT_COLUMNS).where(
+            facts.c.hardware_id == hardware_id, visible.facts(self._access)
+        )
         if status is not None:
             query = query.where(facts.c.status == status)
         with self._catalog.read() as connection:
@@ -248,6 +287,7 @@ class HardwareRegistry:
         """
         wanted = list(dict.fromkeys(fact_ids))
         with self._catalog.write() as connection:
+            self._check_facts(connection, wanted)
             changed = [
                 connection.execute(
                     facts.update().where(facts.c.id == fact_id).values(status=status, actor=actor)
@@ -288,6 +328,7 @@ class HardwareRegistry:
                 "nothing to change", hint="Give status (accepted, rejected), number, text or note."
             )
         with self._catalog.write() as connection:
+            self._check_facts(connection, [fact_id])
             changed = connection.execute(
                 facts.update().where(facts.c.id == fact_id).values(**changes)
             )
@@ -296,6 +337,22 @@ class HardwareRegistry:
             meta.bump_revision(connection)
             row = connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
             return Fact(**row._mapping)
+
+    def _check_facts(self, connection: Connection, fact_ids: Sequence[str]) -> None:
+        """Raise NotFound for a fact that the caller may not see, Forbidden for one that it may not
+        change.
+        """
+        if not self._access.restricted:
+            return
+        for fact_id in fact_ids:
+            owner = connection.execute(
+                sa.select(facts.c.hardware_id).where(
+                    facts.c.id == fact_id, visible.facts(self._access)
+                )
+            ).scalar()
+            if owner is None:
+                raise _no_fact(fact_id)
+            self._access.check_change([owner], f"the fact {fact_id}")
 
 
 def _no_fact(fact_id: str) -> NotFound:

@@ -19,11 +19,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.tables.jobs import jobs
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
 from kb.jobs import ENDED, check_transition
+from kb.scope import ALL_ACCESS, AccessScope
 
 JobState = Literal["queued", "running", "ready", "partial", "failed"]
 
@@ -158,11 +160,11 @@ class Jobs:
         if last is not None and last.state not in ("ready", "partial"):
             connection.execute(jobs.update().where(jobs.c.id == last.id).values(group_id=group))
 
-    def get(self, job_id: str, *, access_scope: str = "all") -> Job:
+    def get(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
         """The job with this id. Raises NotFound, also where the caller may not see it."""
         with self._catalog.read() as connection:
             row = connection.execute(
-                sa.select(*_COLUMNS).where(jobs.c.id == job_id, jobs.c.access_scope == access_scope)
+                sa.select(*_COLUMNS).where(jobs.c.id == job_id, visible.jobs(access_scope))
             ).one_or_none()
         if row is None:
             raise NotFound(
@@ -393,7 +395,7 @@ class Jobs:
                 connection.execute(jobs.update().where(jobs.c.id == job.id).values(**values))
         return [job.id for job in failed]
 
-    def retry(self, job_id: str, *, access_scope: str = "all") -> Job:
+    def retry(self, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Job:
         """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""
         self.get(job_id, access_scope=access_scope)
         with self._catalog.write() as connection:

@@ -29,7 +29,7 @@ from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.errors import Unavailable
 from kb.ids import new_id
 from kb.private import private_folder
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
 SEARCH_BREADTH = 200  # of the HNSW graph: no less than the rows that ranking asks for
@@ -126,7 +126,7 @@ class ChromaIndex:
         scopes: Sequence[str] | None,
         vector: Vector,
         limit: int,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
         with self._catalog.read() as connection:
@@ -158,7 +158,7 @@ class ChromaIndex:
         return {seqs[i]: score for i, score in scores.items() if i in seqs}, len(scores) - len(seqs)
 
     def _nearest(
-        self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: str
+        self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope
     ) -> dict[str, float]:
         """The nearest entries of the scopes, their passages live or not: entry id -> cosine.
 
@@ -301,12 +301,14 @@ class ChromaIndex:
 
     # -- collections
 
-    def _name(self, scope: str, access_scope: str) -> str:
+    def _name(self, scope: str, access_scope: AccessScope) -> str:
         """Letters and digits of the scope for people, a hash of all three parts for identity."""
-        key = hashlib.sha256(f"{scope}\x1f{self._model}\x1f{access_scope}".encode()).hexdigest()
+        key = hashlib.sha256(
+            f"{scope}\x1f{self._model}\x1f{access_scope.owner}".encode()
+        ).hexdigest()
         return f"kl-{re.sub(r'[^a-z0-9]+', '-', scope.lower())[:40].strip('-')}-{key[:16]}"
 
-    def _existing_store(self, scope: str, access_scope: str) -> Any:
+    def _existing_store(self, scope: str, access_scope: AccessScope) -> Any:
         from chromadb.errors import NotFoundError
 
         name = self._name(scope, access_scope)
@@ -319,7 +321,7 @@ class ChromaIndex:
                 return None
         return self._stores[name]
 
-    def _store(self, scope: str, access_scope: str) -> Any:
+    def _store(self, scope: str, access_scope: AccessScope) -> Any:
         name = self._name(scope, access_scope)
         if name not in self._stores:
             collection = self._client.get_or_create_collection(

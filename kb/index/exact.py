@@ -14,7 +14,7 @@ import numpy as np
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 State = tuple[int, int]
 
@@ -33,7 +33,7 @@ class ExactIndex:
         scopes: Sequence[str] | None,
         vector: Vector,
         limit: int,
-        access_scope: str = ALL_ACCESS,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
         best: dict[int, float] = {}
@@ -48,14 +48,14 @@ class ExactIndex:
         ranked = sorted(best.items(), key=lambda item: (-round(item[1], 5), item[0]))
         return dict(ranked[:limit])
 
-    def _scopes(self, scopes: Sequence[str] | None, access_scope: str) -> Sequence[str]:
+    def _scopes(self, scopes: Sequence[str] | None, access_scope: AccessScope) -> Sequence[str]:
         if scopes is not None:
             return scopes
         with self._catalog.read() as connection:
             return embeddings.hardware_scopes(connection, access_scope)
 
-    def _vectors(self, scope: str, access_scope: str) -> ScopeVectors:
-        key = (scope, access_scope)
+    def _vectors(self, scope: str, access_scope: AccessScope) -> ScopeVectors:
+        key = (scope, access_scope.owner)
         with self._catalog.read() as connection:
             state = embeddings.index_state(connection)
             with self._lock:

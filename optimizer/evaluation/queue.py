@@ -25,7 +25,7 @@ from kb.errors import InternalError, KernloreError, NotFound, Unavailable, error
 from kb.ids import new_id
 from kb.jobs import ENDED, ChildProcess, WorkerThread, check_transition
 from kb.plain import plain
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_base import KnowledgeBase
 
 if TYPE_CHECKING:
@@ -166,13 +166,14 @@ class EvaluationQueue:
             )
         return job
 
-    def find(self, identity: str, access_scope: str = ALL_ACCESS) -> EvaluationJob:
+    def find(self, identity: str, access_scope: AccessScope = ALL_ACCESS) -> EvaluationJob:
         """A submission of this service, or any finished evaluation of this data directory by its
         key, with what the knowledge base says about it now. Raises NotFound.
         """
         stored = Evaluations(self._base.catalog, access_scope).find(identity)
         if stored is None or stored.record is None:
-            return self.get(identity)
+            # What was sent has no hardware yet that could be looked at.
+            return self.get("" if access_scope.restricted else identity)
         result = self._with_knowledge(stored.record)
         return EvaluationJob(identity, "ready", stored.created_at, result=result)
 

@@ -20,7 +20,7 @@ from kb.catalog.skills import EvidenceKind, EvidenceRow, SkillRow
 from kb.embedding import Embedder
 from kb.errors import Conflict
 from kb.hardware.lineage import lineage
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.search.runs.skill_moves import skill_of
 from skills.curator.contrast import Roles
 from skills.curator.distillation import CuratorContext, Distillation, Library
@@ -38,7 +38,7 @@ ACTOR = "curator"
 def snapshot(
     catalog: Catalog,
     trajectory: Trajectory,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     *,
     before: Library | None = None,
 ) -> Library:
@@ -83,7 +83,7 @@ def context_of(
 def store_deltas(
     catalog: Catalog,
     distillations: Sequence[Distillation],
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     *,
     record: str = "",
 ) -> tuple[Distillation, ...]:
@@ -109,7 +109,7 @@ def store_delta(
     connection: Connection,
     delta: Delta,
     trajectory: str,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     record: str = "",
 ) -> StoredDelta:
     """Store one delta of the trajectory with this id, with its event. Raises Conflict where the

@@ -24,7 +24,7 @@ AGAIN: tuple[State, ...] = ("failed", "unverified")
 
 def trajectory_store(base: KnowledgeBase) -> Trajectories:
     """The external trajectories of a knowledge base."""
-    return Trajectories(base.catalog, base.blobs)
+    return Trajectories(base.catalog, base.blobs, base.access)
 
 
 def accept(

@@ -42,7 +42,7 @@ def trajectory(base: KnowledgeBase, identity: str) -> Trajectory:
     here: nothing in it counts.
     """
     measured = _measured(base, identity)
-    answers = Reviews(base.catalog).latest(flagged_keys(measured))
+    answers = Reviews(base.catalog, base.access).latest(flagged_keys(measured))
     return reviewed_trajectory(measured, answers)
 
 

@@ -19,7 +19,7 @@ from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.reviews import Review, Reviews
 from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, NotFound
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_from_json
 from optimizer.search.records import Node
 from optimizer.search.runs.run_store import run_store
@@ -70,7 +70,7 @@ def words(review: Review) -> str:
 
 
 def flagged_nodes(
-    base: KnowledgeBase, identity: str, access_scope: str = ALL_ACCESS
+    base: KnowledgeBase, identity: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[Flagged]:
     """The flagged nodes of a run or an external trajectory, in their order; answered ones too, as
     an answer can be changed. Raises NotFound, and Conflict for an external trajectory that was not
@@ -92,7 +92,7 @@ def review_node(
     decision: str,
     actor: str,
     reason: str,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Flagged:
     """Answer the flags of a node. `decision` is accepted or refused. Raises NotFound,
     InvalidRequest, and Conflict where nothing of it waits for a person."""
@@ -128,12 +128,12 @@ def _evaluations(base: KnowledgeBase, identity: str) -> dict[int, Evaluation]:
 
 
 def _external(base: KnowledgeBase, identity: str) -> Iterator[tuple[int, Evaluation]]:
-    store = Trajectories(base.catalog, base.blobs)
+    store = Trajectories(base.catalog, base.blobs, base.access)
     row = store.find(identity)
     measured = store.results(row)
     if row.state != "ready" or measured is None:
         raise not_measured(row)
-    rows = Evaluations(base.catalog)
+    rows = Evaluations(base.catalog, base.access)
     for number, key in measured["evaluations"].items():
         stored = rows.find(key)
         if stored is not None and stored.record is not None:

@@ -25,7 +25,7 @@ from kb.catalog.skills import SkillRow, State
 from kb.catalog.skills.support import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
@@ -66,7 +66,7 @@ def verify(
     *,
     budget: int = BUDGET,
     actor: str = ACTOR,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Verification:
     """Run the trials, keep each as evidence, and let the skill be active where it certainly helps.
 
@@ -112,7 +112,7 @@ class Signed:
     """Who verifies, and what they may see."""
 
     actor: str
-    access_scope: str
+    access_scope: AccessScope
 
 
 def _tried(
@@ -156,7 +156,9 @@ def _same(present: SkillRow, measured: SkillRow) -> None:
         raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
 
-def _keep(connection: Any, skill: SkillRow, trial: Trial, actor: str, access_scope: str) -> None:
+def _keep(
+    connection: Any, skill: SkillRow, trial: Trial, actor: str, access_scope: AccessScope
+) -> None:
     """A trial without a figure is kept too: that it was tried is known. An avoided change that
     could not be made was not tried."""
     if skill.polarity == AVOID and not trial.without.tried:
@@ -212,7 +214,12 @@ def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Ar
 
 
 def _moved(
-    connection: Any, skill: SkillRow, verdict: Verdict, budget: int, actor: str, access_scope: str
+    connection: Any,
+    skill: SkillRow,
+    verdict: Verdict,
+    budget: int,
+    actor: str,
+    access_scope: AccessScope,
 ) -> str:
     details = {"budget": budget, "gain": asdict(verdict.gain) if verdict.gain else None}
     signed: dict[str, Any] = {
@@ -236,7 +243,9 @@ def _moved(
     return skill.state
 
 
-def _note(catalog: Catalog, skill: SkillRow, reason: str, actor: str, access_scope: str) -> None:
+def _note(
+    catalog: Catalog, skill: SkillRow, reason: str, actor: str, access_scope: AccessScope
+) -> None:
     with catalog.write() as connection:
         store.get(connection, skill.name, access_scope)
         change = (skill.state, skill.state)
@@ -276,7 +285,7 @@ def narrow(
     *,
     actor: str,
     reason: str,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillRow:
     """Narrow a skill by a part of its scope; returns it as it is stored. Its text and evidence
     stay, and the uses in what is kept."""
@@ -284,7 +293,7 @@ def narrow(
     scopes, predicate = without(skill.scopes, skill.predicate, part, kept)
     narrowed = replace(skill, scopes=scopes, predicate=predicate)
     details = {"parts": [asdict(part)]}
-    signed = {"actor": actor, "reason": reason, "access_scope": access_scope}
+    signed: dict[str, Any] = {"actor": actor, "reason": reason, "access_scope": access_scope}
     store_narrowed(connection, narrowed, kept, details, **signed)
     return store.get(connection, skill.name, access_scope)
 

@@ -167,7 +167,7 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
-            said = [process.stdout.readline() for _ in range(6)]
+            said = [process.stdout.readline() for _ in range(7)]
             warning = process.stderr.readline()
             (url,) = re.findall(r"http://\S+", said[0])
             # It waits in the socket's queue until the application is loaded.

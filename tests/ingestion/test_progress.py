@@ -8,6 +8,7 @@ import pytest
 
 from ingestion.progress import JobFilter, list_jobs, retry_job, show_job
 from kb.errors import Conflict, InvalidRequest, NotFound, UnknownHardware
+from kb.scope import AccessScope
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -71,7 +72,7 @@ def test_filters_narrow_the_jobs_and_counts_are_of_hardware_and_group(filled: St
     assert page.jobs == () and (page.counts.queued, page.counts.failed) == (1, 1)
     with pytest.raises(UnknownHardware):
         list_jobs(filled, JobFilter(hardware="h1000"))
-    assert list_jobs(filled, JobFilter(), access_scope="team").jobs == ()
+    assert list_jobs(filled, JobFilter(), access_scope=AccessScope("team")).jobs == ()
 
 
 def test_what_ended_since_the_last_time_is_enough_to_watch_a_group(filled: Store) -> None:

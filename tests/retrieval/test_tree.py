@@ -15,6 +15,7 @@ from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionCon
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
+from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
 from tests.catalogs import fresh_data_dir
 
@@ -43,7 +44,7 @@ def add(
     category: str,
     hardware: tuple[str, ...],
     sections: Sections,
-    access_scope: str = "all",
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> str:
     """A document made current as the ingestion worker does it; returns its id."""
     source = Source(
@@ -109,11 +110,11 @@ def stocked(catalog: Catalog) -> Catalog:
     add(catalog, "family", "hardware", ("hopper",), [("TMA", None, [("It copies.", [])])])
     add(catalog, "advice", "guidance", (), [("Fuse", None, [("Do.", [("topic", "fusion")])])])
     add(catalog, "rules", "constraint", (), [("Mask", None, [("Must.", [("signal", "x")])])])
-    add(catalog, "private", "guidance", (), [("Own", None, [("Mine.", [])])], "team-a")
+    add(catalog, "private", "guidance", (), [("Own", None, [("Mine.", [])])], AccessScope("team-a"))
     return catalog
 
 
-def node(catalog: Catalog, path: str, access_scope: str = "all") -> KnowledgeNode:
+def node(catalog: Catalog, path: str, access_scope: AccessScope = ALL_ACCESS) -> KnowledgeNode:
     return knowledge_node(catalog, HardwareRegistry(catalog), path, access_scope)
 
 
@@ -222,7 +223,7 @@ def test_a_registered_chip_without_documents_is_an_empty_node(catalog: Catalog) 
 
 def test_other_peoples_documents_are_not_in_the_tree(stocked: Catalog) -> None:
     assert "private" not in repr([place for place in walk(stocked)]).lower()
-    assert node(stocked, "guidance", "team-a").passages == 1
+    assert node(stocked, "guidance", AccessScope("team-a")).passages == 1
 
 
 def test_a_deleted_document_is_gone(stocked: Catalog) -> None:

@@ -30,6 +30,7 @@ from kb.errors import (
     UnknownHardware,
     UnknownSignal,
 )
+from kb.scope import ALL_ACCESS, AccessScope
 from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, render, skill_folders, write_skill
 from skills.skill_library import SkillLibrary
@@ -87,7 +88,7 @@ def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> 
 
 def measure(catalog: Catalog, name: str) -> None:
     with catalog.write() as connection:
-        skill = store.get(connection, name, "all")
+        skill = store.get(connection, name, ALL_ACCESS)
         connection.execute(
             evidence_table.insert().values(
                 id=f"ev_{skill.version}",
@@ -397,7 +398,7 @@ def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path
     assert {s.name for s in library.list(hardware="a100")} == fitting < shipped
     underused = {s.name for s in library.list(signal="tensor_core_underuse")}
     assert LEARNED.name in underused and underused < everything
-    assert library.list(access_scope="team-a") == []
+    assert library.list(access_scope=AccessScope("team-a")) == []
     with pytest.raises(InvalidRequest):
         library.list(states=["great"])
     with pytest.raises(UnknownSignal):
@@ -419,7 +420,7 @@ def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path
         ({"dtype": "fp32"}, False),
         ({"languages": ["cuda"]}, False),
         ({"states": ("active",)}, False),
-        ({"access_scope": "team-a"}, False),
+        ({"access_scope": AccessScope("team-a")}, False),
     ],
 )
 def test_candidates_leave_out_what_cannot_apply(
@@ -449,7 +450,7 @@ def test_history_cannot_be_read_from_outside_its_scope(
 ) -> None:
     bring(library, tmp_path)
     with catalog.read() as connection:
-        skill = store.get(connection, LEARNED.name, "all")
+        skill = store.get(connection, LEARNED.name, ALL_ACCESS)
         assert skill.id.startswith("sk_")
-        assert store.events(connection, skill.id, "team-a") == []
+        assert store.events(connection, skill.id, AccessScope("team-a")) == []
         assert connection.execute(sa.text("SELECT count(*) FROM skill_events")).scalar() == 1

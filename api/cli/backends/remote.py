@@ -194,13 +194,11 @@ class RemoteTarget:
         return [self._export_skill(name, parent) for name in chosen]
 
     def _export_skill(self, name: str, parent: Path) -> Path:
-        import httpx
-
         from skills.format.folders import unpacked
         from skills.format.skillfile import read_skill, write_skill
 
         self.skill(name)  # an unknown one is refused in the service's own words
-        answer = httpx.get(f"{self.name.rstrip('/')}{_at('/skills', name, 'export')}")
+        answer = self._http.download(_at("/skills", name, "export"))
         if not answer.is_success or not zipfile.is_zipfile(io.BytesIO(answer.content)):
             raise Unavailable(
                 f"the service answered {answer.status_code} instead of a zip of {name}",

@@ -22,6 +22,10 @@ from kb.errors import Conflict
 from kb.private import open_to_others, private_files
 
 QUEUE = 2048
+CLOSED = (
+    "Warning: it listens on {host}, and keys travel as they are: put a proxy with TLS in front of"
+    " it where the network is not yours alone."
+)
 OPEN = (
     "Warning: it listens on {host}, and nobody is asked for a key: whoever reaches this machine can"
     " read and change everything in it. Put it behind something that asks who is there."
@@ -59,24 +63,29 @@ def serve(
     with listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
         with private_files(), ServiceLock(settings.data_dir, own_url):
-            _check(settings.data_dir)
+            keys = _check(settings.data_dir)
             address = f"{from_elsewhere(settings.host)}:{settings.port}"
-            print(greeting(address, settings.data_dir), flush=True)
+            print(greeting(address, settings.data_dir, keys), flush=True)
             if (wide := open_to_others(settings.data_dir)) is not None:
                 print(f"Warning: {wide}.", file=sys.stderr, flush=True)
             if not is_loopback(settings.host):
                 where = settings.host or "every address"
-                print(OPEN.format(host=where), file=sys.stderr, flush=True)
+                text = CLOSED if keys else OPEN
+                print(text.format(host=where), file=sys.stderr, flush=True)
             _run(settings, listening)
 
 
-def _check(data_dir: Path) -> None:
-    """Raise StoreError for a damaged catalog, before anything heavy is loaded."""
+def _check(data_dir: Path) -> bool:
+    """Whether it has keys. Raises StoreError for a damaged catalog, before anything heavy is
+    loaded.
+    """
     from kb.catalog import open_catalog
+    from kb.catalog.keys import Keys
 
     catalog = open_catalog(data_dir)
     try:
         catalog.check()
+        return Keys(catalog).any()
     finally:
         catalog.close()
 
@@ -99,17 +108,26 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def greeting(address: str, data_dir: Path) -> str:
-    """What the service does, then three commands to try."""
+def greeting(address: str, data_dir: Path, keys: bool) -> str:
+    """What the service does and who may use it, then three commands to try."""
+    header = ' -H "authorization: Bearer $KERNLORE_KEY"' if keys else ""
+    who = (
+        "Every request needs a key: commands and the client take it from KERNLORE_KEY."
+        if keys
+        else "It has no keys, so whoever reaches it may do everything; `kernlore keys create` makes"
+        " the first."
+    )
     return "\n".join(
         [
             f"Kernlore serves http://{address} from {data_dir.absolute()}.",
+            who,
             "The built-in knowledge is read in the background, and answers grow with it;"
             " GET /readyz says how far that is.",
             "Try:",
-            f"curl '{address}/retrieve?signal=memory_bound'",
-            f"curl '{address}/retrieve?signal=memory_bound&hardware=h100'",
-            f"curl {address}/retrieve -H 'content-type: application/json' -d '{LOG_EXAMPLE}'",
+            f"curl{header} '{address}/retrieve?signal=memory_bound'",
+            f"curl{header} '{address}/retrieve?signal=memory_bound&hardware=h100'",
+            f"curl{header} {address}/retrieve -H 'content-type: application/json'"
+            f" -d '{LOG_EXAMPLE}'",
         ]
     )
 

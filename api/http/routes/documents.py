@@ -20,7 +20,7 @@ from ingestion.uploads import Submitted, Upload
 from kb.errors import KernloreError, error_json
 from kb.ids import new_id
 from kb.plain import plain
-from kb.scope import Category
+from kb.scope import AccessScope, Category
 from retrieval import documents as browse
 
 router = APIRouter(tags=["documents"])
@@ -97,7 +97,7 @@ def upload(
 
 
 def submit_files(
-    parts: Services, counters: Counters, access: str, form: UploadForm
+    parts: Services, counters: Counters, access: AccessScope, form: UploadForm
 ) -> list[dict[str, Any]]:
     """For each file its document and job, or its name and the error that refused it. Raises the
     first error where every file was refused.
@@ -121,7 +121,7 @@ def submit_files(
 
 
 def _submit(
-    parts: Services, form: UploadForm, incoming: Incoming, access: str, group: str | None
+    parts: Services, form: UploadForm, incoming: Incoming, access: AccessScope, group: str | None
 ) -> dict[str, Any]:
     try:
         if incoming.oversized:

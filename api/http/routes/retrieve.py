@@ -23,6 +23,7 @@ from api.http.models import OutcomeBody
 from api.http.openapi import json_request, retrieve_examples, text_request
 from api.services import Services
 from kb.errors import InvalidRequest, UnsupportedFormat
+from kb.scope import AccessScope
 from kb.settings import Settings
 from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
@@ -109,13 +110,13 @@ def retrieve_for(
     return _answer(parts, counters, load_json(sent.data), access)
 
 
-def _answer(parts: Parts, counters: Counters, body: Any, access: str) -> JSONResponse:
+def _answer(parts: Parts, counters: Counters, body: Any, access: AccessScope) -> JSONResponse:
     answer = answer_of(parts, body, access)
     counters.retrieval(answer)
     return JSONResponse(answer.as_json())
 
 
-def answer_of(parts: Services, body: Any, access: str) -> Answer:
+def answer_of(parts: Services, body: Any, access: AccessScope) -> Answer:
     """The answer to a decoded body, within the limits of this service."""
     settings = parts.settings
     defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
@@ -141,6 +142,7 @@ def check_limits(request: RetrieveRequest, settings: Settings) -> None:
 def report_outcome(
     retrieval_id: str,
     parts: Parts,
+    access: Access,
     body: Annotated[OutcomeBody, Depends(json_body(OutcomeBody))],
 ) -> dict[str, str]:
     """Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer that
@@ -152,6 +154,7 @@ def report_outcome(
         speedup=body.speedup,
         baseline_speedup=body.baseline_speedup,
         note=body.note,
+        access_scope=access,
     )
     parts.skills.observed(body.used)
     return {"retrieval_id": retrieval_id, "outcome_id": outcome}

@@ -22,8 +22,14 @@ from kb.errors import NotFound
 from optimizer.search.runs.processes import RunProcesses
 
 
-def _processes(request: Request) -> RunProcesses:
+def _processes(request: Request, parts: Parts) -> RunProcesses:
+    """Raises NotFound where the request is about a run that its caller may not see."""
     runs: RunProcesses = request.app.state.runs
+    run_id = request.path_params.get("run_id")
+    if run_id is not None and parts.access.restricted:
+        from optimizer.search.runs.run_store import run_store
+
+        run_store(parts).run(run_id)
     return runs
 
 

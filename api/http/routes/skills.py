@@ -22,6 +22,7 @@ from api.http.openapi import json_request
 from api.services import Services
 from kb.errors import InvalidRequest
 from kb.plain import plain
+from kb.scope import AccessScope
 from skills.format.folders import MAX_BYTES, packed, placed, unpacked
 from skills.lifecycle import change_state
 from skills.skill_library import Imported, SkillDetail
@@ -188,6 +189,6 @@ def add_skill(
         return _imported(parts, path, folder.texts.actor, access)
 
 
-def _imported(parts: Services, folder: Path, actor: str, access: str) -> JSONResponse:
+def _imported(parts: Services, folder: Path, actor: str, access: AccessScope) -> JSONResponse:
     imported = parts.skills.import_folder(folder, actor=actor, access_scope=access)
     return JSONResponse(plain(imported), 200 if imported.outcome == "unchanged" else 201)

@@ -49,7 +49,7 @@ def candidates(
         seq: candidate if seq in wanted else replace(candidate, wanted=False)
         for seq, candidate in rows.items()
         if candidate is not None
-        and candidate.access_scope == scope.access_scope
+        and candidate.access_scope == scope.access_scope.owner
         and candidate.category in scope.categories
     }
 
@@ -85,7 +85,7 @@ def sample(
         " JOIN passage_hardware h ON h.passage_id = p.id"
         " WHERE p.active AND p.access_scope = ?"
         f" AND d.category IN ({','.join('?' * len(scope.categories))}){clause} ORDER BY p.seq",
-        (scope.access_scope, *scope.categories, *values),
+        (scope.access_scope.owner, *scope.categories, *values),
     )
     seqs = [seq for (seq,) in rows]
     return candidates(connection, seqs[:: max(1, len(seqs) // count)], model, scope)

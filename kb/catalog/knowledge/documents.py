@@ -11,17 +11,22 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.hardware import withdraw_proposals
 from kb.catalog.knowledge import embeddings, erasure
+from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.versions import deactivate
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import jobs as jobs_table
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
+from kb.scope import ALL_ACCESS, AccessScope
 
 
-def languages_of(connection: Connection, hardware_id: str, access_scope: str) -> tuple[str, ...]:
+def languages_of(
+    connection: Connection, hardware_id: str, access_scope: AccessScope
+) -> tuple[str, ...]:
     """The languages that current documents about this very hardware name, by name."""
     about, spoken = t.document_scopes.alias(), t.document_scopes.alias()
     rows = connection.execute(
@@ -33,7 +38,7 @@ def languages_of(connection: Connection, hardware_id: str, access_scope: str) ->
             spoken.c.kind == "language",
             about.c.kind == "hardware",
             about.c.value == hardware_id,
-            t.documents.c.access_scope == access_scope,
+            visible.documents(access_scope),
             t.documents.c.current_version_id.is_not(None),
         )
         .order_by(spoken.c.value)
@@ -106,10 +111,10 @@ class Documents:
         *,
         hardware: str | None = None,
         category: str | None = None,
-        access_scope: str = "all",
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> list[Document]:
         """Documents by category, then title. `hardware`: only those scoped to exactly this id."""
-        query = sa.select(t.documents).where(t.documents.c.access_scope == access_scope)
+        query = sa.select(t.documents).where(visible.documents(access_scope))
         if category is not None:
             query = query.where(t.documents.c.category == category)
         if hardware is not None:
@@ -119,10 +124,13 @@ class Documents:
             query = query.where(t.documents.c.id.in_(scoped))
         query = query.order_by(t.documents.c.category, t.documents.c.title, t.documents.c.id)
         with self._catalog.read() as connection:
-            return _complete(connection, list(connection.execute(query)))
+            return _complete(connection, list(connection.execute(query)), access_scope)
 
     def unread(
-        self, origin: str, states: Sequence[str] = ("staged", "failed"), access_scope: str = "all"
+        self,
+        origin: str,
+        states: Sequence[str] = ("staged", "failed"),
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> int:
         """How many documents of this origin have a newest version in one of these states."""
         newer = t.document_versions.alias()
@@ -137,7 +145,7 @@ class Documents:
             .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
             .where(
                 t.documents.c.origin == origin,
-                t.documents.c.access_scope == access_scope,
+                visible.documents(access_scope),
                 t.document_versions.c.state.in_(states),
                 t.document_versions.c.number == newest,
             )
@@ -145,13 +153,15 @@ class Documents:
         with self._catalog.read() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def get(self, document_id: str, *, access_scope: str = "all") -> Document:
+    def get(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Document:
         """The document with this id. Raises NotFound, also where the caller may not see it."""
         with self._catalog.read() as connection:
             row = self._row(connection, document_id, access_scope)
-            return _complete(connection, [row])[0]
+            return _complete(connection, [row], access_scope)[0]
 
-    def versions(self, document_id: str, *, access_scope: str = "all") -> list[Version]:
+    def versions(
+        self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS
+    ) -> list[Version]:
         """All versions, newest first."""
         with self._catalog.read() as connection:
             self._row(connection, document_id, access_scope)
@@ -162,12 +172,13 @@ class Documents:
             )
             return [Version(**row._mapping) for row in rows]
 
-    def delete(self, document_id: str, *, access_scope: str = "all") -> list[str]:
+    def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
         """Remove a document with everything made of it; returns blob keys nothing refers to any
         more. `erasure.erase` takes them, and what else is left of the text, out of the files.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)
+            check_document(connection, document_id, access_scope)
             versions = t.document_versions
             keys = set(
                 connection.execute(
@@ -193,14 +204,18 @@ class Documents:
             return erasure.unused(connection, keys)
 
     def sections(
-        self, document_id: str, *, version: int | None = None, access_scope: str = "all"
+        self,
+        document_id: str,
+        *,
+        version: int | None = None,
+        access_scope: AccessScope = ALL_ACCESS,
     ) -> list[Section]:
         """The heading tree of the current version (or of a numbered one) in reading order."""
         with self._catalog.read() as connection:
             version_id = self.version_id(connection, document_id, version, access_scope)
             counts = (
                 sa.select(t.passages.c.section_id, sa.func.count().label("n"))
-                .where(t.passages.c.version_id == version_id)
+                .where(t.passages.c.version_id == version_id, visible.passages(access_scope))
                 .group_by(t.passages.c.section_id)
                 .subquery()
             )
@@ -219,14 +234,19 @@ class Documents:
                     tuple(row.path),
                     row.page_index,
                     row.page_label,
-                    tuple(row.hardware_scope) if row.hardware_scope is not None else None,
+                    _narrowed(row.hardware_scope, access_scope),
                     row.n,
                 )
                 for row in rows
+                if access_scope.sees(row.hardware_scope or ())
             ]
 
     def version_id(
-        self, connection: Connection, document_id: str, number: int | None, access_scope: str
+        self,
+        connection: Connection,
+        document_id: str,
+        number: int | None,
+        access_scope: AccessScope,
     ) -> str:
         """The id of a numbered version, or of the current one."""
         row = self._row(connection, document_id, access_scope)
@@ -248,10 +268,10 @@ class Documents:
         return str(version_id)
 
     @staticmethod
-    def _row(connection: Connection, document_id: str, access_scope: str) -> sa.Row[Any]:
+    def _row(connection: Connection, document_id: str, access_scope: AccessScope) -> sa.Row[Any]:
         row = connection.execute(
             sa.select(t.documents).where(
-                t.documents.c.id == document_id, t.documents.c.access_scope == access_scope
+                t.documents.c.id == document_id, visible.documents(access_scope)
             )
         ).one_or_none()
         if row is None:
@@ -259,7 +279,9 @@ class Documents:
         return row
 
 
-def _complete(connection: Connection, rows: list[sa.Row[Any]]) -> list[Document]:
+def _complete(
+    connection: Connection, rows: list[sa.Row[Any]], access: AccessScope
+) -> list[Document]:
     """Fetch what belongs to each document in one query a table, not one a document."""
     ids = [row.id for row in rows]
     scopes: dict[tuple[str, str], list[str]] = {}
@@ -279,7 +301,11 @@ def _complete(connection: Connection, rows: list[sa.Row[Any]]) -> list[Document]
             document_id: n
             for document_id, n in connection.execute(
                 sa.select(t.passages.c.document_id, sa.func.count())
-                .where(t.passages.c.document_id.in_(part), t.passages.c.active.is_(True))
+                .where(
+                    t.passages.c.document_id.in_(part),
+                    t.passages.c.active.is_(True),
+                    visible.passages(access),
+                )
                 .group_by(t.passages.c.document_id)
             )
         }
@@ -298,7 +324,7 @@ def _complete(connection: Connection, rows: list[sa.Row[Any]]) -> list[Document]
             row.title,
             row.category,
             row.origin,
-            tuple(scopes.get((row.id, "hardware"), ())),
+            access.named(tuple(scopes.get((row.id, "hardware"), ()))),
             tuple(scopes.get((row.id, "language"), ())),
             row.created_at,
             row.updated_at,
@@ -308,6 +334,10 @@ def _complete(connection: Connection, rows: list[sa.Row[Any]]) -> list[Document]
         )
         for row in rows
     ]
+
+
+def _narrowed(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:
+    return None if hardware is None else access.named(tuple(hardware))
 
 
 def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Version]:

@@ -20,6 +20,7 @@ from kb.catalog.engine import portions
 from kb.catalog.kept import revision_of
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
+from kb.scope import ALL_ACCESS, AccessScope
 
 Vector = NDArray[np.float32]
 
@@ -216,7 +217,7 @@ class ScopeVectors:
 
 
 def of_scope(
-    connection: Connection, model: str, hardware_id: str, access_scope: str
+    connection: Connection, model: str, hardware_id: str, access_scope: AccessScope
 ) -> ScopeVectors:
     """Vectors of the active passages of exactly this scope, in the order of their numbers."""
     rows = list(
@@ -227,7 +228,7 @@ def of_scope(
             .where(
                 t.passage_hardware.c.hardware_id == hardware_id,
                 t.passages.c.active.is_(True),
-                t.passages.c.access_scope == access_scope,
+                t.passages.c.access_scope == access_scope.owner,
                 t.embeddings.c.model_fingerprint == model,
             )
             .order_by(t.passages.c.seq)
@@ -239,14 +240,14 @@ def of_scope(
     return ScopeVectors(tuple(r.id for r in rows), tuple(r.seq for r in rows), matrix)
 
 
-def hardware_scopes(connection: Connection, access_scope: str = "all") -> list[str]:
+def hardware_scopes(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """Every scope that has active passages."""
     return list(
         connection.execute(
             sa.select(t.passage_hardware.c.hardware_id)
             .distinct()
             .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
-            .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope)
+            .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope.owner)
             .order_by(t.passage_hardware.c.hardware_id)
         ).scalars()
     )

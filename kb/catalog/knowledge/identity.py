@@ -6,7 +6,7 @@ scope name the version. Knows nothing about what is inside a document."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog.tables import knowledge as t
 from kb.ids import DocumentId, VersionId, derived_id, new_id
+from kb.scope import ALL_ACCESS, AccessScope
 
 Outcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
 
@@ -35,7 +36,7 @@ class Source:
     blob_key: str
     pipeline: str
     origin: str = "upload"
-    access_scope: str = "all"
+    access_scope: AccessScope = ALL_ACCESS
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,40 @@ class Registered:
     version_id: VersionId | None
 
 
+def own_source(connection: Connection, source: Source) -> Source:
+    """The source with a key that no document of others has: a caller who is restricted would else
+    replace a document that it does not see, or learn that there is one.
+    """
+    access = source.access_scope
+    if not access.restricted:
+        return source
+    known = connection.execute(
+        sa.select(t.documents.c.id).where(
+            t.documents.c.source_key == source.source_key,
+            t.documents.c.access_scope == access.owner,
+        )
+    ).scalar()
+    if known is None:
+        return source
+    about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
+    if about and about <= access.own:
+        return source
+    return replace(source, source_key=f"{'+'.join(sorted(access.own))}/{source.source_key}")
+
+
 def register(connection: Connection, source: Source) -> Registered:
     """Decide what an upload is; create its rows in state `staged` when it is new."""
     document = connection.execute(
         sa.select(t.documents).where(
             t.documents.c.source_key == source.source_key,
-            t.documents.c.access_scope == source.access_scope,
+            t.documents.c.access_scope == source.access_scope.owner,
         )
     ).one_or_none()
     if document is None:
         twin = _twin(connection, source)
         if twin is not None:
             return Registered(DocumentId(twin), "duplicate_of", None)
-        document_id = DocumentId(derived_id("doc", source.access_scope, source.source_key))
+        document_id = DocumentId(derived_id("doc", source.access_scope.owner, source.source_key))
         connection.execute(
             t.documents.insert().values(
                 id=document_id,
@@ -69,7 +91,7 @@ def register(connection: Connection, source: Source) -> Registered:
                 origin=source.origin,
                 created_at=clock.now(),
                 updated_at=clock.now(),
-                access_scope=source.access_scope,
+                access_scope=source.access_scope.owner,
             )
         )
         set_scopes(connection, document_id, declared(source))
@@ -109,7 +131,7 @@ def _twin(connection: Connection, source: Source) -> str | None:
             t.document_versions.c.sha256 == source.sha256,
             t.document_versions.c.state.in_(("staged", "current")),
             t.documents.c.category == source.category,
-            t.documents.c.access_scope == source.access_scope,
+            t.documents.c.access_scope == source.access_scope.owner,
             t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
         )
         .order_by(t.documents.c.created_at, t.documents.c.id)
@@ -146,6 +168,12 @@ def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
         )
     )
     return {(kind, value) for kind, value in rows}
+
+
+def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
+    """Raise Forbidden where the caller may not change what was read of a document."""
+    about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
+    access.check_change(about, f"the document {document_id}")
 
 
 def set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:

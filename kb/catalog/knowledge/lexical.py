@@ -163,10 +163,10 @@ def search(
 def _scope_tokens(scope: ScopeFilter) -> list[list[str]]:
     """Groups of scope tokens; a row is admitted that has one of each group."""
     if scope.hardware is None:
-        places = [_shelf(scope.access_scope, category) for category in scope.categories]
+        places = [_shelf(scope.access_scope.owner, category) for category in scope.categories]
     else:
         places = [
-            _place(scope.access_scope, category, hardware)
+            _place(scope.access_scope.owner, category, hardware)
             for category in scope.categories
             for hardware in scope.hardware
         ]

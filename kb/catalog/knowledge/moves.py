@@ -5,17 +5,18 @@ retrieval's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.knowledge.identity import scopes_of
 from kb.catalog.tables import knowledge as t
 from kb.ids import MoveId, derived_id
-from kb.scope import ALL_ACCESS, ScopeFilter
+from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 
 
 class MoveLike(Protocol):
@@ -107,7 +108,7 @@ def candidates(
         .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
         .where(
             t.moves.c.status == "accepted",
-            t.moves.c.access_scope == scope.access_scope,
+            visible.read_from(t.moves, scope.access_scope),
             _may_speak_of(signals),
         )
         .order_by(t.documents.c.title, t.moves.c.name)
@@ -133,17 +134,18 @@ def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
 
 
 def of_document(
-    connection: Connection, document_id: str, access_scope: str = ALL_ACCESS
+    connection: Connection, document_id: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[StoredMove]:
     """Moves of one document in every status, by name."""
     rows = connection.execute(
         sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
         .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
         .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
-        .where(t.moves.c.document_id == document_id, t.moves.c.access_scope == access_scope)
+        .where(t.moves.c.document_id == document_id, visible.read_from(t.moves, access_scope))
         .order_by(t.moves.c.name)
     )
-    return [_stored(row) for row in rows]
+    moves = (_stored(row) for row in rows if access_scope.sees(row.hardware))
+    return [replace(move, hardware=access_scope.named(move.hardware)) for move in moves]
 
 
 def _stored(row: sa.Row[Any]) -> StoredMove:

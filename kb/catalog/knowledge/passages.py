@@ -7,7 +7,7 @@ deleted, superseded or scoped to another chip since it was indexed is simply not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,17 +15,18 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy import Connection
 
+from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections, lexical
-from kb.catalog.knowledge.identity import scopes_of
+from kb.catalog.knowledge.identity import check_document, scopes_of
 from kb.catalog.knowledge.versions import index_section
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
-from kb.scope import ANY, ScopeFilter
+from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 from kb.tokens import shadow
 
 log = structlog.get_logger(__name__)
@@ -83,8 +84,9 @@ class _Live:
     """A live passage with what its scope is checked against."""
 
     passage: Passage
-    access_scope: str
+    owner: str
     languages: tuple[str, ...]
+    document_hardware: tuple[str, ...]
 
 
 def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dict[int, Passage]:
@@ -93,14 +95,21 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     hardware = None if scope.hardware is None else set(scope.hardware)
     passages: dict[int, Passage] = {}
     for seq, live in rows.items():
-        if live is None or live.access_scope != scope.access_scope:
+        if live is None or live.owner != scope.access_scope.owner:
+            continue
+        if not scope.access_scope.sees(live.document_hardware):
             continue
         passage = live.passage
         if passage.category not in scope.categories or not scope.speaks(live.languages):
             continue
         if hardware is None or not hardware.isdisjoint(passage.hardware):
-            passages[seq] = passage
+            passages[seq] = _as_seen(passage, scope.access_scope)
     return passages
+
+
+def _as_seen(passage: Passage, access: AccessScope) -> Passage:
+    """Without the names of other chips that it is about."""
+    return replace(passage, hardware=access.named(passage.hardware))
 
 
 def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None]:
@@ -113,11 +122,14 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None
             )
         )
         hardware = _hardware(connection, [row.id for row in rows])
-        languages = _languages(connection, {row.document_id for row in rows})
+        ids = {row.document_id for row in rows}
+        languages = _scopes(connection, ids, "language")
+        chips = _scopes(connection, ids, "hardware")
         for row in rows:
             passage = _passage(row, hardware.get(row.id, ()))
             about = languages.get(row.document_id, ())
-            live[row.seq] = _Live(passage, row.access_scope, about)
+            place = chips.get(row.document_id, ())
+            live[row.seq] = _Live(passage, row.access_scope, about, place)
     return live
 
 
@@ -189,27 +201,28 @@ def of_version(
     offset: int = 0,
     limit: int = 100,
     section_id: str | None = None,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Passage]:
     """Passages of one version in reading order, current or not, with their tags."""
-    query = _SELECT.where(t.passages.c.version_id == version_id)
+    query = _SELECT.where(t.passages.c.version_id == version_id, visible.passages(access_scope))
     if section_id is not None:
         query = query.where(t.passages.c.section_id == section_id)
     rows = list(
         connection.execute(query.order_by(t.passages.c.ordinal).offset(offset).limit(limit))
     )
-    return _with_tags(connection, rows)
+    return [_as_seen(passage, access_scope) for passage in _with_tags(connection, rows)]
 
 
-def get(connection: Connection, passage_id: str, access_scope: str) -> Passage:
+def get(connection: Connection, passage_id: str, access_scope: AccessScope) -> Passage:
     """The passage with this id, with its tags. Raises NotFound."""
     row = connection.execute(
-        _SELECT.where(t.passages.c.id == passage_id, t.passages.c.access_scope == access_scope)
+        _SELECT.where(t.passages.c.id == passage_id, visible.passages(access_scope))
     ).one_or_none()
     if row is None:
         raise NotFound(
             f"no passage {passage_id!r}", hint="GET /documents/{id}/passages lists them."
         )
-    return _with_tags(connection, [row])[0]
+    return _as_seen(_with_tags(connection, [row])[0], access_scope)
 
 
 def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Passage]:
@@ -239,18 +252,22 @@ def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str
     return {key: tuple(values) for key, values in scopes.items()}
 
 
-def _languages(connection: Connection, documents: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The languages that documents are about; one about none in particular is left out."""
+def _scopes(
+    connection: Connection, documents: Iterable[str], kind: str
+) -> dict[str, tuple[str, ...]]:
+    """The languages, or hardware, that documents are about; one about none in particular is left
+    out.
+    """
     scopes = t.document_scopes
-    languages: dict[str, tuple[str, ...]] = {}
+    values: dict[str, tuple[str, ...]] = {}
     for part in portions(sorted(documents)):
         for row in connection.execute(
             sa.select(scopes.c.document_id, scopes.c.value)
-            .where(scopes.c.document_id.in_(part), scopes.c.kind == "language")
+            .where(scopes.c.document_id.in_(part), scopes.c.kind == kind)
             .order_by(scopes.c.value)
         ):
-            languages[row.document_id] = (*languages.get(row.document_id, ()), row.value)
-    return languages
+            values[row.document_id] = (*values.get(row.document_id, ()), row.value)
+    return values
 
 
 def _passage(
@@ -293,7 +310,12 @@ class Patch:
 
 
 def correct(
-    catalog: Catalog, passage_id: str, patch: Patch, actor: str, *, access_scope: str = "all"
+    catalog: Catalog,
+    passage_id: str,
+    patch: Patch,
+    actor: str,
+    *,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Passage:
     """Apply a correction now and to every later revision of the document that has the same text."""
     if patch == Patch():
@@ -302,6 +324,9 @@ def correct(
         raise InvalidRequest("a passage cannot be emptied", hint="Delete or re-scope it instead.")
     with catalog.write() as connection:
         passage = get(connection, passage_id, access_scope)
+        about = [*_hardware(connection, [passage_id])[passage_id], *(patch.hardware or ())]
+        access_scope.check_change(about, f"the passage {passage_id}")
+        check_document(connection, passage.document_id, access_scope)
         row = connection.execute(
             sa.select(t.passages.c.text_sha256, t.passages.c.active).where(
                 t.passages.c.id == passage_id

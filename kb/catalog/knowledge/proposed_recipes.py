@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 RecipeStatus = Literal["proposed", "accepted", "rejected"]
 ORIGIN = "sample"
@@ -128,7 +129,7 @@ def listed(
     connection: Connection,
     hardware: Sequence[str] | None = None,
     statuses: Sequence[RecipeStatus] = ("proposed", "accepted", "rejected"),
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[StoredRecipe]:
     """Recipes by document and name; with `hardware`, those for any of these ids."""
     rows = connection.execute(
@@ -137,26 +138,40 @@ def listed(
         .where(
             t.recipes.c.origin == ORIGIN,
             t.recipes.c.status.in_(statuses),
-            t.recipes.c.access_scope == access_scope,
+            visible.read_from(t.recipes, access_scope),
         )
         .order_by(t.documents.c.title, t.recipes.c.name, t.recipes.c.id)
     )
-    recipes = [_stored(row) for row in rows]
+    recipes = [
+        replace(recipe, hardware=access_scope.named(recipe.hardware))
+        for recipe in map(_stored, rows)
+        if access_scope.sees(recipe.hardware)
+    ]
     return [
         recipe for recipe in recipes if hardware is None or set(recipe.hardware) & set(hardware)
     ]
 
 
 def decide(
-    connection: Connection, recipe_id: str, status: RecipeStatus, access_scope: str = ALL_ACCESS
+    connection: Connection,
+    recipe_id: str,
+    status: RecipeStatus,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> None:
     """Store a person's decision on a proposal. Raises NotFound."""
+    about = connection.execute(
+        sa.select(t.recipes.c.hardware).where(
+            t.recipes.c.id == recipe_id, visible.read_from(t.recipes, access_scope)
+        )
+    ).scalar()
+    if about is not None and access_scope.sees(about):
+        access_scope.check_change(about, f"the recipe {recipe_id}")
     changed = connection.execute(
         t.recipes.update()
         .where(
             t.recipes.c.id == recipe_id,
             t.recipes.c.origin == ORIGIN,
-            t.recipes.c.access_scope == access_scope,
+            visible.read_from(t.recipes, access_scope),
         )
         .values(status=status)
     )

@@ -8,19 +8,20 @@ because it was right.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.knowledge.symbols import document_hardware
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
-from kb.scope import ALL_ACCESS, ANY
+from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 # What the chip's toolchain said of it, in rising order. `refused`: it does not compile.
 Status = Literal["untried", "refused", "compiles", "runs", "right"]
@@ -163,7 +164,7 @@ def _tried(connection: Connection, document_id: str) -> dict[str, tuple[Status, 
 
 
 def add_verified(
-    connection: Connection, kernel: VerifiedKernel, access_scope: str = ALL_ACCESS
+    connection: Connection, kernel: VerifiedKernel, access_scope: AccessScope = ALL_ACCESS
 ) -> str:
     """Keep a right kernel of a run as a sample of its chip, in place of the run's earlier one for
     this operator; returns its id.
@@ -196,7 +197,7 @@ def add_verified(
             evidence=kernel.evidence,
             active=True,
             created_at=clock.now(),
-            access_scope=access_scope,
+            access_scope=access_scope.owner,
         )
     )
     bump_revision(connection)
@@ -220,11 +221,15 @@ def set_status(connection: Connection, sample_id: str, status: Status, evidence:
 def listed(
     connection: Connection,
     hardware: Sequence[str] | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Sample]:
     """Active samples, those of runs first; with `hardware`, those about one of these ids."""
-    query = _SELECT.where(t.samples.c.active.is_(True), t.samples.c.access_scope == access_scope)
-    samples: Iterable[Sample] = map(_sample, connection.execute(query))
+    query = _SELECT.where(t.samples.c.active.is_(True), visible.read_from(t.samples, access_scope))
+    samples: Iterable[Sample] = (
+        replace(sample, hardware=access_scope.named(sample.hardware))
+        for sample in map(_sample, connection.execute(query))
+        if access_scope.sees(sample.hardware)
+    )
     if hardware is not None:
         wanted = set(hardware)
         samples = (s for s in samples if set(s.hardware) & wanted)

@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import visible
 from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
@@ -111,7 +112,7 @@ def documents_about(
         .join(t.passages, t.passages.c.document_id == t.documents.c.id)
         .where(
             t.passages.c.active.is_(True),
-            t.passages.c.access_scope == scope.access_scope,
+            visible.passages(scope.access_scope),
             t.documents.c.category.in_(scope.categories),
             sa.select(about.c.passage_id)
             .where(about.c.passage_id == t.passages.c.id, about.c.hardware_id.in_(hardware))
@@ -136,7 +137,7 @@ def texts_about(
         .join(t.documents, t.documents.c.id == t.passages.c.document_id)
         .where(
             t.passages.c.active.is_(True),
-            t.passages.c.access_scope == scope.access_scope,
+            visible.passages(scope.access_scope),
             t.documents.c.category.in_(scope.categories),
             sa.select(about.c.passage_id)
             .where(about.c.passage_id == t.passages.c.id, about.c.hardware_id.in_(hardware))
@@ -162,7 +163,7 @@ def code_in(
                 t.passages.c.active.is_(True),
                 t.passages.c.kind == "code",
                 t.passages.c.language == language,
-                t.passages.c.access_scope == scope.access_scope,
+                visible.passages(scope.access_scope),
                 sa.select(about.c.passage_id)
                 .where(about.c.passage_id == t.passages.c.id, about.c.hardware_id.in_(hardware))
                 .exists(),

@@ -17,14 +17,16 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.knowledge import corrections, proposed_symbols
+from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.proposed_symbols import STRUCTURE, ProposedCard, SymbolStatus
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
-from kb.scope import ALL_ACCESS, ANY
+from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 TEXT_FIELDS = ("signature", "meaning", "example")
 CORRECTABLE = (*TEXT_FIELDS, "limits")
@@ -120,7 +122,10 @@ def replace_version_symbols(
 
 
 def propose(
-    catalog: Catalog, section_id: str, cards: Sequence[ProposedCard], access_scope: str = ALL_ACCESS
+    catalog: Catalog,
+    section_id: str,
+    cards: Sequence[ProposedCard],
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[str]:
     """Store cards that a model has proposed from a section, checked by `proposed_symbols.checked`;
     the names of those that were new to the document. Raises Conflict where the section is of no
@@ -130,7 +135,7 @@ def propose(
         section = connection.execute(
             sa.select(t.sections)
             .join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
-            .where(t.sections.c.id == section_id, t.documents.c.access_scope == access_scope)
+            .where(t.sections.c.id == section_id, visible.documents(access_scope))
         ).one_or_none()
         if section is None:
             raise Conflict(
@@ -221,7 +226,7 @@ def listed(
     *,
     names: Collection[str] | None = None,
     statuses: Collection[SymbolStatus] = ACCEPTED,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Symbol]:
     """Active cards in the order of their documents; with `hardware`, those about one of these ids,
     with `names`, those with one of these names. Without `statuses`, only accepted ones: what was
@@ -229,7 +234,7 @@ def listed(
     """
     wanted = [
         t.symbols.c.active.is_(True),
-        t.symbols.c.access_scope == access_scope,
+        visible.read_from(t.symbols, access_scope),
         t.symbols.c.status.in_(statuses),
     ]
     parts: Iterable[Sequence[str] | None] = [None] if names is None else portions(sorted(names))
@@ -239,21 +244,26 @@ def listed(
         if part is not None:
             query = query.where(t.symbols.c.name.in_(part))
         symbols += [_symbol(row) for row in connection.execute(query)]
+    symbols = [_as_seen(s, access_scope) for s in symbols if access_scope.sees(s.hardware)]
     if hardware is not None:
         symbols = [s for s in symbols if set(s.hardware) & set(hardware)]
     return sorted(symbols, key=lambda s: (s.document_title, s.document_id, s.ordinal))
 
 
-def get(connection: Connection, symbol_id: str, access_scope: str = ALL_ACCESS) -> Symbol:
+def get(connection: Connection, symbol_id: str, access_scope: AccessScope = ALL_ACCESS) -> Symbol:
     """The card with this id. Raises NotFound."""
     row = connection.execute(
-        _SELECT.where(t.symbols.c.id == symbol_id, t.symbols.c.access_scope == access_scope)
+        _SELECT.where(t.symbols.c.id == symbol_id, visible.read_from(t.symbols, access_scope))
     ).one_or_none()
-    if row is None:
+    if row is None or not access_scope.sees(row.hardware):
         raise NotFound(
             f"no symbol {symbol_id[:80]!r}", hint="GET /hardware/{id}/symbols lists them with ids."
         )
-    return _symbol(row)
+    return _as_seen(_symbol(row), access_scope)
+
+
+def _as_seen(symbol: Symbol, access: AccessScope) -> Symbol:
+    return replace(symbol, hardware=access.named(symbol.hardware))
 
 
 def correct(
@@ -262,7 +272,7 @@ def correct(
     fix: Mapping[str, Any],
     actor: str,
     *,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Symbol:
     """Correct fields of a card, now and in every later version of its document. `fix` has texts by
     signature, meaning and example, and `limits` as a list of texts. For a card that a model has
@@ -272,6 +282,7 @@ def correct(
     texts = {name: value for name, value in fix.items() if name != "status"}
     with catalog.write() as connection:
         symbol = get(connection, symbol_id, access_scope)
+        check_document(connection, symbol.document_id, access_scope)
         if "status" in fix:
             _decide(connection, symbol, fix["status"], actor)
         if texts:

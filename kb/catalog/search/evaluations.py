@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.tables import search as t
 from kb.ids import derived_id
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class _Identity(NamedTuple):
 class Evaluations:
     """Every method is one transaction."""
 
-    def __init__(self, catalog: Catalog, access_scope: str = ALL_ACCESS) -> None:
+    def __init__(self, catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> None:
         self._catalog = catalog
         self._scope = access_scope
 
@@ -107,7 +108,7 @@ class Evaluations:
         with self._catalog.read() as connection:
             row = connection.execute(
                 sa.select(t.evaluations).where(
-                    t.evaluations.c.key == key, t.evaluations.c.access_scope == self._scope
+                    t.evaluations.c.key == key, visible.evaluations(self._scope)
                 )
             ).one_or_none()
         return _stored(row) if row is not None else None
@@ -117,7 +118,7 @@ class Evaluations:
         with self._catalog.read() as connection:
             rows = connection.execute(
                 sa.select(t.evaluations)
-                .where(t.evaluations.c.access_scope == self._scope)
+                .where(visible.evaluations(self._scope))
                 .order_by(t.evaluations.c.created_at.desc(), t.evaluations.c.id)
                 .limit(limit)
             ).all()
@@ -154,7 +155,7 @@ class Evaluations:
                 verdict={},
                 stages={},
                 created_at=clock.now(),
-                access_scope=self._scope,
+                access_scope=self._scope.owner,
             )
         return identity
 
@@ -265,7 +266,7 @@ class Evaluations:
             blob_key=problem.blob_key,
             policy=dict(problem.policy),
             created_at=clock.now(),
-            access_scope=self._scope,
+            access_scope=self._scope.owner,
         )
         for case in cases:
             _once(
@@ -296,7 +297,7 @@ class Evaluations:
             parameters=dict(candidate.parameters),
             blob_key=candidate.blob_key,
             created_at=clock.now(),
-            access_scope=self._scope,
+            access_scope=self._scope.owner,
         )
         return identity
 

@@ -16,11 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.tables import search as t
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 ReviewDecision = Literal["accepted", "refused"]
 DECISIONS: tuple[ReviewDecision, ...] = get_args(ReviewDecision)
@@ -44,7 +45,7 @@ class Review:
 class Reviews:
     """Every method is one transaction."""
 
-    def __init__(self, catalog: Catalog, access_scope: str = ALL_ACCESS) -> None:
+    def __init__(self, catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> None:
         self._catalog = catalog
         self._scope = access_scope
 
@@ -73,7 +74,7 @@ class Reviews:
                     actor=review.actor,
                     reason=review.reason,
                     created_at=review.created_at,
-                    access_scope=self._scope,
+                    access_scope=self._scope.owner,
                 )
             )
         return review
@@ -101,7 +102,7 @@ class Reviews:
         query = (
             sa.select(rows, evaluations.c.key)
             .join(evaluations, evaluations.c.id == rows.c.evaluation_id)
-            .where(rows.c.access_scope == self._scope, evaluations.c.access_scope == self._scope)
+            .where(rows.c.access_scope == self._scope.owner, visible.evaluations(self._scope))
             .order_by(rows.c.sequence)
         )
         return query.where(_of_now()) if of_now else query
@@ -110,7 +111,7 @@ class Reviews:
         """The evaluation's id."""
         row = connection.execute(
             sa.select(t.evaluations.c.id, t.evaluations.c.state, t.evaluations.c.stages).where(
-                t.evaluations.c.key == key, t.evaluations.c.access_scope == self._scope
+                t.evaluations.c.key == key, visible.evaluations(self._scope)
             )
         ).one_or_none()
         if row is None:

@@ -13,12 +13,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.search.reviews import answer_of_now
 from kb.catalog.tables import search as t
 from kb.errors import NotFound
 from kb.ids import derived_id
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class NodeRow:
 class Runs:
     """Every method is one transaction."""
 
-    def __init__(self, catalog: Catalog, access_scope: str = ALL_ACCESS) -> None:
+    def __init__(self, catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> None:
         self._catalog = catalog
         self._scope = access_scope
 
@@ -85,7 +86,7 @@ class Runs:
                     summary={},
                     cost_usd=0.0,
                     created_at=clock.now(),
-                    access_scope=self._scope,
+                    access_scope=self._scope.owner,
                 )
             )
 
@@ -109,7 +110,7 @@ class Runs:
         return (
             sa.select(t.runs, t.problems.c.name.label("problem"))
             .join(t.problems, t.problems.c.id == t.runs.c.problem_id)
-            .where(t.runs.c.access_scope == self._scope)
+            .where(visible.runs(self._scope))
         )
 
     def update(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
@@ -27,7 +28,7 @@ from kb.catalog.tables import search as t
 from kb.errors import NotFound, StoreError
 from kb.ids import derived_id
 from kb.jobs import check_transition
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 # unverified: the hardware is not here, so nothing in it was measured. failed: it could not be.
 State = Literal["queued", "running", "ready", "failed", "unverified"]
@@ -56,7 +57,9 @@ class StoredTrajectory:
 class Trajectories:
     """Every method is one transaction."""
 
-    def __init__(self, catalog: Catalog, blobs: Blobs, access_scope: str = ALL_ACCESS) -> None:
+    def __init__(
+        self, catalog: Catalog, blobs: Blobs, access_scope: AccessScope = ALL_ACCESS
+    ) -> None:
         self._catalog = catalog
         self._blobs = blobs
         self._scope = access_scope
@@ -84,7 +87,7 @@ class Trajectories:
                     blob_key=key,
                     summary=dict(summary),
                     created_at=clock.now(),
-                    access_scope=self._scope,
+                    access_scope=self._scope.owner,
                 )
             )
         return True
@@ -95,7 +98,7 @@ class Trajectories:
             row = connection.execute(
                 self._select().where(t.trajectories.c.id == identity)
             ).one_or_none()
-        if row is None:
+        if row is None or not self._sees(row):
             raise NotFound(
                 f"no trajectory {identity[:80]!r}",
                 hint="GET /trajectories and `kernlore trajectories list` show those there are.",
@@ -107,8 +110,12 @@ class Trajectories:
         query = self._select().where(t.trajectories.c.state.in_(states))
         newest = t.trajectories.c.created_at.desc()
         with self._catalog.read() as connection:
-            rows = connection.execute(query.order_by(newest, t.trajectories.c.id).limit(limit))
-            return [_stored(row) for row in rows]
+            rows = connection.execute(query.order_by(newest, t.trajectories.c.id))
+            return [_stored(row) for row in islice(filter(self._sees, rows), limit)]
+
+    def _sees(self, row: sa.Row[Any]) -> bool:
+        """By the hardware that its summary names; one that names none is nobody's to see."""
+        return not self._scope.restricted or self._scope.sees([str(row.summary.get("hardware"))])
 
     def change(
         self, identity: str, state: State, *, only_from: Sequence[State], **summary: Any
@@ -216,7 +223,7 @@ class Trajectories:
         return dict(value)
 
     def _select(self) -> sa.Select[Any]:
-        return sa.select(t.trajectories).where(t.trajectories.c.access_scope == self._scope)
+        return sa.select(t.trajectories).where(t.trajectories.c.access_scope == self._scope.owner)
 
 
 def _set(

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog import meta
+from kb.catalog import meta, visible
 from kb.catalog.engine import portions
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import get
@@ -23,7 +23,7 @@ from kb.catalog.skills.writing import append_event
 from kb.catalog.tables import skills as t
 from kb.errors import InvalidRequest
 from kb.ids import new_id
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 _TOOLCHAINS = "toolchains"
 
@@ -83,7 +83,7 @@ def add_evidence(
     low: float | None = None,
     high: float | None = None,
     details: Mapping[str, Any] | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> EvidenceRow:
     """Add a measurement of the skill `name`; returns its row.
 
@@ -123,11 +123,11 @@ def _store(
     row: EvidenceRow,
     actor: str,
     reason: str,
-    access_scope: str,
+    access_scope: AccessScope,
 ) -> None:
     connection.execute(
         t.evidence.insert().values(
-            **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope
+            **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope.owner
         )
     )
     if row.toolchain_id is not None and row.kind != "simulator":
@@ -152,7 +152,7 @@ def _check(n: int, speedup: float | None, low: float | None, high: float | None)
 
 
 def evidence_of(
-    connection: Connection, skill_id: str, access_scope: str = ALL_ACCESS
+    connection: Connection, skill_id: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[EvidenceRow]:
     """The measurements of one skill, oldest first."""
     return evidence_for(connection, [skill_id], access_scope).get(skill_id, [])
@@ -161,7 +161,7 @@ def evidence_of(
 def evidence_for(
     connection: Connection,
     skill_ids: Sequence[str],
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     *,
     details: bool = True,
 ) -> dict[str, list[EvidenceRow]]:
@@ -174,7 +174,7 @@ def evidence_for(
             .where(
                 t.evidence.c.subject_kind == "skill",
                 t.evidence.c.subject_id.in_(part),
-                t.evidence.c.access_scope == access_scope,
+                visible.evidence(access_scope),
             )
             .order_by(t.evidence.c.created_at, t.evidence.c.id)
         )
@@ -201,7 +201,7 @@ def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
 
 
 def evidence_lines(
-    connection: Connection, skill_ids: Sequence[str], access_scope: str = ALL_ACCESS
+    connection: Connection, skill_ids: Sequence[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, str]:
     """`evidence_line` for every id, counted by the database."""
     lines = dict.fromkeys(skill_ids, NOT_MEASURED)
@@ -211,7 +211,7 @@ def evidence_lines(
     return lines
 
 
-def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
+def _line_query(skill_ids: Sequence[str], access_scope: AccessScope) -> sa.Select[Any]:
     e = t.evidence.c
     clocked = e.kind != "simulator"
 
@@ -230,7 +230,7 @@ def _line_query(skill_ids: Sequence[str], access_scope: str) -> sa.Select[Any]:
         .where(
             e.subject_kind == "skill",
             e.subject_id.in_(skill_ids),
-            e.access_scope == access_scope,
+            visible.evidence(access_scope),
         )
         .group_by(e.subject_id)
     )

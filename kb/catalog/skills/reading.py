@@ -11,13 +11,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import visible
 from kb.catalog.engine import portions
 from kb.catalog.skills.rows import SCOPE_KINDS, SkillEvent, SkillHead, SkillRow, SkillScopes
 from kb.catalog.tables import skills as t
 from kb.errors import NotFound, nearest
 from kb.ids import SkillId
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
-from kb.scope import ALL_ACCESS, ANY
+from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 _EVENT_COLUMNS = [t.skill_events.c[name] for name in SkillEvent.__dataclass_fields__]
 _HEAD = [name for name in SkillHead.__dataclass_fields__ if name not in ("id", "scopes")]
@@ -35,18 +36,20 @@ MAX_WORDS = 12
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
 
-def find(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow | None:
+def find(
+    connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
+) -> SkillRow | None:
     """The skill of this name, or None."""
     rows = _rows(connection, _whole(access_scope).where(t.skills.c.name == name))
     return rows[0] if rows else None
 
 
-def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> SkillRow:
+def get(connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS) -> SkillRow:
     """The skill of this name; NotFound names the nearest."""
     skill = find(connection, name, access_scope)
     if skill is None:
         known = connection.execute(
-            sa.select(t.skills.c.name).where(t.skills.c.access_scope == access_scope)
+            sa.select(t.skills.c.name).where(visible.in_skills(t.skills, access_scope))
         ).scalars()
         near = nearest(name, known)
         hint = f"Did you mean {', '.join(near)}? " if near else ""
@@ -58,19 +61,22 @@ def get(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> Sk
     return skill
 
 
-def names(connection: Connection, access_scope: str = ALL_ACCESS) -> list[str]:
+def names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """The names of all skills, sorted."""
     return list(
         connection.execute(
             sa.select(t.skills.c.name)
-            .where(t.skills.c.access_scope == access_scope)
+            .where(visible.in_skills(t.skills, access_scope))
             .order_by(t.skills.c.name)
         ).scalars()
     )
 
 
 def about(
-    connection: Connection, family: str, named: Iterable[str] = (), access_scope: str = ALL_ACCESS
+    connection: Connection,
+    family: str,
+    named: Iterable[str] = (),
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[SkillRow]:
     """Whole skills about an operator of this family or about any operator, and the named skills (by
     name or id); sorted by name."""
@@ -89,16 +95,18 @@ def about(
     ]
 
 
-def _ids(connection: Connection, where: sa.ColumnElement[bool], access_scope: str) -> set[SkillId]:
+def _ids(
+    connection: Connection, where: sa.ColumnElement[bool], access_scope: AccessScope
+) -> set[SkillId]:
     return set(
         connection.execute(
-            sa.select(t.skills.c.id).where(t.skills.c.access_scope == access_scope, where)
+            sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope), where)
         ).scalars()
     )
 
 
 def heads_of(
-    connection: Connection, names: Iterable[str], access_scope: str = ALL_ACCESS
+    connection: Connection, names: Iterable[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, SkillHead]:
     """The skills with these names, by name; unknown names are left out."""
     heads: dict[str, SkillHead] = {}
@@ -109,13 +117,13 @@ def heads_of(
 
 
 def events(
-    connection: Connection, skill_id: str, access_scope: str = ALL_ACCESS
+    connection: Connection, skill_id: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[SkillEvent]:
     """The whole history, oldest first."""
     rows = connection.execute(
         sa.select(*_EVENT_COLUMNS)
         .join(t.skills, t.skills.c.id == t.skill_events.c.skill_id)
-        .where(t.skill_events.c.skill_id == skill_id, t.skills.c.access_scope == access_scope)
+        .where(t.skill_events.c.skill_id == skill_id, visible.in_skills(t.skills, access_scope))
         .order_by(t.skill_events.c.sequence)
     )
     return [SkillEvent(**row._mapping) for row in rows]
@@ -129,7 +137,7 @@ def candidate_skills(
     languages: Sequence[str] | None,
     dtype: str | None,
     states: Sequence[str],
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     *,
     begins: bool = False,
 ) -> list[SkillHead]:
@@ -160,13 +168,13 @@ def candidate_skills(
 
 
 def error_words(
-    connection: Connection, states: Sequence[str], access_scope: str = ALL_ACCESS
+    connection: Connection, states: Sequence[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, str]:
     """The fixed words of the error that each debugging skill is about, by the skill's name."""
     words = sa.func.json_extract(t.skills.c.metadata, "$.error")
     rows = connection.execute(
         sa.select(t.skills.c.name, words).where(
-            t.skills.c.access_scope == access_scope,
+            visible.in_skills(t.skills, access_scope),
             t.skills.c.state.in_(list(states)),
             t.skills.c.transformation.startswith(MEND, autoescape=True),
             words.is_not(None),
@@ -199,7 +207,7 @@ def _narrowed(
     hardware_scopes: Sequence[str] | None = None,
     signal: str | None = None,
     origin: str | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> sa.Select[Any]:
     del access_scope  # of the query already
     if states is not None:
@@ -221,7 +229,7 @@ def search(
     *,
     states: Sequence[str] | None = None,
     limit: int = 50,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> list[SkillHead]:
     """Skills that contain the most of the words, best first.
 
@@ -259,12 +267,12 @@ def _holds(word: str) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def _light(access_scope: str) -> sa.Select[Any]:
-    return sa.select(*_HEAD_COLUMNS).where(t.skills.c.access_scope == access_scope)
+def _light(access_scope: AccessScope) -> sa.Select[Any]:
+    return sa.select(*_HEAD_COLUMNS).where(visible.in_skills(t.skills, access_scope))
 
 
-def _whole(access_scope: str) -> sa.Select[Any]:
-    return sa.select(t.skills).where(t.skills.c.access_scope == access_scope)
+def _whole(access_scope: AccessScope) -> sa.Select[Any]:
+    return sa.select(t.skills).where(visible.in_skills(t.skills, access_scope))
 
 
 def _scoped(kind: str) -> sa.Select[Any]:

@@ -12,18 +12,19 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.skills.reading import heads_of
 from kb.catalog.skills.rows import ROLES, Lift, NewUse, Role, UseRow, one_of
 from kb.catalog.tables import skills as t
 from kb.catalog.tables.skills import outcomes, retrievals
 from kb.ids import new_id
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 _COLUMNS = [t.skill_uses.c[name] for name in UseRow.__dataclass_fields__]
 
 
 def record_uses(
-    connection: Connection, uses: Sequence[NewUse], access_scope: str = ALL_ACCESS
+    connection: Connection, uses: Sequence[NewUse], access_scope: AccessScope = ALL_ACCESS
 ) -> int:
     """Store uses; returns how many.
 
@@ -65,7 +66,7 @@ def _count(connection: Connection, skill_id: str, helped: int | None, now: str) 
 def uses_of(
     connection: Connection,
     skill_id: str,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
     *,
     role: Role | None = None,
     since: str | None = None,
@@ -74,7 +75,7 @@ def uses_of(
     query = (
         sa.select(*_COLUMNS)
         .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
-        .where(t.skill_uses.c.skill_id == skill_id, t.skills.c.access_scope == access_scope)
+        .where(t.skill_uses.c.skill_id == skill_id, visible.in_skills(t.skills, access_scope))
         .order_by(t.skill_uses.c.created_at, t.skill_uses.c.id)
     )
     if role is not None:
@@ -116,7 +117,7 @@ def nth_last_retrieval(
     connection: Connection,
     n: int,
     hardware: Sequence[str] | None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> str | None:
     """The time of the n-th last retrieval for any of these chips (None counts all retrievals).
 
@@ -124,7 +125,7 @@ def nth_last_retrieval(
     """
     query = (
         sa.select(retrievals.c.created_at)
-        .where(retrievals.c.access_scope == access_scope)
+        .where(retrievals.c.access_scope == access_scope.owner)
         .order_by(retrievals.c.created_at.desc())
         .offset(n - 1)
         .limit(1)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import find, get
 from kb.catalog.skills.rows import (
@@ -37,7 +38,7 @@ from kb.catalog.skills.support import AVOID, measured
 from kb.catalog.tables import skills as t
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import SkillId, derived_id, new_id
-from kb.scope import ALL_ACCESS
+from kb.scope import ALL_ACCESS, AccessScope
 
 
 def put(
@@ -48,7 +49,7 @@ def put(
     actor: str,
     reason: str,
     details: Mapping[str, Any] | None = None,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Stored:
     """Store a skill. `state` is the state of a new skill.
 
@@ -62,11 +63,11 @@ def put(
             f"{draft.name} is learned and cannot start as {state}",
             hint="Store it as a candidate; a measurement makes it active.",
         )
-    known = find(connection, draft.name, access_scope)
+    known = _changeable(connection, draft, access_scope)
     now = clock.now()
     values = {**_values(draft), "updated_at": now, "written_at": now}
     if known is None:
-        skill_id = SkillId(derived_id("sk", access_scope, draft.name))
+        skill_id = SkillId(derived_id("sk", access_scope.owner, draft.name))
         connection.execute(
             t.skills.insert().values(
                 **values,
@@ -74,7 +75,7 @@ def put(
                 version=draft.version,
                 state=state,
                 created_at=now,
-                access_scope=access_scope,
+                access_scope=access_scope.owner,
             )
         )
         stored = Stored(skill_id, "created", draft.version)
@@ -98,6 +99,21 @@ def put(
     return stored
 
 
+def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
+    """The stored skill of this name. Raises Forbidden and Conflict where the caller may not put
+    the draft in its place.
+    """
+    if not access.restricted:
+        return find(connection, draft.name, access)
+    access.check_change(draft.scopes.hardware, f"the skill {draft.name}")
+    known = find(connection, draft.name, AccessScope(access.owner))
+    if known is not None and not (
+        known.scopes.hardware and access.own >= set(known.scopes.hardware)
+    ):
+        raise Conflict(f"the name {draft.name} is taken", hint="Give the skill another name.")
+    return known
+
+
 def set_state(
     connection: Connection,
     name: str,
@@ -107,7 +123,7 @@ def set_state(
     reason: str,
     details: Mapping[str, Any] | None = None,
     force: bool = False,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillEvent:
     """Move a skill to another state, with the event that says who did it and why.
 
@@ -118,6 +134,7 @@ def set_state(
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
+    access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
     allowed = TRANSITIONS[skill.state]
     if state not in allowed:
         raise Conflict(
@@ -152,7 +169,7 @@ def narrow(
     actor: str,
     reason: str,
     details: Mapping[str, Any],
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> Stored:
     """Store a new version that claims less: other scopes and preconditions, the same texts.
 
@@ -161,6 +178,7 @@ def narrow(
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
+    access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
     version = skill.version + 1
     connection.execute(
         t.skills.update()
@@ -284,7 +302,7 @@ def link(
     *,
     actor: str,
     reason: str,
-    access_scope: str = ALL_ACCESS,
+    access_scope: AccessScope = ALL_ACCESS,
 ) -> bool:
     """Store that two skills stand in this relation, which holds both ways.
 
@@ -319,7 +337,9 @@ def link(
     return True
 
 
-def links_of(connection: Connection, name: str, access_scope: str = ALL_ACCESS) -> list[Link]:
+def links_of(
+    connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
+) -> list[Link]:
     """Every relation of the skill, oldest first."""
     skill = get(connection, name, access_scope)
     source, target = t.skills.alias(), t.skills.alias()
@@ -334,8 +354,8 @@ def links_of(connection: Connection, name: str, access_scope: str = ALL_ACCESS) 
         .join(target, target.c.id == t.skill_links.c.other_id)
         .where(
             sa.or_(t.skill_links.c.skill_id == skill.id, t.skill_links.c.other_id == skill.id),
-            source.c.access_scope == access_scope,
-            target.c.access_scope == access_scope,
+            visible.in_skills(source, access_scope),
+            visible.in_skills(target, access_scope),
         )
         .order_by(t.skill_links.c.created_at, source.c.name, target.c.name)
     )

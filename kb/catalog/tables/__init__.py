@@ -5,7 +5,7 @@ Written in the subset that SQLite and PostgreSQL share. Times are UTC ISO-8601 t
 driver surprises), structured values are JSON, ids are prefixed text. Every table that holds
 somebody's content has `access_scope`."""
 
-from kb.catalog.tables import hardware, jobs, knowledge, search, skills
+from kb.catalog.tables import hardware, jobs, keys, knowledge, search, skills
 from kb.catalog.tables._columns import metadata
 
-__all__ = ["hardware", "jobs", "knowledge", "metadata", "search", "skills"]
+__all__ = ["hardware", "jobs", "keys", "knowledge", "metadata", "search", "skills"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kb.catalog.knowledge import samples
 from kb.catalog.knowledge.samples import VerifiedKernel
+from kb.scope import ALL_ACCESS
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from optimizer.search.tree import Tree
@@ -59,7 +60,7 @@ def _keep(
     cycles = [t.cycles for t in node.evaluation.timings if t.cycles is not None]
     took = f", {cycles[0]} cycles in the simulator" if cycles else ""
     with base.catalog.write() as connection:
-        cards = own_symbols(connection, hardware.lineage, language, "all")
+        cards = own_symbols(connection, hardware.lineage, language, ALL_ACCESS)
         return samples.add_verified(
             connection,
             VerifiedKernel(

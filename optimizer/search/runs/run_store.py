@@ -30,7 +30,8 @@ Json = dict[str, Any]
 
 def run_store(base: KnowledgeBase) -> CatalogStore:
     """The rows of runs and nodes in this data directory."""
-    return CatalogStore(Runs(base.catalog), Evaluations(base.catalog), base.blobs)
+    evaluations = Evaluations(base.catalog, base.access)
+    return CatalogStore(Runs(base.catalog, base.access), evaluations, base.blobs)
 
 
 def summary_of(run: RunRow) -> Json:

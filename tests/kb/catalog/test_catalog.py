@@ -14,6 +14,7 @@ import pytest
 from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog.engine import portions
 from kb.errors import NotFound, UnknownHardware
+from kb.scope import AccessScope
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -83,12 +84,15 @@ def test_documents_are_listed_by_scope_and_category(store: Store) -> None:
 
 
 def test_what_another_may_see_is_not_found(store: Store) -> None:
-    mine = store.submit("mine.md", MANUAL, access_scope="team")
+    mine = store.submit("mine.md", MANUAL, access_scope=AccessScope("team"))
     assert store.documents.find() == []
     for ask in (store.documents.get, store.documents.versions, store.documents.delete):
         with pytest.raises(NotFound):
             ask(mine.document_id)
-    assert store.documents.get(mine.document_id, access_scope="team").id == mine.document_id
+    assert (
+        store.documents.get(mine.document_id, access_scope=AccessScope("team")).id
+        == mine.document_id
+    )
 
 
 def test_deleting_returns_only_files_that_nothing_else_uses(store: Store) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kb.catalog.knowledge import corrections, passages
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.errors import InvalidRequest, NotFound
+from kb.scope import AccessScope
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -117,4 +118,6 @@ def test_what_cannot_be_corrected_is_refused(store: Store) -> None:
     with pytest.raises(NotFound):
         passages.correct(store.catalog, "psg_unknown", Patch(text="x"), "ana")
     with pytest.raises(NotFound):
-        passages.correct(store.catalog, clock.id, Patch(text="x"), "ana", access_scope="team")
+        passages.correct(
+            store.catalog, clock.id, Patch(text="x"), "ana", access_scope=AccessScope("team")
+        )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kb.catalog.knowledge import embeddings
+from kb.scope import ALL_ACCESS, AccessScope
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -48,9 +49,9 @@ def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> Non
     store.ingest("one.md", MANUAL, hardware=("h100",))
     model = store.embedder.fingerprint
     with store.catalog.read() as connection:
-        scope = embeddings.of_scope(connection, model, "h100", "all")
+        scope = embeddings.of_scope(connection, model, "h100", ALL_ACCESS)
         by_number = embeddings.by_sequence(connection, model, scope.seqs)
-        nothing = embeddings.of_scope(connection, model, "h200", "all")
+        nothing = embeddings.of_scope(connection, model, "h200", ALL_ACCESS)
         shas = [
             row[0]
             for row in connection.exec_driver_sql("SELECT embed_sha256 FROM passages ORDER BY seq")
@@ -62,7 +63,7 @@ def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> Non
     )
     with store.catalog.write() as connection:
         embeddings.put(connection, model, {shas[0]: np.zeros(384, np.float32)})
-        again = embeddings.of_scope(connection, model, "h100", "all")
+        again = embeddings.of_scope(connection, model, "h100", ALL_ACCESS)
     assert np.array_equal(again.matrix, scope.matrix)
 
 
@@ -70,7 +71,7 @@ def test_only_live_passages_have_scopes(store: Store) -> None:
     submitted = store.ingest("one.md", MANUAL, hardware=("h100",))
     with store.catalog.read() as connection:
         assert embeddings.hardware_scopes(connection) == ["h100"]
-        assert embeddings.hardware_scopes(connection, "team") == []
+        assert embeddings.hardware_scopes(connection, AccessScope("team")) == []
         assert embeddings.document_scopes(connection, [submitted.document_id]) == {"h100"}
     store.documents.delete(submitted.document_id)
     with store.catalog.read() as connection:

@@ -12,6 +12,7 @@ from kb.catalog.jobs import FIRST_COME, Jobs, Turn
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId
 from kb.liveness import forget_dead, lives, living
+from kb.scope import AccessScope
 
 KINDS = ("ingest",)
 
@@ -203,4 +204,4 @@ def test_an_unknown_or_foreign_job_is_not_found(jobs: Jobs, catalog: Catalog) ->
     with pytest.raises(NotFound):
         jobs.get("job_unknown")
     with pytest.raises(NotFound):
-        jobs.get(job_id, access_scope="team")
+        jobs.get(job_id, access_scope=AccessScope("team"))

@@ -12,7 +12,7 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import lexical
 from kb.catalog.knowledge.lexical import LexicalRow, row_scope
 from kb.catalog.meta import bump_revision
-from kb.scope import ScopeFilter
+from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import shadow, tokenize
 
 TEXTS = {
@@ -95,7 +95,7 @@ def test_a_scope_token_in_a_query_opens_nothing(filled: Catalog) -> None:
         ScopeFilter(()),
         ScopeFilter(None, categories=()),
         ScopeFilter(None, categories=("guidance",)),
-        ScopeFilter(None, access_scope="team"),
+        ScopeFilter(None, access_scope=AccessScope("team")),
     ],
 )
 def test_what_is_out_of_scope_is_not_found(filled: Catalog, scope: ScopeFilter) -> None:
@@ -149,7 +149,7 @@ SCOPES = (
     ScopeFilter(("h100", "any")),
     ScopeFilter(("mi300x",), ("guidance",)),
     ScopeFilter(("h100", "any"), languages=("triton",)),
-    ScopeFilter(None, access_scope="team"),
+    ScopeFilter(None, access_scope=AccessScope("team")),
 )
 
 

@@ -11,6 +11,7 @@ from kb.catalog import Catalog
 from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.search.reviews import Reviews
 from kb.errors import Conflict, InvalidRequest, NotFound
+from kb.scope import AccessScope
 
 REVIEW = {"defence": 29, "severity": "review", "message": "case main: 40.0 times as fast"}
 REJECT = {"defence": 14, "severity": "reject", "message": "it falls back to the reference"}
@@ -39,7 +40,7 @@ def test_the_newest_answer_counts_and_all_are_kept(catalog: Catalog) -> None:
     assert (second.actor, second.reason) == ("bob", "no: the row is padding")
     assert reviews.latest(["k1", "k2", "nothing"]) == {"k1": second}
     assert reviews.history("k1") == [first, second] and reviews.history("k2") == []
-    assert Reviews(catalog, "others").latest(["k1"]) == {}
+    assert Reviews(catalog, AccessScope("others")).latest(["k1"]) == {}
 
 
 def test_more_keys_than_one_statement_takes(catalog: Catalog) -> None:
@@ -99,4 +100,4 @@ def test_there_must_be_a_finished_evaluation(catalog: Catalog) -> None:
         Reviews(catalog).add("k1", "accepted", "ann", "looked")
     measured(catalog, "k1", REVIEW)
     with pytest.raises(NotFound):  # of other people
-        Reviews(catalog, "others").add("k1", "accepted", "ann", "looked")
+        Reviews(catalog, AccessScope("others")).add("k1", "accepted", "ann", "looked")

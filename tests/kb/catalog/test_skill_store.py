@@ -12,6 +12,7 @@ from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillScopes
 from kb.errors import Conflict, InvalidRequest, NotFound
+from kb.scope import AccessScope
 from tests.kb.catalog.stored_skills import DRAFT, SCOPES, named, put
 
 
@@ -62,7 +63,7 @@ def test_skills_about_a_family_are_those_of_its_operators_of_any_and_the_named(
     other = store.get(connection, "b-other").id
     for called in ("b-other", other):
         assert "b-other" in names(store.about(connection, "softmax", [called, "nowhere"]))
-    assert store.about(connection, "softmax", ["b-other"], "team") == []
+    assert store.about(connection, "softmax", ["b-other"], AccessScope("team")) == []
     assert store.names(connection) == ["a-sibling", "b-other", "c-any", "d-odd", "widen-loads"]
 
 

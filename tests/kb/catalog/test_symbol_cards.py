@@ -12,6 +12,7 @@ import pytest
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidRequest, NotFound
+from kb.scope import ALL_ACCESS, AccessScope
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -83,7 +84,7 @@ def test_reading_the_same_version_again_doubles_nothing(store: Store) -> None:
     upload(store, MANUAL)
     before = cards(store)
     with store.catalog.write() as connection:
-        version = store.documents.version_id(connection, before[0].document_id, None, "all")
+        version = store.documents.version_id(connection, before[0].document_id, None, ALL_ACCESS)
         assert symbols.replace_version_symbols(connection, version, [], current=True) == 0
     assert cards(store) == []
 
@@ -96,7 +97,7 @@ def test_cards_are_of_their_chip_alone(store: Store) -> None:
     assert "jmp" not in {c.name for c in cards(store, "h100", "hopper", "nvidia", "any")}
     with store.catalog.read() as connection:
         named = symbols.listed(connection, names={"ldt", "jmp"})
-        nobody = symbols.listed(connection, access_scope="team-b")
+        nobody = symbols.listed(connection, access_scope=AccessScope("team-b"))
     assert sorted(c.name for c in named) == ["jmp", "ldt", "ldt"] and nobody == []
 
 
@@ -138,7 +139,10 @@ def test_a_correction_that_says_nothing_sensible_is_refused(
 
 def test_who_may_not_see_a_card_can_not_correct_it(store: Store) -> None:
     upload(store, MANUAL)
-    for identity, scope in ((card(store, "ldt").id, "team-b"), ("sym_nonesuch", "all")):
+    for identity, scope in (
+        (card(store, "ldt").id, AccessScope("team-b")),
+        ("sym_nonesuch", ALL_ACCESS),
+    ):
         with pytest.raises(NotFound):
             symbols.correct(store.catalog, identity, {"meaning": "mine"}, "eve", access_scope=scope)
 

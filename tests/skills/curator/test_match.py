@@ -13,6 +13,7 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillRow
 from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
+from kb.scope import ALL_ACCESS
 from skills.curator.changes import _row
 from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
 from skills.curator.wording import Words
@@ -84,7 +85,7 @@ def rows(catalog: Catalog) -> dict[str, SkillRow]:
 
 def evidence(catalog: Catalog, name: str) -> Sequence[store.EvidenceRow]:
     with catalog.read() as connection:
-        return store.evidence_of(connection, store.get(connection, name, "all").id)
+        return store.evidence_of(connection, store.get(connection, name, ALL_ACCESS).id)
 
 
 def test_the_same_claim_on_a_sibling_and_another_type_widens_a_candidate(

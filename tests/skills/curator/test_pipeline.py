@@ -13,6 +13,7 @@ from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.embedding import LocalEmbedder
 from kb.errors import Conflict
+from kb.scope import ALL_ACCESS
 from optimizer.search.runs.skill_moves import recipe_of
 from skills.curator.contrast import roles_of
 from skills.curator.drafter import DELTA_SCHEMA, Task
@@ -142,7 +143,7 @@ def test_evidence_and_events_tell_where_it_comes_from(catalog: Catalog) -> None:
     (row,) = stored(catalog).values()
     with catalog.read() as connection:
         (evidence,) = store.evidence_of(connection, row.id)
-        events = store.events(connection, row.id, "all")
+        events = store.events(connection, row.id, ALL_ACCESS)
     assert (evidence.kind, evidence.case_id, evidence.n) == ("pair", "main", 12)
     assert (evidence.baseline_us, evidence.measured_us) == (100.0, pytest.approx(66.7, abs=0.1))
     assert (evidence.evaluation_id, evidence.details["run"]) == ("ev-2", "run_1")

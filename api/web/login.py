@@ -1,0 +1,75 @@
+"""The door of the pages where the store has keys: a form that takes one, and the way out."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request, Response
+
+from api.http.authorisation import COOKIE, session_of
+from api.http.dependencies import Parts
+from api.web.pages import PageRoute, SentForm, error_page, page, see_other
+from kb.catalog.keys import SESSION_SECONDS
+from kb.errors import KernloreError, Unauthorized
+
+router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
+
+
+def refused_page(request: Request, error: KernloreError) -> Response:
+    """The form where a key is missing, else what is wrong."""
+    if not isinstance(error, Unauthorized):
+        return error_page(request, error)
+    asked = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    query = f"?{request.url.query}" if request.url.query else ""
+    goal = f"{asked}{query}" if request.method == "GET" else ""
+    return _form(request, goal, error.message, error.status)
+
+
+@router.get("/login")
+def form(request: Request) -> Response:
+    """The form itself."""
+    return _form(request, "", "", 200)
+
+
+@router.post("/login")
+def log_in(request: Request, parts: Parts, sent: SentForm) -> Response:
+    """Open a session with a key, and go on to where the browser wanted to go."""
+    key = parts.keys.find(sent.text("key"))
+    goal = local_path(sent.text("next"))
+    if key is None:
+        message = "This key is not valid: unknown, expired or revoked."
+        return _form(request, goal, message, Unauthorized.status)
+    secret = parts.keys.open_session(key)
+    answer = see_other(request, goal.removeprefix("/ui"))
+    answer.set_cookie(
+        COOKIE,
+        secret,
+        max_age=SESSION_SECONDS,
+        path=request.scope.get("root_path", "") or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/logout")
+def log_out(request: Request, parts: Parts) -> Response:
+    """End the session."""
+    parts.keys.close_session(session_of(request.headers))
+    answer = see_other(request, "/login")
+    answer.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/")
+    return answer
+
+
+def local_path(goal: str) -> str:
+    """A path of the pages, or the first page: a form must not lead to another site."""
+    parts = urlsplit(goal)
+    inside = parts.path == "/ui" or parts.path.startswith("/ui/")
+    if parts.scheme or parts.netloc or not inside or "\\" in goal or len(goal) > 2_000:
+        return "/ui"
+    return goal
+
+
+def _form(request: Request, goal: str, message: str, status: int) -> Response:
+    return page(request, "login.html", status, goal=goal and local_path(goal), message=message)

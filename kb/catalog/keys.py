@@ -1,0 +1,259 @@
+"""Keys of callers: made, listed, revoked, and recognised by their secret.
+
+Secrets leave this module once, when they are made. What is stored is their SHA-256: they are 256
+random bits, which nobody finds by trying however fast the hash is, and every request is looked up
+by it. A slow hash is for secrets that people choose.
+
+Knows no route. What a role may do is for the door to say; here roles only have an order.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from kb import clock
+from kb.catalog import meta
+from kb.catalog.engine import Catalog
+from kb.catalog.tables.keys import api_keys, key_sessions
+from kb.errors import InvalidRequest, NotFound
+from kb.ids import KeyId, new_id, sha256
+
+Role = Literal["reader", "writer", "curator", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
+PREFIX = "klk_"  # by which a secret is recognised where it should not be
+SESSION_PREFIX = "kls_"
+SESSION_SECONDS = 12 * 3600
+MAX_DAYS = 3650
+_REVISION = "keys_revision"
+
+log = structlog.get_logger(__name__)
+
+
+def may(role: Role, needed: Role) -> bool:
+    """Whether a role includes what another one may do."""
+    return ROLES.index(role) >= ROLES.index(needed)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key without its secret. `hardware` are the ids that it is restricted to; empty: none."""
+
+    id: KeyId
+    name: str
+    role: Role
+    hardware: tuple[str, ...]
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None
+
+    @property
+    def state(self) -> Literal["valid", "expired", "revoked"]:
+        """Whether it still opens anything."""
+        if self.revoked_at is not None:
+            return "revoked"
+        expired = self.expires_at is not None and self.expires_at <= clock.now()
+        return "expired" if expired else "valid"
+
+
+@dataclass(frozen=True)
+class NewKey:
+    """A key with its secret, which is stored nowhere."""
+
+    key: Key
+    secret: str
+
+
+_COLUMNS = [api_keys.c[name] for name in Key.__dataclass_fields__]
+
+
+class Keys:
+    """The keys of a catalog. Safe to share between threads; `flush` stores when keys were used."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = threading.Lock()  # protects _known and _used
+        self._known: dict[str, Key] = {}  # by the hash of the secret
+        self._state = (-1, -1)  # of the catalog when they were read, and of its keys
+        self._used: dict[str, str] = {}
+
+    def create(
+        self,
+        role: str,
+        *,
+        name: str = "",
+        hardware: Sequence[str] = (),
+        days: float | None = None,
+    ) -> NewKey:
+        """Make a key. `hardware` are ids that are registered; `days` after which it ends. Raises
+        InvalidRequest.
+        """
+        known = next((known for known in ROLES if known == role), None)
+        if known is None:
+            raise InvalidRequest(
+                f"unknown role {role[:80]!r}", hint=f"Give one of {', '.join(ROLES)}."
+            )
+        if known == "admin" and hardware:
+            raise InvalidRequest(
+                "an admin's key cannot be restricted to hardware",
+                hint="An admin runs code on this machine, which can read the whole data directory."
+                " Give it the role curator.",
+            )
+        if days is not None and not 0 < days <= MAX_DAYS:
+            raise InvalidRequest(
+                f"a key cannot end after {days:g} days", hint=f"Give 1 to {MAX_DAYS}."
+            )
+        secret = PREFIX + secrets.token_urlsafe(32)
+        key = Key(
+            id=KeyId(new_id("key")),
+            name=name.strip()[:200] or known,
+            role=known,
+            hardware=tuple(sorted(set(hardware))),
+            created_at=clock.now(),
+            expires_at=None if days is None else clock.after(days * 86_400),
+            revoked_at=None,
+            last_used_at=None,
+        )
+        with self._catalog.write() as connection:
+            values = {**vars(key), "hardware": list(key.hardware)}
+            connection.execute(api_keys.insert().values(**values, secret_sha256=sha256(secret)))
+            _changed(connection)
+        return NewKey(key, secret)
+
+    def list(self) -> list[Key]:
+        """Every key, the newest first, revoked ones included."""
+        self.flush()
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(*_COLUMNS).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
+            )
+            return [_key(row) for row in rows]
+
+    def revoke(self, key_id: str) -> Key:
+        """End a key and the sessions that were opened with it. Raises NotFound."""
+        with self._catalog.write() as connection:
+            mine = api_keys.c.id == key_id
+            changed = connection.execute(
+                api_keys.update()
+                .where(mine)
+                .values(revoked_at=sa.func.coalesce(api_keys.c.revoked_at, clock.now()))
+            )
+            if changed.rowcount != 1:
+                raise NotFound(
+                    f"no key {key_id[:80]!r}", hint="`kernlore keys list` shows their ids."
+                )
+            connection.execute(key_sessions.delete().where(key_sessions.c.key_id == key_id))
+            _changed(connection)
+            return _key(connection.execute(sa.select(*_COLUMNS).where(mine)).one())
+
+    # -- at the door
+
+    def any(self) -> bool:
+        """Whether a key was ever made: a store that has had one stays closed, so that revoking the
+        last one opens nothing.
+        """
+        return bool(self._all())
+
+    def find(self, secret: str) -> Key | None:
+        """The valid key with this secret, or None."""
+        key = self._all().get(sha256(secret))
+        return key if key is not None and key.state == "valid" else None
+
+    def used(self, key: Key) -> None:
+        """Note that the key was used now; `flush` stores it."""
+        with self._lock:
+            self._used[key.id] = clock.now()
+
+    def flush(self) -> None:
+        """Store when keys were last used. What cannot be written now is kept for the next time."""
+        with self._lock:
+            used, self._used = self._used, {}
+        if not used or self._catalog.read_only:
+            return
+        try:
+            with self._catalog.write() as connection:
+                for key_id, moment in used.items():
+                    connection.execute(
+                        api_keys.update().where(api_keys.c.id == key_id).values(last_used_at=moment)
+                    )
+        except OperationalError:  # locked, or the disk is full: no reason to refuse a caller
+            log.warning("the last use of keys waits to be stored", keys=len(used))
+            with self._lock:
+                self._used = {**used, **self._used}
+
+    # -- sessions of pages
+
+    def open_session(self, key: Key) -> str:
+        """A new session of this key; its secret, which is stored nowhere."""
+        secret = SESSION_PREFIX + secrets.token_urlsafe(32)
+        with self._catalog.write() as connection:
+            connection.execute(
+                key_sessions.delete().where(key_sessions.c.expires_at <= clock.now())
+            )
+            connection.execute(
+                key_sessions.insert().values(
+                    secret_sha256=sha256(secret),
+                    key_id=key.id,
+                    created_at=clock.now(),
+                    expires_at=clock.after(SESSION_SECONDS),
+                )
+            )
+        return secret
+
+    def find_session(self, secret: str) -> Key | None:
+        """The valid key that this session was opened with, or None."""
+        with self._catalog.read() as connection:
+            row = connection.execute(
+                sa.select(*_COLUMNS)
+                .join(key_sessions, key_sessions.c.key_id == api_keys.c.id)
+                .where(
+                    key_sessions.c.secret_sha256 == sha256(secret),
+                    key_sessions.c.expires_at > clock.now(),
+                )
+            ).one_or_none()
+        key = None if row is None else _key(row)
+        return key if key is not None and key.state == "valid" else None
+
+    def close_session(self, secret: str) -> None:
+        """End a session, where there is such a one."""
+        with self._catalog.write() as connection:
+            connection.execute(
+                key_sessions.delete().where(key_sessions.c.secret_sha256 == sha256(secret))
+            )
+
+    def _all(self) -> dict[str, Key]:
+        """Every key by the hash of its secret; read anew when one was made or revoked, also by
+        another process.
+        """
+        version = self._catalog.version()  # before it is read: a change meanwhile is seen next time
+        with self._lock:
+            if self._state[0] == version:
+                return self._known
+        with self._catalog.read() as connection:
+            revision = int(meta.get(connection, _REVISION) or 0)
+            with self._lock:
+                known, changed = self._known, self._state[1] != revision
+            if changed:
+                rows = connection.execute(sa.select(*_COLUMNS, api_keys.c.secret_sha256)).all()
+                known = {row.secret_sha256: _key(row) for row in rows}
+        with self._lock:
+            self._known, self._state = known, (version, revision)
+        return known
+
+
+def _changed(connection: Connection) -> None:
+    meta.put(connection, _REVISION, int(meta.get(connection, _REVISION) or 0) + 1)
+
+
+def _key(row: Any) -> Key:
+    values = {name: getattr(row, name) for name in Key.__dataclass_fields__}
+    return Key(**{**values, "hardware": tuple(row.hardware)})
