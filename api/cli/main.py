@@ -41,6 +41,11 @@ COMMANDS = (
         "commands.serve:serve",
         "Run the HTTP service, which also reads uploads.",
     ),
+    Entry(
+        "mcp",
+        "commands.mcp:mcp",
+        "Offer knowledge and measurements to a coding agent as MCP tools.",
+    ),
     Entry("ingest", "commands.ingest:ingest", "Read files and folders into the knowledge base."),
     Entry(
         "retrieve",

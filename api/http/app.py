@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from api.http import errors
 from api.http.admission import Admission
@@ -33,15 +34,21 @@ from api.http.routes import (
     skills,
     trajectories,
 )
-from api.services import Background, open_services
+from api.mcp.mounted import PATH as MCP_PATH
+from api.mcp.mounted import Mounted
+from api.services import Background, Services, open_services
 from api.web import routes as web
 from kb.settings import Settings, product_version
 
 _STATIC = "/docs-static"
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application; it opens and closes the services with its lifespan."""
+def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+    """The application; it opens and closes the services with its lifespan.
+
+    With `services` of a command it only answers, and leaves them open: it reads no documents, opens
+    no vector index, and has no tools at /mcp.
+    """
     metrics = Metrics()
     app = FastAPI(
         title=TITLE,
@@ -53,10 +60,12 @@ def create_app(settings: Settings) -> FastAPI:
         swagger_ui_oauth2_redirect_url=None,
         responses=ERRORS,
         dependencies=[Depends(access_scope), Depends(known_parameters)],
-        lifespan=_lifespan,
+        lifespan=_lifespan if services is None else _lent,
     )
     app.state.settings = settings
+    app.state.services = services
     app.state.metrics = metrics
+    app.state.mcp = Mounted()
     app.openapi = describe(app)  # type: ignore[method-assign]
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
@@ -76,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router)
     _add_docs(app)
     web.add_to(app)
+    app.router.routes.append(Route(MCP_PATH, app.state.mcp, include_in_schema=False))
     return app
 
 
@@ -90,9 +100,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.metrics.observe(background.readiness)
     background.start()
     try:
-        yield
+        async with app.state.mcp.open(app, settings):
+            yield
     finally:
         background.stop()
+
+
+@asynccontextmanager
+async def _lent(app: FastAPI) -> AsyncIterator[None]:
+    """The services are somebody else's."""
+    app.state.admission = Admission(app.state.settings)
+    yield
 
 
 def _add_docs(app: FastAPI) -> None:
