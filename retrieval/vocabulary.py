@@ -27,8 +27,8 @@ def list_symbols(
     language: str = "",
 ) -> list[dict[str, Any]]:
     """Cards of a chip and of what stands above it: all in the order of their documents, or those
-    that a query means, best first; with `language`, only its names. Cards that a model has proposed
-    count from when a person has accepted them; `status` lists the others. Raises UnknownHardware
+    that a query means, best first; with `language`, without those that are known to be of another
+    one. Cards that a model has proposed count from when a person has accepted them; `status` lists the others. Raises UnknownHardware
     and InvalidRequest.
     """
     _check_limit(limit)
@@ -36,7 +36,7 @@ def list_symbols(
     with base.catalog.read() as connection:
         cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=access_scope)
     if language:
-        cards = [card for card in cards if card.language == language]
+        cards = [card for card in cards if card.language in ("", language)]
     if query.strip():
         embed = base.embedder.encode_query if base.dense_ready and len(cards) <= 500 else None
         cards = search_symbols(query, cards, embed, limit)

@@ -78,7 +78,7 @@ class SymbolArguments(Arguments):
         " it."
     )
     hardware: str = Field(description="Id, name or alias of the chip.")
-    language: str | None = Field(None, description="Only names of this language.")
+    language: str | None = Field(None, description="Without names of other languages.")
     limit: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Most cards.")
 
 

@@ -6,6 +6,7 @@ model would never see. Unknown arguments are refused: a mistyped one would be ig
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -14,12 +15,12 @@ from mcp.server.mcpserver.context import Context
 from mcp.server.mcpserver.exceptions import UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
-from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict
 
 from api.bodies import check_texts, validated
 from api.mcp.routes import Routes
-from kb.errors import KernloreError
+from kb.errors import InvalidRequest, KernloreError, nearest
 
 READS = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
@@ -60,25 +61,54 @@ def _is_text(schema: dict[str, Any]) -> bool:
 class _CheckedTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
-    ) -> CallToolResult | InputRequiredResult:
+    ) -> CallToolResult:
         """What the tool answers, or its refusal."""
         try:
+            self._check_names(arguments)
             check_texts(arguments)
-            given = validated(
-                self.fn_metadata.arg_model, self.fn_metadata.pre_parse_json(arguments)
-            )
-            return self.fn_metadata.convert_result(await self.fn(given))
+            read = self.fn_metadata.pre_parse_json(arguments)
+            answer: Result = await self.fn(validated(self.fn_metadata.arg_model, read))
+            return _result(answer)
         except KernloreError as error:
             return refusal(error)
         except Exception as defect:  # the door's boundary: the SDK logs it, and hides its inside
             raise UnexpectedToolError(f"{self.name} failed: a defect of Kernlore") from defect
 
+    def _check_names(self, arguments: dict[str, Any]) -> None:
+        known = list(self.parameters["properties"])
+        for name in arguments:
+            if name not in known:
+                near = nearest(name[:80], known)
+                meant = f"Did you mean {', '.join(near)}? " if near else ""
+                takes = f"{self.name} takes {', '.join(known) or 'no arguments'}."
+                raise InvalidRequest(f"unknown argument {name[:80]!r}", hint=meant + takes)
+
+
+def _result(answer: Result) -> CallToolResult:
+    """The answer as its schema says, and the same JSON as text."""
+    structured = answer.model_dump(mode="json", by_alias=True)
+    text = json.dumps(structured, ensure_ascii=False, separators=(",", ":"))
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=structured
+    )
+
+
+# What the hints of routes call by its route, as an agent knows it.
+_IN_TOOLS = (
+    ("GET /signals", "list_signals_and_hardware"),
+    ("GET /hardware", "list_signals_and_hardware"),
+    ("GET /docs shows what each request takes", "The tool's input schema says what it takes"),
+)
+
 
 def refusal(error: KernloreError) -> CallToolResult:
     """An error as a sentence that a model can act on, and its code."""
+    hint = error.hint
+    for route, name in _IN_TOOLS:
+        hint = hint.replace(route, name)
     near = error.details.get("nearest") or ()
-    missing = [name for name in near if str(name) not in error.hint]
-    parts = [f"{error.message.rstrip('.')}.", error.hint]
+    missing = [name for name in near if str(name) not in hint]
+    parts = [f"{error.message.rstrip('.')}.", hint]
     parts += [f"Nearest: {', '.join(map(str, missing))}."] if missing else []
     text = " ".join(part for part in parts if part)
     content = TextContent(type="text", text=f"{text} (code: {error.code})")
