@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -38,11 +39,12 @@ def main(text: str) -> int:
     if "external" in description["proposers"]:
         mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")
         store = run_store(services)
+        service = os.getppid()  # nobody can send it a candidate once that is gone
         fence = Fence()  # one for the run: later briefings rely on what the first said of it
         proposers.append(
             ExternalSynthesizer(
                 mail,
-                cancelled=lambda: store.cancelled(run_id),
+                cancelled=lambda: store.cancelled(run_id) or os.getppid() != service,
                 context_tokens=description["context_tokens"],
                 brief=lambda c: asdict(brief(c, fence, budget=c.max_tokens)),
             )

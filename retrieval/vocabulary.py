@@ -28,8 +28,8 @@ def list_symbols(
 ) -> list[dict[str, Any]]:
     """Cards of a chip and of what stands above it: all in the order of their documents, or those
     that a query means, best first; with `language`, without those that are known to be of another
-    one. Cards that a model has proposed count from when a person has accepted them; `status` lists the others. Raises UnknownHardware
-    and InvalidRequest.
+    one. Cards that a model has proposed count from when a person has accepted them; `status` lists
+    the others. Raises UnknownHardware and InvalidRequest.
     """
     _check_limit(limit)
     lineage = base.registry.lineage(base.registry.resolve(hardware))

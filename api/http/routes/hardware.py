@@ -130,7 +130,7 @@ def symbols(
         Query(description="proposed, rejected: cards of a language model that nobody has accepted"),
     ] = "accepted",
     language: Annotated[
-        str, Query(max_length=200, description="Without names that are known to be of another language.")
+        str, Query(max_length=200, description="Without names of another language.")
     ] = "",
 ) -> JSONResponse:
     """Cards of instructions, functions, directives, types, registers and error codes: signature,
