@@ -41,11 +41,7 @@ COMMANDS = (
         "commands.serve:serve",
         "Run the HTTP service, which also reads uploads.",
     ),
-    Entry(
-        "mcp",
-        "commands.mcp:mcp",
-        "Offer knowledge and measurements to a coding agent as MCP tools.",
-    ),
+    Entry("mcp", "commands.mcp:mcp", "Answer a coding agent through MCP tools."),
     Entry("ingest", "commands.ingest:ingest", "Read files and folders into the knowledge base."),
     Entry(
         "retrieve",

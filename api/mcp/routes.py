@@ -129,7 +129,8 @@ class Opening:
     """
 
     def __init__(self) -> None:
-        self._settled = anyio.Event()
+        self._settled, self._closed = anyio.Event(), anyio.Event()
+        self._held = anyio.CancelScope()
         self._result: httpx.AsyncClient | KernloreError | None = None
 
     async def client(self) -> httpx.AsyncClient:
@@ -140,13 +141,21 @@ class Opening:
         return self._result
 
     async def hold(self, opened: Open) -> None:
-        """Open it and keep it open until this is cancelled."""
+        """Open it and keep it open until it is closed, or this is cancelled."""
         try:
-            async with opened() as client:
-                self._settle(client)
-                await anyio.sleep_forever()
+            with self._held:
+                async with opened() as client:
+                    self._settle(client)
+                    await anyio.sleep_forever()
         except KernloreError as error:
             self._settle(error)
+        finally:
+            self._closed.set()
+
+    async def close(self) -> None:
+        """Close it, with all that works for it; returns when that is done."""
+        self._held.cancel()
+        await self._closed.wait()
 
     def _settle(self, result: httpx.AsyncClient | KernloreError) -> None:
         self._result = result

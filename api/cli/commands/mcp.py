@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 
 def mcp(url: Url = None, data_dir: DataDir = None) -> int:
-    """Offer knowledge and measurements to a coding agent as MCP tools. The agent starts this
-    command and speaks to it over standard input and output; a running service offers the same at
-    /mcp."""
+    """Answer a coding agent through MCP tools. The agent starts this command and speaks to it over
+    standard input and output; a running service has the same tools at /mcp."""
     from api.mcp.mounted import check_installed
 
     check_installed()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import anyio
@@ -18,6 +20,7 @@ from mcp.shared.exceptions import MCPError
 from api.mcp.routes import HttpRoutes, Opening, client_at
 from kb.errors import Unavailable
 from retrieval.diagnose.signals import load_signals
+from tests.api.cli_process import COMMAND, ROOT
 from tests.api.mcp.mcp_sessions import TOOLS, Agent, over_http, over_stdio
 from tests.shared import place_models
 
@@ -276,6 +279,19 @@ def test_without_a_service_an_empty_data_directory_answers(
         assert {row["hardware"][0] for row in found["excerpts"]} <= {"h100", "hopper", "nvidia"}
         assert "h100" in agent.refused("lookup_symbol", name="x", hardware="h10")
     assert not (data / "chroma").exists()
+
+
+def test_it_ends_when_it_is_told_to(service_url: str) -> None:
+    """Although the agent has not closed its standard input."""
+    command = [*COMMAND, "mcp", "--url", service_url]
+    call = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(call).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_an_unreachable_service_is_named() -> None:
