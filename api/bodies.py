@@ -19,11 +19,14 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     ValidationError,
+    model_validator,
 )
 
 from kb.catalog.search.reviews import ReviewDecision
 from kb.errors import InvalidRequest, invalid_fields
 from kb.hardware.facts import SubjectKind
+from optimizer.search.synthesizers.external import CONTEXT_TOKENS
+from retrieval.request import MAX_TOKENS
 from skills.lifecycle import Wanted
 from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
@@ -273,13 +276,22 @@ class RunBody(Body):
         description="Who proposes candidates: the built-in synthesizers, callers of"
         " `POST /runs/{run_id}/candidates`, or both.",
     )
+    context_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = Field(
+        CONTEXT_TOKENS,
+        description="Most tokens of knowledge in the context of an external proposer.",
+    )
 
 
 class StepBody(Body):
     """A candidate for the step that a run waits for."""
 
     step: Annotated[int, Field(ge=1)] = Field(description="The `step` of the run's context.")
-    candidate: CandidateBody
+    candidate: CandidateBody | None = None
+    nothing_more: bool = Field(
+        False,
+        description="In place of a candidate: there is none to come. The run then confirms its best"
+        " candidate and ends, unless built-in proposers go on.",
+    )
     plan: Annotated[str, Field(max_length=2_000)] = Field(
         "", description="What the candidate changes, and why."
     )
@@ -287,6 +299,12 @@ class StepBody(Body):
         default_factory=list,
         description="Ids of the excerpts, moves and skills that it is based on.",
     )
+
+    @model_validator(mode="after")
+    def _either(self) -> StepBody:
+        if (self.candidate is None) != self.nothing_more:
+            raise ValueError("give a candidate, or nothing_more")
+        return self
 
 
 class ReviewBody(BaseModel):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +19,8 @@ from optimizer.search.runs.optimize import builtin, optimize, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer, Mailbox
+from optimizer.search.synthesizers.llm.prompt import brief
+from optimizer.search.synthesizers.llm.templates import Fence
 from skills.lifecycle import prepare_library
 
 
@@ -35,7 +39,16 @@ def main(text: str) -> int:
     if "external" in description["proposers"]:
         mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")
         store = run_store(services)
-        proposers.append(ExternalSynthesizer(mail, cancelled=lambda: store.cancelled(run_id)))
+        service = os.getppid()  # nobody can send it a candidate once that is gone
+        fence = Fence()  # one for the run: later briefings rely on what the first said of it
+        proposers.append(
+            ExternalSynthesizer(
+                mail,
+                cancelled=lambda: store.cancelled(run_id) or os.getppid() != service,
+                context_tokens=description["context_tokens"],
+                brief=lambda c: asdict(brief(c, fence, budget=c.max_tokens)),
+            )
+        )
     if "builtin" in description["proposers"]:
         places = places_for(services, description["hardware"], goal.language)
         proposers += builtin(services, goal, places)

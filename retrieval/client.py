@@ -322,10 +322,7 @@ class HttpBackend:
         key: str | None = None,
     ) -> None:
         parsed = _parse_url(url)
-        headers = {"user-agent": f"kernlore-client/{__version__}"}
-        secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
-        if secret:
-            headers["authorization"] = f"Bearer {_sendable_key(secret)}"
+        headers = {"user-agent": f"kernlore-client/{__version__}", **key_header(key)}
         self.url = str(parsed)
         self._http = httpx.Client(
             base_url=parsed,
@@ -379,6 +376,14 @@ def _told_to_wait(answer: httpx.Response) -> float | None:
     if answer.status_code != 429 or not seconds.isdecimal() or float(seconds) > MOST_SECONDS:
         return None
     return float(seconds)
+
+
+def key_header(key: str | None = None) -> dict[str, str]:
+    """The header that carries a key; without one that of the environment, if there is one. Raises
+    KernloreClientError for what cannot be sent.
+    """
+    secret = (os.environ.get(KEY_VARIABLE, "") if key is None else key).strip()
+    return {"authorization": f"Bearer {_sendable_key(secret)}"} if secret else {}
 
 
 def _sendable_key(key: str) -> str:

@@ -24,15 +24,19 @@ def list_symbols(
     limit: int = MAX_LISTED,
     access_scope: AccessScope = ALL_ACCESS,
     status: SymbolStatus = "accepted",
+    language: str = "",
 ) -> list[dict[str, Any]]:
     """Cards of a chip and of what stands above it: all in the order of their documents, or those
-    that a query means, best first. Cards that a model has proposed count from when a person has
-    accepted them; `status` lists the others. Raises UnknownHardware and InvalidRequest.
+    that a query means, best first; with `language`, without those that are known to be of another
+    one. Cards that a model has proposed count from when a person has accepted them; `status` lists
+    the others. Raises UnknownHardware and InvalidRequest.
     """
     _check_limit(limit)
     lineage = base.registry.lineage(base.registry.resolve(hardware))
     with base.catalog.read() as connection:
         cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=access_scope)
+    if language:
+        cards = [card for card in cards if card.language in ("", language)]
     if query.strip():
         embed = base.embedder.encode_query if base.dense_ready and len(cards) <= 500 else None
         cards = search_symbols(query, cards, embed, limit)

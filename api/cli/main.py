@@ -41,6 +41,7 @@ COMMANDS = (
         "commands.serve:serve",
         "Run the HTTP service, which also reads uploads.",
     ),
+    Entry("mcp", "commands.mcp:mcp", "Answer a coding agent through MCP tools."),
     Entry("ingest", "commands.ingest:ingest", "Read files and folders into the knowledge base."),
     Entry(
         "retrieve",

@@ -18,6 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from api.http import errors
 from api.http.admission import Admission
@@ -38,6 +39,8 @@ from api.http.routes import (
     skills,
     trajectories,
 )
+from api.mcp.mounted import PATH as MCP_PATH
+from api.mcp.mounted import Mounted
 from api.services import Background, Services, open_services
 from api.web import routes as web
 from api.web.login import refused_page
@@ -48,8 +51,12 @@ _STATIC = "/docs-static"
 FLUSH_SECONDS = 30.0
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application; it opens and closes the services with its lifespan."""
+def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+    """The application; it opens and closes the services with its lifespan.
+
+    With `services` of a command it only answers, and leaves them open: it reads no documents, opens
+    no vector index, and has no tools at /mcp.
+    """
     metrics = Metrics()
     app = FastAPI(
         title=TITLE,
@@ -61,12 +68,17 @@ def create_app(settings: Settings) -> FastAPI:
         swagger_ui_oauth2_redirect_url=None,
         responses=ERRORS,
         dependencies=[Depends(access_scope), Depends(known_parameters)],
-        lifespan=_lifespan,
+        lifespan=_lifespan if services is None else _lent,
     )
     app.state.settings = settings
+    app.state.services = services
     app.state.metrics = metrics
+    app.state.mcp = Mounted()
     app.openapi = describe(app)  # type: ignore[method-assign]
-    app.add_middleware(Authorisation, settings=settings, error_page=refused_page)
+    # Whoever runs a command on a data directory owns it.
+    app.add_middleware(
+        Authorisation, settings=settings, error_page=refused_page, trusted=services is not None
+    )
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
     errors.install(app)
@@ -85,6 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router)
     _add_docs(app)
     web.add_to(app)
+    app.router.routes.append(Route(MCP_PATH, app.state.mcp, include_in_schema=False))
     return app
 
 
@@ -100,7 +113,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     background.start()
     flushing = asyncio.create_task(_flush_uses(services))
     try:
-        yield
+        async with app.state.mcp.open(app, settings):
+            yield
     finally:
         flushing.cancel()
         services.keys.flush()
@@ -112,6 +126,13 @@ async def _flush_uses(services: Services) -> None:
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
         await run_in_threadpool(services.keys.flush)
+
+
+@asynccontextmanager
+async def _lent(app: FastAPI) -> AsyncIterator[None]:
+    """The services are somebody else's."""
+    app.state.admission = Admission(app.state.settings)
+    yield
 
 
 def _add_docs(app: FastAPI) -> None:

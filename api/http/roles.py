@@ -60,10 +60,8 @@ NEEDED: Mapping[str, Role] = {
 RUNS_CODE = frozenset({"POST /trajectories"})
 
 MCP = "/mcp"
-# Whether the tools see what their caller may see (`authorisation.caller_of`). Until they do, a key
-# that is restricted to hardware has no use of them.
-MCP_SEES_AS_CALLER = False
-# Tools of agents, by the same rules. Every other message of the protocol needs a reader.
+# Tools of agents, by the same rules. A tool asks the routes with its caller's key, so it sees what
+# the caller may see. Every other message of the protocol needs a reader.
 TOOLS: Mapping[str, Role] = {
     "retrieve_context": "reader",
     "search_manual": "reader",
@@ -123,13 +121,9 @@ def need_of(method: str, template: str) -> Need:
         role="reader" if safe else NEEDED.get(route, "admin"),
         changes=not safe and route not in READS,
         kind="upload" if route in UPLOADS else "request",
-        whole_store=f"{read} {template}" in WHOLE_STORE or _unscoped(template),
+        whole_store=f"{read} {template}" in WHOLE_STORE,
         runs_code=route in RUNS_CODE,
     )
-
-
-def _unscoped(template: str) -> bool:
-    return is_tools(template) and not MCP_SEES_AS_CALLER
 
 
 def need_of_tools(body: bytes) -> Need:
@@ -137,7 +131,7 @@ def need_of_tools(body: bytes) -> Need:
     try:
         sent: Any = json.loads(body)
     except (ValueError, RecursionError):  # refused by the protocol itself
-        return Need("mcp", "reader", False, whole_store=not MCP_SEES_AS_CALLER)
+        return Need("mcp", "reader", False)
     called = [_tool(message) for message in (sent if isinstance(sent, list) else [sent])]
     tools = sorted({name for name in called if name is not None})
     roles = [TOOLS.get(name, "admin") for name in tools]
@@ -146,7 +140,6 @@ def need_of_tools(body: bytes) -> Need:
         role=max(roles, key=ROLES.index, default="reader"),
         changes=not _QUIET_TOOLS.issuperset(tools),
         kind="upload" if "submit_trajectory" in tools else "request",
-        whole_store=not MCP_SEES_AS_CALLER,
         runs_code=not _CODE_TOOLS.isdisjoint(tools),
     )
 

@@ -44,7 +44,7 @@ def requests(served: httpx2.Client) -> list[tuple[str, str]]:
     ]
     assert len(routes) > 45 and ("POST", "/documents") in routes
     others = ("/", "/docs", "/openapi.json", "/docs-static/swagger-ui.css", "/no/such/page")
-    return [*routes, *(("GET", path) for path in others)]
+    return [*routes, *(("GET", path) for path in others), ("GET", "/mcp"), ("POST", "/mcp")]
 
 
 @pytest.mark.parametrize(

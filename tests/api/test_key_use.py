@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from api.http.app import create_app
 from api.http.authorisation import caller_of
 from api.http.limits import Limits
-from api.http.roles import MCP, MCP_SEES_AS_CALLER, TOOLS
+from api.http.roles import MCP, TOOLS
 from api.services import open_services
 from kb.catalog.keys import ROLES, may
 from kb.errors import TooManyRequests
@@ -109,8 +109,7 @@ def test_what_is_mounted_is_behind_the_same_door(tmp_path: Path) -> None:
     assert "mcp retrieve_context,search_manual" not in changed  # reads
     for method in ("GET", "DELETE", "POST"):
         assert client.request(method, MCP).status_code == 401
-    # Until tools see what their caller may see, a key for some hardware has no use of them.
-    assert call(chip.secret, "retrieve_context").status_code == (200 if MCP_SEES_AS_CALLER else 403)
+    assert call(chip.secret, "retrieve_context").status_code == 200
     assert call(chip.secret, "submit_trajectory").status_code == 403
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "opened",
     "read_settings",
     "send_logs_to_stderr",
+    "service_at",
 ]
 
 
@@ -57,12 +58,7 @@ def read_settings(data_dir: Path | None = None, **given: Any) -> Settings:
 @contextmanager
 def open_target(data_dir: Path | None, url: str | None) -> Iterator[Target]:
     """The service at `url`, else the one that runs on the data directory, else this process."""
-    if url is not None and data_dir is not None:
-        raise InvalidRequest(
-            "--url and --data-dir exclude each other",
-            hint="Give the URL of a service, or its data.",
-        )
-    where = url or _service_of(data_dir)
+    where = service_at(data_dir, url)
     if where:
         from api.cli.backends.remote import RemoteTarget
 
@@ -95,10 +91,18 @@ def opened(data_dir: Path | None) -> Iterator[LocalTarget]:
         local.close()
 
 
-def _service_of(data_dir: Path | None) -> str | None:
+def service_at(data_dir: Path | None, url: str | None) -> str | None:
+    """The URL of the service that is named, or runs on the data directory; None where none does.
+    Raises InvalidRequest where both are given.
+    """
     from kb.service_lock import running_service
 
-    return running_service(read_settings(data_dir).data_dir)
+    if url is not None and data_dir is not None:
+        raise InvalidRequest(
+            "--url and --data-dir exclude each other",
+            hint="Give the URL of a service, or its data.",
+        )
+    return url or running_service(read_settings(data_dir).data_dir)
 
 
 def send_logs_to_stderr(level: str) -> None:

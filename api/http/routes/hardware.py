@@ -129,11 +129,14 @@ def symbols(
         SymbolStatus,
         Query(description="proposed, rejected: cards of a language model that nobody has accepted"),
     ] = "accepted",
+    language: Annotated[
+        str, Query(max_length=200, description="Without names of another language.")
+    ] = "",
 ) -> JSONResponse:
     """Cards of instructions, functions, directives, types, registers and error codes: signature,
     operands, limits, an example, and the section that defines them.
     """
-    rows = list_symbols(parts, hardware_id, q, limit, access, status)
+    rows = list_symbols(parts, hardware_id, q, limit, access, status, language)
     return JSONResponse({"symbols": rows})
 
 

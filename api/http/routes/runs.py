@@ -69,7 +69,9 @@ def start(
     `POST /runs/{run_id}/candidates`; `GET /runs/{run_id}/context` says what it waits for."""
     fields = body.model_dump()
     goal = body.goal.model_dump(exclude_none=True)
-    run_id = processes.start(fields["problem"], body.hardware, goal, body.proposers)
+    run_id = processes.start(
+        fields["problem"], body.hardware, goal, body.proposers, body.context_tokens
+    )
     return {"id": run_id, "state": "starting"}
 
 
@@ -107,14 +109,15 @@ def cancel(run_id: str, processes: Processes) -> dict[str, Any]:
 
 @router.get("/runs/{run_id}/context", summary="Show what the next candidate can be based on")
 def context(run_id: str, processes: Processes) -> dict[str, Any]:
-    """The candidate to change, its evaluation, and the knowledge about it. `waiting` is false while
-    the run measures, or after it has ended."""
+    """The candidate to change, its evaluation, and the knowledge about it; `briefing` says the same
+    in words, as a language model is told. `waiting` is false while the run measures, or after it
+    has ended."""
     return processes.context(run_id)
 
 
 @router.post(
     "/runs/{run_id}/candidates",
-    summary="Propose the candidate that a run waits for",
+    summary="Propose the candidate that a run waits for, or nothing more",
     status_code=202,
     dependencies=[Depends(from_this_machine)],
     openapi_extra=json_request(StepBody),
@@ -124,7 +127,7 @@ def propose(
 ) -> dict[str, Any]:
     """`step` is that of the run's context; 404 for a step that the run does not wait for, 409 for a
     step that has a candidate already."""
-    fields = body.candidate.model_dump(exclude_none=True)
+    fields = None if body.candidate is None else body.candidate.model_dump(exclude_none=True)
     return processes.propose(run_id, body.step, fields, body.plan, body.used)
 
 

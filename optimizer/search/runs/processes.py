@@ -20,7 +20,7 @@ from kb.jobs import ChildProcess
 from kb.private import private_folder
 from optimizer.search.runs.run_lock import owner_of
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.synthesizers.external import Mailbox
+from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE, Mailbox
 from retrieval.knowledge_base import KnowledgeBase
 
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
@@ -75,11 +75,13 @@ class RunProcesses:
         hardware: str,
         goal: Mapping[str, Any],
         proposers: Sequence[str],
+        context_tokens: int = CONTEXT_TOKENS,
     ) -> str:
         """The id of a run that has begun.
 
         `problem` is a shipped name, or `source` with `toml` or None; `goal` has the fields of
-        `Goal`; `hardware` is an id, name or alias, or `auto`. Raises InvalidRequest, NotFound and
+        `Goal`; `hardware` is an id, name or alias, or `auto`; `context_tokens` bounds the knowledge
+        that is packed for an external proposer. Raises InvalidRequest, NotFound and
         UnknownHardware, and Conflict where too many run already: they would wait for the same
         device.
         """
@@ -97,6 +99,7 @@ class RunProcesses:
             "hardware": hardware,
             "goal": dict(checked_goal),
             "proposers": list(proposers),
+            "context_tokens": context_tokens,
         }
         with self._changing:
             running = sum(child.alive for child in self._children.values())
@@ -159,24 +162,31 @@ class RunProcesses:
         self,
         run_id: str,
         step: int,
-        candidate: Mapping[str, Any],
+        candidate: Mapping[str, Any] | None,
         plan: str = "",
         used: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Hand a run the candidate that it waits for; `step` is that of its context.
 
-        `candidate` has `files`, `main`, `language`, `parameters` and maybe `entry`; `used` are ids
-        of shown knowledge. Raises NotFound, and Conflict for a step that it does not wait for.
+        `candidate` has `files`, `main`, `language`, `parameters` and maybe `entry`; None says that
+        there is nothing more to propose, upon which the run ends unless others propose too. `used`
+        are ids of shown knowledge. Raises NotFound, InvalidRequest for files that make no
+        candidate, and Conflict for a step that has one already.
         """
-        from optimizer.evaluation.bundle import default_entry
+        from optimizer.evaluation.bundle import Bundle, default_entry
         from optimizer.evaluation.evaluate import entry_for
         from optimizer.evaluation.targets import AUTO
 
         hardware = str(self.show(run_id).get("hardware", AUTO))
+        if candidate is None:
+            self.mailbox(run_id).answer(step, NOTHING_MORE)
+            return {"run": run_id, "step": step, "state": "accepted"}
         answer = {**candidate, "plan": plan, "used": list(used)}
         if answer.get("entry") is None:
             named = entry_for(self._base, hardware, candidate["language"])
             answer["entry"] = named or default_entry(candidate["main"])
+        # Refused here, where its sender sees why; the run would spend its step on it.
+        Bundle(candidate["files"], candidate["main"], candidate["language"], answer["entry"])
         self.mailbox(run_id).answer(step, answer)
         return {"run": run_id, "step": step, "state": "accepted"}
 

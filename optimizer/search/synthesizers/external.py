@@ -1,7 +1,8 @@
 """Candidates of an external optimizer: the context of the next candidate goes out and the candidate
 comes in through a folder.
 
-The HTTP server of the run reads and writes the same folder. Standard library only.
+The HTTP server of the run reads and writes the same folder. Standard library only: what says the
+context in words is handed in.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from optimizer.search.synthesizers.base import Context, ProposalFailed
 
 POLL_SECONDS = 0.1
 WAIT_SECONDS = 600.0
+CONTEXT_TOKENS = 48_000  # of packed knowledge, where the caller names no other bound
 NAME = "external"
+NOTHING_MORE = {"nothing_more": True}  # the answer of a caller who has no further candidate
 
 
 class Mailbox:
@@ -71,27 +74,39 @@ class ExternalSynthesizer:
 
     name = NAME
     first_tries = 1
-    context_tokens = 48_000
 
     def __init__(
         self,
         mailbox: Mailbox,
         seconds: float = WAIT_SECONDS,
         cancelled: Callable[[], bool] = lambda: False,
+        context_tokens: int = CONTEXT_TOKENS,
+        brief: Callable[[Context], Mapping[str, Any]] | None = None,
     ) -> None:
         """It waits at most `seconds` for a candidate; `cancelled` is polled meanwhile and ends the
-        wait."""
+        wait. `context_tokens` bounds the packed knowledge. `brief` says a context in words, as the
+        field `briefing` of the JSON; without it the field is null."""
         self._mailbox = mailbox
         self._seconds = seconds
         self._cancelled = cancelled
+        self.context_tokens = context_tokens
+        self._brief = brief
+        self._has_more = True
 
     def propose(self, context: Context) -> Proposal | None:
-        """Publish the context and wait for the candidate. Raises ProposalFailed when none comes in
-        time, for a malformed candidate and for a cancelled run."""
-        self._mailbox.ask(context.step, context_as_json(context))
+        """Publish the context and wait for the candidate; None from when the caller has nothing
+        more. Raises ProposalFailed when none comes in time, for a malformed candidate and for a
+        cancelled run."""
+        if not self._has_more:
+            return None
+        briefing = self._brief(context) if self._brief is not None else None
+        self._mailbox.ask(context.step, {**context_as_json(context), "briefing": briefing})
         began = time.monotonic()
         while time.monotonic() - began < self._seconds:
             candidate = self._mailbox.candidate_for(context.step)
+            if candidate == NOTHING_MORE:
+                self._has_more = False
+                return None
             if candidate is not None:
                 return _proposal(context, candidate, time.monotonic() - began)
             if self._cancelled():

@@ -1,11 +1,12 @@
-"""A context as a prompt, within a budget: excerpts go first, then earlier kernels, then their
-sources, then the log.
+"""A context as a prompt, or as a briefing for a proposer of its own, within a budget: excerpts go
+first, then earlier kernels, then their sources, then the log.
 
 Facts, moves and the source to change always stay: without them there is nothing to act on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kb.prompt_tokens import count_tokens
@@ -47,6 +48,20 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Briefing:
+    """A context in words for a proposer that is no model of ours.
+
+    `task` is what stays the same in a run: problem, policy, judging, hardware, interface, and what
+    must be known of the chip. `step` is the kernel to start from, what was measured about it,
+    earlier kernels, and what is known about that. `shown` are the ids of the knowledge in it.
+    """
+
+    task: str
+    step: str
+    shown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class _Variable:
     """The parts of a prompt that are given up bit by bit when it is too long."""
 
@@ -74,6 +89,44 @@ def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prom
     skills alone take more, they stay and the prompt is longer. What the knowledge base packed has
     its own bound; a budget of 0 leaves it out. `tools` mentions that tools may be called.
     """
+    context, whole, kept = _fitted(context, fence, budget)
+    system = _system(context, fence)
+    user = _user(context, kept, fence, tools)
+    shown = ids(context, kept.excerpts)
+    return Prompt(system, user, shown, count_tokens(system + user), _left_out(whole, kept))
+
+
+def brief(context: Context, fence: Fence, *, budget: int) -> Briefing:
+    """The same as a prompt says, without how a model of ours answers. `budget` is as in
+    `compose`."""
+    context, _, kept = _fitted(context, fence, budget)
+    values = _values(context, kept, fence)
+    note = rendered("quoted.md", {"boundary": fence.boundary, "end": fence.end})
+    task = [note, *(f"# {title}\n{values[name]}" for title, name in _TASK), values["target"]]
+    step = [*(f"# {title}\n{values[name]}" for title, name in _STEP)]
+    step += [values["memory"], values["knowledge"]]
+    return Briefing(_joined(task), _joined(step), tuple(sorted(ids(context, kept.excerpts))))
+
+
+_TASK = (
+    ("Problem", "problem"),
+    ("What is allowed", "policy"),
+    ("How it is judged", "judging"),
+    ("Hardware", "hardware"),
+    ("Interface", "interface"),
+)
+_STEP = (
+    ("The kernel to start from", "parent"),
+    ("What was measured about it", "verdict"),
+)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+def _fitted(context: Context, fence: Fence, budget: int) -> tuple[Context, _Variable, _Variable]:
+    """The context as the budget allows it, all of its variable parts, and those that fit."""
     packed = context.knowledge.target or context.knowledge.situation
     whole = _Variable(
         context.knowledge.excerpts if context.with_knowledge and not packed else (),
@@ -89,10 +142,7 @@ def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prom
         if fewer is None:
             break
         kept = fewer
-    system = _system(context, fence)
-    user = _user(context, kept, fence, tools)
-    shown = ids(context, kept.excerpts)
-    return Prompt(system, user, shown, count_tokens(system + user), _left_out(whole, kept))
+    return context, whole, kept
 
 
 def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
@@ -116,23 +166,25 @@ def _system(context: Context, fence: Fence) -> str:
 
 
 def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
-    return rendered(
-        "user.md",
-        {
-            "problem": sections.problem(context.problem, fence),
-            "policy": sections.policy(context.problem, fence, wanted(context)),
-            "judging": sections.judging(context),
-            "hardware": sections.hardware(context, fence),
-            "interface": sections.interface(context),
-            "parent": results.parent(context.parent, fence),
-            "verdict": results.verdict(context.parent, fence, kept.log_chars, context.baseline),
-            "memory": _memory(context, kept, fence),
-            "target": sections.target(context, fence),
-            "knowledge": known(context, kept.excerpts, fence),
-            "task": FIRST if context.parent.proposal is None else NEXT,
-            "tools": TOOLS_NOTE if tools else "",
-        },
-    )
+    task = FIRST if context.parent.proposal is None else NEXT
+    values = {"task": task, "tools": TOOLS_NOTE if tools else ""}
+    return rendered("user.md", {**_values(context, kept, fence), **values})
+
+
+def _values(context: Context, kept: _Variable, fence: Fence) -> dict[str, str]:
+    """The parts of a prompt by the names of their places."""
+    return {
+        "problem": sections.problem(context.problem, fence),
+        "policy": sections.policy(context.problem, fence, wanted(context)),
+        "judging": sections.judging(context),
+        "hardware": sections.hardware(context, fence),
+        "interface": sections.interface(context),
+        "parent": results.parent(context.parent, fence),
+        "verdict": results.verdict(context.parent, fence, kept.log_chars, context.baseline),
+        "memory": _memory(context, kept, fence),
+        "target": sections.target(context, fence),
+        "knowledge": known(context, kept.excerpts, fence),
+    }
 
 
 def _memory(context: Context, kept: _Variable, fence: Fence) -> str:

@@ -1,0 +1,191 @@
+"""Tools that ask: what is known for a task, in manuals, about a name; and what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mcp.server.mcpserver.tools import Tool
+from pydantic import BaseModel, Field, WithJsonSchema, create_model
+
+from api.mcp import results
+from api.mcp.routes import Routes, at
+from api.mcp.tool import READS, RECORDS, Arguments, tool
+from kb.plain import plain
+from kb.scope import Category
+from retrieval.diagnose.signals import load_signals
+from retrieval.request import TASKS
+from retrieval.request_body import RetrieveBody
+
+# The others are for the log of an optimizer, or for a person who looks into the library.
+TAKEN = (
+    *("task", "signal", "signals", "log", "metrics", "profile", "query", "draft", "hardware"),
+    *("op", "language", "dtype", "problem", "categories", "k", "max_tokens", "run_id", "exclude"),
+)
+PAGE = 40  # passages of a section in one answer
+Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+
+
+def _words(ids: tuple[str, ...]) -> Any:
+    """A text whose schema lists the words; the route checks it, and names the nearest."""
+    return Annotated[str, WithJsonSchema({"type": "string", "enum": list(ids)})]
+
+
+def _taken() -> dict[str, Any]:
+    """Type and description of each field, as the body of /retrieve has them."""
+    narrowed = {
+        "signal": _words(tuple(signal.id for signal in load_signals())) | None,
+        "task": _words(TASKS) | None,
+    }
+    fields = RetrieveBody.model_fields
+    return {
+        name: (narrowed.get(name, fields[name].annotation), _described(name, fields[name]))
+        for name in TAKEN
+    }
+
+
+def _described(name: str, field: Any) -> Any:
+    text = field.description.replace("GET /signals", "list_signals_and_hardware")
+    return Field(None, description=text.replace("GET /hardware", "list_signals_and_hardware"))
+
+
+if TYPE_CHECKING:
+
+    class RetrieveArguments(Arguments):
+        """The fields of a request that make sense to an agent."""
+
+else:
+    RetrieveArguments = create_model("RetrieveArguments", __base__=Arguments, **_taken())
+
+
+class SearchArguments(Arguments):
+    query: Text = Field(description="A question, or words of the manual.")
+    hardware: str | None = Field(None, description="Only what holds for this chip.")
+    language: str | None = Field(None, description="Only what holds for this language.")
+    category: Category | None = Field(None, description="Only documents of this category.")
+    k: Annotated[int, Field(ge=1, le=50)] = Field(8, description="Number of excerpts.")
+
+
+class SectionArguments(Arguments):
+    excerpt: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        description="The id of an excerpt (psg_...)."
+    )
+    offset: Annotated[int, Field(ge=0)] = Field(0, description="`next_offset` of the answer before")
+
+
+class SymbolArguments(Arguments):
+    name: Annotated[str, Field(min_length=1, max_length=400)] = Field(
+        description="An instruction, intrinsic, function, directive or error code; or words about"
+        " it."
+    )
+    hardware: str = Field(description="Id, name or alias of the chip.")
+    language: str | None = Field(None, description="Without names of other languages.")
+    limit: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Most cards.")
+
+
+class NoArguments(Arguments):
+    pass
+
+
+class OutcomeArguments(Arguments):
+    retrieval_id: Annotated[str, Field(min_length=1, max_length=200)]
+    used: list[str] = Field(
+        default_factory=list, description="Ids of the excerpts, moves and skills acted on."
+    )
+    correct: bool | None = Field(None, description="Whether the kernel was correct.")
+    speedup: float | None = Field(None, description="Of the kernel; 2.0 is twice as fast.")
+    baseline_speedup: float | None = Field(
+        None, description="Of the kernel before the change, over the same reference."
+    )
+    note: Annotated[str, Field(max_length=4000)] | None = None
+
+
+def _given(arguments: BaseModel, *without: str) -> dict[str, Any]:
+    fields = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+    return {n: v for n, v in fields.items() if v is not None and n not in without}
+
+
+async def retrieve_context(routes: Routes, given: RetrieveArguments) -> results.Retrieved:
+    """Get what is known for your next step with a kernel on a chip: `context` is ready to read,
+    with citations of the chip's own manuals, rules, moves and skills. Give the raw compiler or
+    run-time log, a profiler's output or metrics, a signal, a question, or your draft, in any
+    combination; `task` write with a hardware alone prepares a first kernel. Name the hardware:
+    nothing about another chip is ever returned. Report what came of it by `report_outcome`."""
+    answer = await routes.post("/retrieve", _given(given))
+    return results.Retrieved.model_validate(answer)
+
+
+async def search_manual(routes: Routes, given: SearchArguments) -> results.Searched:
+    """Search the manuals and guides for passages about a question. Use `retrieve_context` for a
+    failing or slow kernel."""
+    body = _given(given, "category") | {"task": "ask"}
+    body |= {"categories": [given.category]} if given.category is not None else {}
+    answer = await routes.post("/retrieve", body)
+    return results.Searched.model_validate(answer)
+
+
+async def get_section(routes: Routes, given: SectionArguments) -> results.SectionText:
+    """Read the whole section of a manual that an excerpt comes from."""
+    return await section_text(routes, given.excerpt, given.offset)
+
+
+async def lookup_symbol(routes: Routes, given: SymbolArguments) -> results.Symbols:
+    """Look up a name of a chip's language in the chip's own manuals: signature, operands,
+    limits, an example. Do so before you write an instruction or intrinsic that you are not sure
+    of."""
+    path = at("/hardware", given.hardware, "symbols")
+    answer = await routes.get(path, q=given.name, limit=given.limit, language=given.language)
+    return results.Symbols.model_validate(answer)
+
+
+async def list_signals_and_hardware(routes: Routes, _: NoArguments) -> results.Known:
+    """List the ids that `signal` and `hardware` of the other tools take."""
+    signals, hardware = await routes.get("/signals"), await routes.get("/hardware")
+    return results.Known.model_validate({**signals, **hardware})
+
+
+async def report_outcome(routes: Routes, given: OutcomeArguments) -> results.Outcome:
+    """Report whether a retrieved answer led to a correct and faster kernel. Later answers are
+    ranked by it."""
+    path = at("/retrievals", given.retrieval_id, "outcome")
+    answer = await routes.post(path, _given(given, "retrieval_id"))
+    return results.Outcome.model_validate(answer)
+
+
+def knowledge_tools(routes: Routes) -> list[Tool]:
+    """The tools over these routes, in the order in which they are listed."""
+    return [
+        tool(
+            routes, retrieve_context, RetrieveArguments, results.Retrieved, READS, "Get knowledge"
+        ),
+        tool(routes, search_manual, SearchArguments, results.Searched, READS, "Search the manuals"),
+        tool(routes, get_section, SectionArguments, results.SectionText, READS, "Read a section"),
+        tool(routes, lookup_symbol, SymbolArguments, results.Symbols, READS, "Look up a name"),
+        tool(routes, list_signals_and_hardware, NoArguments, results.Known, READS, "List ids"),
+        tool(routes, report_outcome, OutcomeArguments, results.Outcome, RECORDS, "Report outcome"),
+    ]
+
+
+async def section_text(routes: Routes, passage_id: str, offset: int = 0) -> results.SectionText:
+    """The section of a passage as one text. Raises NotFound."""
+    passage = await routes.get(at("/passages", passage_id))
+    document, section = passage["document"], passage["section"]
+    path = at("/documents", document["id"], "passages")
+    page = await routes.get(path, section=section["id"], offset=offset, limit=PAGE)
+    rows = page["passages"]
+    after = offset + len(rows)
+    return results.SectionText(
+        document=results.DocumentRef.model_validate(document),
+        section_id=section["id"],
+        path=section["path"],
+        hardware=passage["hardware"],
+        page=plain(rows[0]["page"]) if rows else None,
+        text=passages_text(rows),
+        passages=page["total"],
+        next_offset=after if after < page["total"] else None,
+    )
+
+
+def passages_text(rows: list[dict[str, Any]]) -> str:
+    """Passages one after another; the piece of a table begins with the table's header rows."""
+    parts = (part for row in rows for part in (row["lead"], row["text"]) if part)
+    return "\n\n".join(parts)

@@ -1,0 +1,321 @@
+"""Tools that measure: one kernel, or a whole optimization that an agent drives; and searches that
+it made elsewhere.
+
+They run the code that they are sent, under the rule of the routes behind them: only for callers on
+the service's own machine, unless `evaluate_over_http` allows others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import anyio
+from mcp.server.mcpserver.tools import Tool
+from pydantic import Field
+
+from api.bodies import TrajectoryStepBody
+from api.mcp import results
+from api.mcp.routes import Routes, at
+from api.mcp.tool import RECORDS, REPEATABLE, Arguments, tool
+from kb.errors import InvalidRequest
+from skills.trajectories.external_trajectory import MAX_STEPS, file_name
+
+POLL_SECONDS = 0.2
+CONTEXT_TOKENS = 6_000  # the window of an agent is shared with everything else that it does
+BEGINNING, MEASURING = ("starting",), ("starting", "running")
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Wait = Annotated[float, Field(ge=0, le=600)]
+WAIT = Field(
+    50.0, description="Answer after so many seconds at the latest. Ask again for the rest."
+)
+
+
+class ProblemArguments(Arguments):
+    problem: Name | None = Field(None, description="The name of a built-in problem, like softmax.")
+    problem_source: str | None = Field(
+        None,
+        description="In place of `problem`: the text of a Python file with `Model` (a"
+        " torch.nn.Module, the reference), `get_inputs()` and, where it needs arguments,"
+        " `get_init_inputs()`.",
+    )
+    problem_toml: str | None = Field(
+        None, description="Cases, dtypes and tolerances of `problem_source`, if stated."
+    )
+
+
+class KernelArguments(Arguments):
+    language: Name | None = Field(
+        None, description="cpp, triton, torch, cuda, or a language of the chip's own toolchain."
+    )
+    source: str | None = Field(None, description="The kernel as one source text.")
+    files: dict[str, str] | None = Field(
+        None, description="In place of `source`: relative path to text; name one as `main`."
+    )
+    main: Name | None = Field(None, description="The file that is compiled or imported.")
+    entry: Name | None = Field(
+        None, description="The class or function that is called, where it is not the usual one."
+    )
+    parameters: dict[str, bool | int | float | str] | None = Field(
+        None, description="Parameter values that were chosen, and compiler flags."
+    )
+
+
+class EvaluateArguments(ProblemArguments, KernelArguments):
+    hardware: Name = Field("auto", description="Id, name or alias; auto: this machine's.")
+    cases: list[str] | None = Field(None, description="Only these cases of the problem.")
+    evaluation_id: Name | None = Field(
+        None, description="Ask for this evaluation again, in place of everything else."
+    )
+    wait_seconds: Wait = WAIT
+
+
+class NextArguments(ProblemArguments):
+    run_id: Name | None = Field(None, description="A run that goes on. Left out: start one.")
+    hardware: Name = Field("auto", description="Of a new run. auto: this machine's.")
+    language: Name | None = Field(None, description="Of a new run: only kernels in it.")
+    candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(
+        30, description="Of a new run: how many kernels it takes at most."
+    )
+    minutes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Of a new run: end it after so many minutes."
+    )
+    target: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Of a new run: end it at this speed-up over the reference."
+    )
+    knowledge: bool = Field(True, description="Of a new run: whether to retrieve knowledge.")
+    context_tokens: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        CONTEXT_TOKENS, description="Of a new run: most tokens of knowledge in a briefing."
+    )
+    whole: bool = Field(
+        False,
+        description="Say again what every step of the run has in common: problem, interface, chip."
+        " The first briefing of a new run always does.",
+    )
+    wait_seconds: Wait = WAIT
+
+
+class SubmitArguments(KernelArguments):
+    run_id: Name
+    step: Annotated[int, Field(ge=1)] = Field(description="`step` of the context.")
+    plan: Annotated[str, Field(max_length=2_000)] = Field(
+        "", description="What the kernel changes, and why."
+    )
+    used: list[str] = Field(
+        default_factory=list, description="`knowledge_ids` that the kernel is based on."
+    )
+    nothing_more: bool = Field(
+        False,
+        description="In place of a kernel: you have no better one. The run measures its best once"
+        " more and ends.",
+    )
+    wait_seconds: Wait = WAIT
+
+
+class TrajectoryArguments(ProblemArguments):
+    hardware: Name
+    steps: Annotated[list[TrajectoryStepBody], Field(min_length=1, max_length=MAX_STEPS)] = Field(
+        description="The kernels in the order in which they were tried."
+    )
+    language: Name | None = Field(None, description="The language of steps without their own.")
+    actor: Annotated[str, Field(min_length=1, max_length=100)] = Field(
+        "external", description="Which optimizer or agent tried them."
+    )
+
+
+async def evaluate_candidate(routes: Routes, given: EvaluateArguments) -> results.Evaluated:
+    """Compile, check and time one kernel against the reference of a problem: is it correct on
+    every case, how fast, and why. Runs the code. For many kernels of one problem start a run by
+    `next_candidate_context` instead."""
+    if given.evaluation_id is None:
+        body = {"problem": _problem(given), "candidate": _kernel(given), "hardware": given.hardware}
+        body |= {"cases": given.cases} if given.cases is not None else {}
+        job = await routes.post("/evaluations", body)
+    else:
+        job = await routes.get(at("/evaluations", given.evaluation_id))
+    path = at("/evaluations", job["id"])
+
+    async def ended() -> Any:
+        state = await routes.get(path)
+        return state if state["state"] in ("ready", "failed") else None
+
+    shown = await _until(ended, given.wait_seconds) or await routes.get(path)
+    knowledge = (shown["result"] or {}).get("knowledge")
+    return results.Evaluated.model_validate({**shown, "knowledge": knowledge})
+
+
+async def next_candidate_context(routes: Routes, given: NextArguments) -> results.NextContext:
+    """Optimize a kernel yourself, step by step. Name a problem to start a run: its reference is
+    measured, and you are told the problem, the interface, how it is judged, the kernel to start
+    from with its verdict, and what is known about the chip and that verdict. Then hand in a kernel
+    by `submit_candidate`, and ask here again with `run_id`. Where `waiting` is false and the state
+    is starting or running, ask again; otherwise the run has ended, with its `result`."""
+    started = given.run_id is None
+    run_id = await _start(routes, given) if given.run_id is None else given.run_id
+    path = at("/runs", run_id, "context")
+
+    async def settled() -> Any:
+        told = await routes.get(path)
+        return told if told["waiting"] or told["state"] not in MEASURING else None
+
+    told = await _until(settled, given.wait_seconds) or await routes.get(path)
+    run = await routes.get(at("/runs", run_id))
+    context = told["context"] or {}
+    briefing = context.get("briefing") or {}
+    parts = [briefing.get("task", "")] if started or given.whole else []
+    return results.NextContext(
+        run_id=run_id,
+        state=run["state"],
+        waiting=told["waiting"],
+        step=context.get("step"),
+        briefing="\n\n".join([*parts, briefing.get("step", "")]).strip(),
+        knowledge_ids=list(briefing.get("shown", ())),
+        best=context.get("best"),
+        ended=run.get("ended") or run.get("note", ""),
+        result=run.get("result") or {},
+    )
+
+
+async def submit_candidate(routes: Routes, given: SubmitArguments) -> results.Submitted:
+    """Hand in the kernel that a run waits for, or `nothing_more`, and get its verdict and figures.
+    Runs the code. Where `state` is pending, ask `next_candidate_context` with the run's id: the
+    next briefing has the verdict."""
+    body: dict[str, Any] = {"step": given.step, "plan": given.plan, "used": given.used}
+    what = {"nothing_more": True} if given.nothing_more else {"candidate": _kernel(given)}
+    await routes.post(at("/runs", given.run_id, "candidates"), body | what)
+
+    async def measured() -> Any:
+        nodes = (await routes.get(at("/runs", given.run_id, "tree")))["nodes"]
+        run = await routes.get(at("/runs", given.run_id))
+        over = run["state"] not in MEASURING
+        done = len(nodes) > given.step and not given.nothing_more
+        return (run, nodes) if done or over else None
+
+    outcome = await _until(measured, given.wait_seconds)
+    if outcome is None or len(outcome[1]) <= given.step:
+        run = await routes.get(at("/runs", given.run_id))
+        pending = outcome is None and not given.nothing_more
+        return _submitted(given, run, "pending" if pending else "none", None)
+    node = await routes.get(at("/runs", given.run_id, "candidates", str(given.step)))
+    return _submitted(given, outcome[0], node["state"], node["evaluation"])
+
+
+async def submit_trajectory(
+    routes: Routes, given: TrajectoryArguments
+) -> results.SubmittedTrajectory:
+    """Send the kernels that you tried on a problem elsewhere, failures too, so that skills can be
+    learned from them. Every step is evaluated here first. Runs the code."""
+    body: dict[str, Any] = {
+        "problem": _problem(given),
+        "hardware": given.hardware,
+        "language": given.language,
+        "steps": [step.model_dump(exclude_none=True) for step in given.steps],
+        "actor": given.actor,
+    }
+    sent = {name: value for name, value in body.items() if value is not None}
+    return results.SubmittedTrajectory.model_validate(await routes.post("/trajectories", sent))
+
+
+def optimization_tools(routes: Routes) -> list[Tool]:
+    """The tools over these routes, in the order in which they are listed."""
+    return [
+        tool(
+            routes,
+            evaluate_candidate,
+            EvaluateArguments,
+            results.Evaluated,
+            REPEATABLE,
+            "Evaluate a kernel",
+        ),
+        tool(
+            routes,
+            next_candidate_context,
+            NextArguments,
+            results.NextContext,
+            RECORDS,
+            "Start or continue an optimization",
+        ),
+        tool(
+            routes,
+            submit_candidate,
+            SubmitArguments,
+            results.Submitted,
+            RECORDS,
+            "Hand in a kernel of an optimization",
+        ),
+        tool(
+            routes,
+            submit_trajectory,
+            TrajectoryArguments,
+            results.SubmittedTrajectory,
+            REPEATABLE,
+            "Send kernels that were tried elsewhere",
+        ),
+    ]
+
+
+async def _start(routes: Routes, given: NextArguments) -> str:
+    goal = {
+        "language": given.language,
+        "candidates": given.candidates,
+        "minutes": given.minutes,
+        "target": given.target,
+        "knowledge": given.knowledge,
+    }
+    body = {
+        "problem": _problem(given),
+        "hardware": given.hardware,
+        "goal": {name: value for name, value in goal.items() if value is not None},
+        "proposers": ["external"],
+        "context_tokens": given.context_tokens,
+    }
+    return str((await routes.post("/runs", body))["id"])
+
+
+async def _until(ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
+    """The first answer that is not None; None where none came in time. It asks again and again,
+    because those who measure are other processes.
+    """
+    deadline = time.monotonic() + seconds
+    while (answer := await ask()) is None and time.monotonic() < deadline:  # noqa: ASYNC110
+        await anyio.sleep(POLL_SECONDS)
+    return answer
+
+
+def _problem(given: ProblemArguments) -> Any:
+    if (given.problem is None) == (given.problem_source is None):
+        raise InvalidRequest(
+            "give `problem` or `problem_source`, one of them",
+            hint="`problem` names a built-in problem, `problem_source` is the text of one.",
+        )
+    if given.problem is not None:
+        return given.problem
+    return {"source": given.problem_source, "toml": given.problem_toml}
+
+
+def _kernel(given: KernelArguments) -> dict[str, Any]:
+    if given.language is None or (given.source is None) == (given.files is None):
+        raise InvalidRequest(
+            "a kernel needs `language`, and `source` or `files`, one of them",
+            hint="Send one source text as `source`; several files as `files`, with `main`.",
+        )
+    files, main = given.files, given.main
+    if given.source is not None:
+        main = main or file_name(given.language)
+        files = {main: given.source}
+    if main is None:
+        raise InvalidRequest("`main` is missing", hint="Name the file that is compiled.")
+    kernel = {"files": files, "main": main, "language": given.language, "entry": given.entry}
+    return {**kernel, "parameters": given.parameters or {}}
+
+
+def _submitted(given: SubmitArguments, run: Any, state: str, evaluation: Any) -> results.Submitted:
+    return results.Submitted(
+        run_id=given.run_id,
+        step=given.step,
+        run_state=run["state"],
+        state=state,
+        result=None if evaluation is None else results.Verdict.model_validate(evaluation),
+    )

@@ -1,0 +1,139 @@
+"""One tool: its arguments and its result as models, and what becomes of a mistake.
+
+A mistake of the caller is a result that says what to do, not an error of the protocol, which the
+model would never see. Unknown arguments are refused: a mistyped one would be ignored in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from mcp.server.mcpserver.context import Context
+from mcp.server.mcpserver.exceptions import UnexpectedToolError
+from mcp.server.mcpserver.tools import Tool
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import BaseModel, ConfigDict
+
+from api.bodies import check_texts, validated
+from api.mcp.routes import Routes
+from kb.errors import InvalidRequest, KernloreError, nearest
+
+READS = ToolAnnotations(
+    read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+)
+RECORDS = ToolAnnotations(
+    read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
+)
+# Sent again, it does nothing new: what was measured is known.
+REPEATABLE = RECORDS.model_copy(update={"idempotent_hint": True})
+
+
+class Arguments(ArgModelBase):
+    """The arguments of a tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Result(BaseModel):
+    """The result of a tool; what the route answers beyond its fields is left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Metadata(FuncMetadata):
+    """Some clients send lists and objects as JSON text. Where an argument is a text, it stays: a
+    log may be JSON itself."""
+
+    def pre_parse_json(self, data: dict[str, Any]) -> dict[str, Any]:
+        read: dict[str, Any] = super().pre_parse_json(data)
+        properties = self.arg_model.model_json_schema()["properties"]
+        return {n: data[n] if _is_text(properties.get(n, {})) else read[n] for n in data}
+
+
+def _is_text(schema: dict[str, Any]) -> bool:
+    return any(kind.get("type") == "string" for kind in (schema, *schema.get("anyOf", ())))
+
+
+class _CheckedTool(Tool):
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> CallToolResult:
+        """What the tool answers, or its refusal."""
+        try:
+            self._check_names(arguments)
+            check_texts(arguments)
+            read = self.fn_metadata.pre_parse_json(arguments)
+            answer: Result = await self.fn(validated(self.fn_metadata.arg_model, read))
+            return _result(answer)
+        except KernloreError as error:
+            return refusal(error)
+        except Exception as defect:  # the door's boundary: the SDK logs it, and hides its inside
+            raise UnexpectedToolError(f"{self.name} failed: a defect of Kernlore") from defect
+
+    def _check_names(self, arguments: dict[str, Any]) -> None:
+        known = list(self.parameters["properties"])
+        for name in arguments:
+            if name not in known:
+                near = nearest(name[:80], known)
+                meant = f"Did you mean {', '.join(near)}? " if near else ""
+                takes = f"{self.name} takes {', '.join(known) or 'no arguments'}."
+                raise InvalidRequest(f"unknown argument {name[:80]!r}", hint=meant + takes)
+
+
+def _result(answer: Result) -> CallToolResult:
+    """The answer as its schema says, and the same JSON as text."""
+    structured = answer.model_dump(mode="json", by_alias=True)
+    text = json.dumps(structured, ensure_ascii=False, separators=(",", ":"))
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=structured
+    )
+
+
+# What the hints of routes call by its route, as an agent knows it.
+_IN_TOOLS = (
+    ("GET /signals", "list_signals_and_hardware"),
+    ("GET /hardware", "list_signals_and_hardware"),
+    ("GET /docs shows what each request takes", "The tool's input schema says what it takes"),
+)
+
+
+def refusal(error: KernloreError) -> CallToolResult:
+    """An error as a sentence that a model can act on, and its code."""
+    hint = error.hint
+    for route, name in _IN_TOOLS:
+        hint = hint.replace(route, name)
+    near = error.details.get("nearest") or ()
+    missing = [name for name in near if str(name) not in hint]
+    parts = [f"{error.message.rstrip('.')}.", hint]
+    parts += [f"Nearest: {', '.join(map(str, missing))}."] if missing else []
+    text = " ".join(part for part in parts if part)
+    content = TextContent(type="text", text=f"{text} (code: {error.code})")
+    return CallToolResult(content=[content], is_error=True)
+
+
+def tool(
+    routes: Routes,
+    function: Callable[[Routes, Any], Awaitable[Result]],
+    arguments: type[Arguments],
+    result: type[Result],
+    hints: ToolAnnotations,
+    title: str,
+) -> Tool:
+    """A tool by the name and docstring of `function`, which takes the checked arguments."""
+    schema = arguments.model_json_schema()
+    schema.pop("description", None)
+    return _CheckedTool(
+        fn=partial(function, routes),
+        name=function.__name__,
+        title=title,
+        description=" ".join((function.__doc__ or "").split()),
+        parameters=schema,
+        fn_metadata=_Metadata(arg_model=arguments, output_model=result),
+        is_async=True,
+        context_kwarg=None,
+        annotations=hints,
+    )

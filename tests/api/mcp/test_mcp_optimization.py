@@ -1,0 +1,150 @@
+"""An agent optimizes a kernel through MCP alone: briefing, a wrong kernel, a right one, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from api.http.app import create_app
+from kb.settings import Settings
+from tests.api.conftest import assert_error
+from tests.api.mcp.mcp_sessions import Agent, over_http
+from tests.api.test_evaluations import KERNEL, PROBLEM, TIMED, TOML
+from tests.known_device import store_ceilings
+
+pytestmark = pytest.mark.slow(seconds=20)
+LONG = 280.0  # seconds: on a machine that others use too
+
+
+@pytest.fixture(scope="module")
+def agent(service_url: str, service_folder: Path) -> Iterator[Agent]:
+    store_ceilings(service_folder / "data")
+    with over_http(service_url) as connected:
+        yield connected
+
+
+def settled(agent: Agent, run_id: str, **asked: Any) -> dict[str, Any]:
+    """What the run waits for next, or how it ended."""
+    while True:
+        context = agent.call("next_candidate_context", run_id=run_id, **asked)
+        if context["waiting"] or context["state"] not in ("starting", "running"):
+            return context
+
+
+def test_an_agent_drives_a_whole_optimization(agent: Agent, service_url: str) -> None:
+    begun = agent.call(
+        "next_candidate_context",
+        problem_source=TIMED["source"],
+        problem_toml=TIMED["toml"],
+        language="cpp",
+        candidates=9,
+        context_tokens=2_000,
+        wait_seconds=0,
+    )
+    run_id = begun["run_id"]
+    first = settled(agent, run_id, whole=True)
+    assert first["step"] == 1 and first["best"] is None
+    for part in ("return 2 * x", "# Interface", "kernlore_abi.h", "# The kernel to start from"):
+        assert part in first["briefing"], part
+
+    wrong = agent.call(
+        "submit_candidate",
+        run_id=run_id,
+        step=1,
+        language="cpp",
+        source=KERNEL.replace("2 * x", "3 * x"),
+        plan="three times",
+        wait_seconds=LONG,
+    )
+    assert (wrong["state"], wrong["result"]["validity"]) == ("evaluated", "incorrect")
+    assert wrong["result"]["message"]
+
+    second = settled(agent, run_id)
+    assert second["step"] == 2 and "# Interface" not in second["briefing"]
+    assert "three times" in second["briefing"]
+    bad = {"run_id": run_id, "step": 2, "language": "cpp", "files": {"a.cpp": KERNEL}}
+    assert "no file" in agent.refused("submit_candidate", **bad, main="b.cpp")
+    right = agent.call(
+        "submit_candidate",
+        run_id=run_id,
+        step=2,
+        language="cpp",
+        source=KERNEL,
+        used=second["knowledge_ids"][:1],
+        wait_seconds=LONG,
+    )
+    assert right["result"]["correct"] and len(right["result"]["timings"]) == 1
+
+    third = settled(agent, run_id)
+    figure = right["result"]["speedup"]  # None where a busy machine gives none
+    assert third["step"] == 3 and (figure is None or third["best"]["number"] == 2)
+    assert "conflict" in agent.refused("submit_candidate", **bad, main="a.cpp")
+    ended = agent.call(
+        "submit_candidate", run_id=run_id, step=3, nothing_more=True, wait_seconds=LONG
+    )
+    assert ended["state"] == "none" and ended["run_state"] == "finished"
+    final = settled(agent, run_id)
+    assert final["ended"] == "nothing is left to try" and final["result"]
+    claimed = httpx.get(f"{service_url}/runs/{run_id}/candidates/2").json()["proposal"]["claimed"]
+    assert claimed == second["knowledge_ids"][:1]
+
+
+def test_one_kernel_is_evaluated(agent: Agent) -> None:
+    sent = {"problem_source": PROBLEM, "problem_toml": TOML, "language": "cpp"}
+    queued = agent.call("evaluate_candidate", **sent, source=KERNEL, wait_seconds=0)
+    assert queued["state"] in ("queued", "running") and queued["result"] is None
+    while queued["state"] != "ready":
+        queued = agent.call("evaluate_candidate", evaluation_id=queued["id"])
+    assert queued["result"]["correct"]
+
+
+def test_a_search_that_was_made_elsewhere(agent: Agent, service_url: str) -> None:
+    taken = agent.call(
+        "submit_trajectory",
+        problem_source=PROBLEM,
+        problem_toml=TOML,
+        hardware="auto",
+        language="cpp",
+        steps=[{"source": KERNEL, "plan": "straight"}],
+    )
+    assert taken["state"] in ("queued", "running", "ready")
+    shown = httpx.get(f"{service_url}/trajectories/{taken['id']}")
+    assert shown.status_code == 200
+
+
+def test_what_a_proxy_passes_on_has_no_code_run(settings: Settings) -> None:
+    """Who calls by the proxy's name may list the tools, but is not on this machine."""
+    behind = settings.model_copy(update={"allowed_hosts": "kernels.example"})
+    app = create_app(behind)
+    kernel = {"problem": "softmax", "language": "cpp", "source": KERNEL}
+    params = {"name": "evaluate_candidate", "arguments": kernel}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+    async def asked() -> httpx.Response:
+        """Nothing but the tools is opened, which the refusal does not need."""
+        transport = httpx.ASGITransport(app)
+        headers = {"accept": "application/json, text/event-stream"}
+        async with (
+            app.state.mcp.open(app, behind),
+            httpx.AsyncClient(transport=transport, base_url="http://kernels.example") as client,
+        ):
+            return await client.post("/mcp", json=call, headers=headers)
+
+    result = anyio.run(asked).json()["result"]
+    assert result["isError"] and "evaluation_forbidden" in result["content"][0]["text"]
+    assert "KERNLORE_EVALUATE_OVER_HTTP" in result["content"][0]["text"]
+
+
+def test_without_the_extra_it_says_what_to_install(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.mcp.mounted.find_spec", lambda name: None)
+    client = TestClient(create_app(settings), "http://127.0.0.1:8321")
+    error = assert_error(client.post("/mcp", json={}), 503, "unavailable")
+    assert "kernlore[mcp]" in error["hint"]

@@ -1,0 +1,307 @@
+"""What a coding agent gets through MCP: the same as over HTTP, by both transports."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from api.mcp.routes import HttpRoutes, Opening, client_at
+from kb.errors import Unavailable
+from retrieval.diagnose.signals import load_signals
+from tests.api.cli_process import COMMAND, ROOT
+from tests.api.mcp.mcp_sessions import TOOLS, Agent, over_http, over_stdio
+from tests.shared import place_models
+
+pytestmark = pytest.mark.slow(seconds=20)
+DRAWN = 50
+BY_STDIO = 8  # of the drawn requests
+SPILL = "ptxas info : 96 bytes stack frame, 120 bytes spill stores, 120 bytes spill loads"
+SHARED = "ptxas error : Entry function uses too much shared data (0x41000 bytes, 0x38c00 max)"
+QUESTIONS = ("how large is shared memory", "why do warps stall", "coalesced access", "TMA copies")
+MANUAL = """# Wom assembler
+
+## Opcodes
+
+| Opcode | Operands | Operation | Restrictions |
+|---|---|---|---|
+| addw | dst, a, b | add two words | dst is even |
+| subw | dst, a, b | subtract two words | |
+
+```wom
+addw r0, r1, r2
+```
+"""
+KEPT = ("id", "category", "hardware", "document", "section", "page", "score")
+
+
+@pytest.fixture(scope="module")
+def rest(service_url: str) -> Iterator[httpx.Client]:
+    """The service once it has embedded everything: answers get better until then."""
+    with httpx.Client(base_url=service_url, timeout=60) as client:
+        deadline = time.monotonic() + 300
+        while not client.get("/readyz").json()["ready"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def agent(service_url: str) -> Iterator[Agent]:
+    with over_http(service_url) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def child(service_url: str) -> Iterator[Agent]:
+    """`kernlore mcp --url`, a process of its own."""
+    with over_stdio("--url", service_url) as connected:
+        yield connected
+
+
+def drawn_request(chance: random.Random) -> dict[str, Any]:
+    """A request as agents send them: something that happened, and what narrows the answer."""
+    signals = [signal.id for signal in load_signals()]
+    happened: list[dict[str, Any]] = [
+        {"signal": chance.choice(signals)},
+        {"signals": chance.sample(signals, 2)},
+        {"log": chance.choice((SPILL, SHARED))},
+        {"metrics": {"dram__throughput.avg.pct_of_peak_sustained_elapsed": chance.uniform(5, 99)}},
+        {"query": chance.choice(QUESTIONS)},
+        {"log": SPILL, "draft": "__global__ void k() { cp_async_all(); }"},
+    ]
+    narrowed = {
+        "hardware": ("h100", "a100", "nvidia"),
+        "language": ("cuda", "triton"),
+        "op": ("softmax", "matmul"),
+        "dtype": ("bf16",),
+        "task": ("write", "repair", "speed_up", "ask"),
+        "k": (1, 5, 20),
+        "max_tokens": (500, 3_000),
+    }
+    fields = {n: chance.choice(v) for n, v in narrowed.items() if chance.random() < 0.6}
+    return chance.choice(happened) | fields
+
+
+def test_answers_are_those_of_the_http_interface(
+    agent: Agent, child: Agent, rest: httpx.Client
+) -> None:
+    chance = random.Random(20)
+    for number in range(DRAWN):
+        request = drawn_request(chance)
+        told = rest.post("/retrieve", json=request).json()
+        answer = (child if number < BY_STDIO else agent).call("retrieve_context", **request)
+        assert answer["context"] == told["context"], request
+        excerpts = [{name: row[name] for name in KEPT} for row in told["excerpts"]]
+        assert answer["excerpts"] == excerpts, request
+        assert [move["id"] for move in answer["moves"]] == [m["id"] for m in told["moves"]]
+        assert [skill["name"] for skill in answer["skills"]] == [s["name"] for s in told["skills"]]
+
+
+def test_what_is_offered(agent: Agent, child: Agent, service_url: str) -> None:
+    """The same tools in the same order, by both transports and for clients of the old handshake."""
+    with over_http(service_url, mode="legacy") as old:
+        assert old.client.protocol_version < agent.client.protocol_version
+        for connected in (agent, child, old):
+            assert [tool.name for tool in connected.tools] == list(TOOLS)
+            assert connected.tools == agent.tools
+    hints = {tool.name: tool.annotations for tool in agent.tools}
+    assert all(not h.destructive_hint and not h.open_world_hint for h in hints.values())
+    assert [name for name, h in hints.items() if h.read_only_hint] == list(TOOLS[:5])
+
+
+def test_from_a_question_to_the_section_and_the_outcome(agent: Agent, rest: httpx.Client) -> None:
+    known = agent.call("list_signals_and_hardware")
+    assert "memory_bound" in [row["id"] for row in known["signals"]]
+    assert "h100" in [row["id"] for row in known["hardware"]]
+    found = agent.call(
+        "search_manual", query="memory bandwidth", hardware="h100", category="hardware", k=3
+    )
+    assert 1 <= len(found["excerpts"]) <= 3
+    assert {row["category"] for row in found["excerpts"]} == {"hardware"}
+    first = found["excerpts"][0]
+    section = agent.call("get_section", excerpt=first["id"])
+    assert " > ".join(section["path"]) == first["section"]
+    assert section["next_offset"] is None and first["text"][:60] in section["text"]
+    again = agent.call("get_section", excerpt=first["id"], offset=section["passages"])
+    assert again["text"] == ""
+    reported = agent.call(
+        "report_outcome", retrieval_id=found["retrieval_id"], used=[first["id"]], correct=True
+    )
+    assert reported["outcome_id"].startswith("out_")
+
+
+def test_symbols_of_a_language(agent: Agent, rest: httpx.Client) -> None:
+    chip = {"id": "mcp-chip", "languages": ["wom"], "kind": "accelerator"}
+    assert rest.post("/hardware", json=chip).status_code == 201
+    sent = rest.post(
+        "/documents",
+        files={"file": ("wom.md", MANUAL.encode())},
+        data={"hardware": "mcp-chip", "languages": "wom", "category": "hardware"},
+    ).json()
+    while rest.get(f"/jobs/{sent['job_id']}").json()["state"] in ("queued", "running"):
+        time.sleep(0.1)
+    asked = {"name": "addw", "hardware": "mcp-chip"}
+    cards = agent.call("lookup_symbol", **asked, language="wom")["symbols"]
+    rows = rest.get("/hardware/mcp-chip/symbols", params={"q": "addw"}).json()["symbols"]
+    assert [card["id"] for card in cards] == [row["id"] for row in rows[:5]] != []
+    assert agent.call("lookup_symbol", **asked, language="cuda")["symbols"] == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "says"),
+    [
+        ("retrieve_context", {"signal": "memory_bond"}, ("memory_bound", "unknown_signal")),
+        (
+            "retrieve_context",
+            {"signal": "memory_bound", "hardware": "h10"},
+            ("h100", "list_signals_and_hardware"),
+        ),
+        ("retrieve_context", {"sgnal": "memory_bound"}, ("Did you mean signal", "sgnal")),
+        ("retrieve_context", {}, ("nothing to retrieve for", "Give a signal")),
+        ("retrieve_context", {"query": "a\x00b"}, ("NUL",)),
+        ("retrieve_context", {"query": "a", "k": 100_000}, ("k is 100000", "Use 1 to")),
+        ("search_manual", {"query": ""}, ("query: ",)),
+        ("get_section", {"excerpt": "psg_nothing"}, ("psg_nothing", "not_found")),
+        ("lookup_symbol", {"name": "x", "hardware": "h10"}, ("h100", "unknown_hardware")),
+        ("report_outcome", {"retrieval_id": "ret_nothing"}, ("ret_nothing", "not_found")),
+        ("evaluate_candidate", {"problem": "softmax"}, ("`language`", "source")),
+        (
+            "evaluate_candidate",
+            {"problem": "sofmax", "language": "cpp", "source": "x"},
+            ("softmax", "not_found"),
+        ),
+        (
+            "evaluate_candidate",
+            {"problem": "softmax", "language": "wom", "source": "x"},
+            ("`files`",),
+        ),
+        ("next_candidate_context", {}, ("`problem`", "problem_source")),
+        ("next_candidate_context", {"run_id": "run_nothing"}, ("run_nothing", "not_found")),
+        ("submit_candidate", {"run_id": "run_x", "step": 1, "nothing_more": True}, ("run_x",)),
+        (
+            "submit_trajectory",
+            {"problem": "softmax", "hardware": "x86-64", "steps": []},
+            ("steps: ",),
+        ),
+    ],
+)
+def test_a_mistake_is_a_result_that_says_what_to_do(
+    agent: Agent, tool: str, arguments: dict[str, Any], says: tuple[str, ...]
+) -> None:
+    text = agent.refused(tool, **arguments)
+    assert all(part in text for part in says), text
+    assert "(code: " in text and "Traceback" not in text
+
+
+def test_a_log_that_is_json_stays_text(agent: Agent, rest: httpx.Client) -> None:
+    """The SDK reads JSON in texts where an argument may be something else."""
+    log = json.dumps([SHARED])
+    answer = agent.call("retrieve_context", log=log, hardware="h100", metrics='{"x": 1}')
+    told = rest.post("/retrieve", json={"log": log, "hardware": "h100", "metrics": {"x": 1}})
+    assert answer["context"] == told.json()["context"]
+    assert answer["diagnosis"]["unrecognised"] == ["x"]
+
+
+def test_resources(agent: Agent, rest: httpx.Client) -> None:
+    listed = [str(row.uri) for row in agent.ask("list_resources").resources]
+    assert listed[:2] == ["kb://hardware", "kb://documents"]
+    skills = [uri for uri in listed[2:] if uri.startswith("skill://")]
+    assert len(skills) == len(listed) - 2 > 10
+    text = read(agent, skills[0])
+    name = skills[0].split("/")[3]
+    assert text.startswith("---\n") and f"name: {name}\n" in text
+    assert "h100" in read(agent, "kb://hardware")
+    document = json.loads(read(agent, "kb://documents"))["documents"][0]
+    outline = json.loads(read(agent, document["uri"]))
+    assert outline["title"] == document["title"]
+    passages = rest.get(f"/documents/{document['id']}/passages").json()["passages"]
+    told = {row["section"]["id"]: row["text"] for row in passages}
+    section = next(row for row in outline["sections"] if row["id"] in told)
+    assert told[section["id"]] in read(agent, section["uri"])
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "kb://documents/doc_nothing",
+        "kb://nothing",
+        "skill://any/nothing/SKILL.md",
+        "skill://any/any-split-k-skinny-matmul/../../etc/passwd",
+        "skill://h100/any-split-k-skinny-matmul/SKILL.md",
+    ],
+)
+def test_what_is_not_there_cannot_be_read(agent: Agent, uri: str) -> None:
+    with pytest.raises(MCPError) as refused:
+        read(agent, uri)
+    assert refused.value.error.code == -32602
+
+
+def read(agent: Agent, uri: str) -> str:
+    (content,) = agent.ask("read_resource", uri).contents
+    return str(content.text)
+
+
+def test_prompts_name_tools_that_exist(agent: Agent) -> None:
+    prompts = {row.name: row for row in agent.ask("list_prompts").prompts}
+    assert sorted(prompts) == ["onboard-accelerator", "optimize-kernel"]
+    asked = {
+        "optimize-kernel": {"problem": "a/b.py", "hardware": "h100"},
+        "onboard-accelerator": {"hardware": "mychip"},
+    }
+    for name, arguments in asked.items():
+        (message,) = agent.ask("get_prompt", name, arguments).messages
+        assert "{{" not in message.content.text and arguments["hardware"] in message.content.text
+        named = {word for word in TOOLS if f"`{word}`" in message.content.text}
+        assert len(named) >= 3
+
+
+def test_without_a_service_an_empty_data_directory_answers(
+    tmp_path: Path, model_cache: Path, service_folder: Path, service_url: str
+) -> None:
+    """In the process of `kernlore mcp`, which loads the built-in knowledge where there is none, and
+    leaves the vector index to a service."""
+    data = place_models(tmp_path / "data", model_cache)
+    knowledge = {"KERNLORE_KNOWLEDGE_DIR": str(service_folder / "knowledge")}
+    with over_stdio("--data-dir", data, environment=os.environ | knowledge) as agent:
+        found = agent.call("search_manual", query="shared memory of the H100", hardware="h100", k=2)
+        assert {row["hardware"][0] for row in found["excerpts"]} <= {"h100", "hopper", "nvidia"}
+        assert "h100" in agent.refused("lookup_symbol", name="x", hardware="h10")
+    assert not (data / "chroma").exists()
+
+
+def test_it_ends_when_it_is_told_to(service_url: str) -> None:
+    """Although the agent has not closed its standard input."""
+    command = [*COMMAND, "mcp", "--url", service_url]
+    call = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(call).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_an_unreachable_service_is_named() -> None:
+    async def asked() -> None:
+        opening = Opening()
+        async with anyio.create_task_group() as group:
+            group.start_soon(opening.hold, lambda: client_at("http://127.0.0.1:9"))
+            with pytest.raises(Unavailable) as refused:
+                await HttpRoutes(opening.client).get("/signals")
+            group.cancel_scope.cancel()
+        assert "127.0.0.1:9" in refused.value.message and "kernlore serve" in refused.value.hint
+
+    anyio.run(asked)
