@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog.engine import portions
-from kb.catalog.kept import revision_of
+from kb.catalog.kept import revision_of, seen_by
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 
@@ -284,5 +284,9 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
 
 def index_state(connection: Connection) -> tuple[int, int]:
     """Changes whenever a search over vectors could: (revision, newest vector)."""
-    newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
-    return revision_of(connection), int(newest or 0)
+
+    def read() -> int:
+        newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
+        return int(newest or 0)
+
+    return revision_of(connection), seen_by(connection, "newest vector", read)

@@ -19,7 +19,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.kept import look_up, made, put_made
+from kb.catalog.kept import look_up, made, put_made, seen_by
 from kb.catalog.knowledge.word_index import IndexedRow, WordIndex, build
 from kb.scope import ANY, ScopeFilter, scope_token
 
@@ -205,7 +205,7 @@ def _in_memory(connection: Connection, level: Level) -> WordIndex | None:
     last = made(connection, _KEPT_AS)
     if last is None:
         return None
-    seen = look_up(connection, "lexical state", [0], lambda _: {0: state(connection)})[0]
+    seen = seen_by(connection, "lexical state", lambda: state(connection))
     index: WordIndex | None = last[1][level] if seen == last[0] else None
     return index
 

@@ -103,6 +103,12 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     return passages
 
 
+def live(connection: Connection, seqs: Iterable[int]) -> dict[int, Passage]:
+    """The passages among `seqs` that are live, of any scope, by number: for what is not shown."""
+    rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
+    return {seq: row.passage for seq, row in rows.items() if row is not None}
+
+
 def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None]:
     """What stands under these numbers; None where that is not live."""
     live: dict[int, _Live | None] = dict.fromkeys(seqs)
