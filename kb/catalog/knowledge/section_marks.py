@@ -39,7 +39,8 @@ def section_marks(
 ) -> list[Mark]:
     """The marks of the live passages among `seqs`, by number."""
     live = passages.live(connection, seqs)
-    tags = look_up(connection, "signal tags", live, partial(_read_tags, connection))
+    ids = [passage.id for passage in live.values()]
+    tags = look_up(connection, "signal tags", ids, partial(_read_tags, connection))
     moved = _sections_of_moves(connection, move_ids)
     return [
         Mark(
@@ -49,25 +50,25 @@ def section_marks(
             passage.hardware,
             passage.text,
             signal in passage.text,
-            signal in tags[seq],
+            signal in tags[passage.id],
             passage.section_id in moved,
         )
         for seq, passage in live.items()
     ]
 
 
-def _read_tags(connection: Connection, seqs: Sequence[int]) -> dict[int, frozenset[str]]:
-    """The signals that passages are tagged with."""
-    tags: dict[int, set[str]] = {seq: set() for seq in seqs}
-    for part in portions(seqs):
+def _read_tags(connection: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    """The signals that passages are tagged with, by passage id."""
+    tags: dict[str, set[str]] = {passage_id: set() for passage_id in ids}
+    for part in portions(ids):
         rows = connection.execute(
-            sa.select(t.passages.c.seq, t.passage_tags.c.value)
-            .join(t.passages, t.passages.c.id == t.passage_tags.c.passage_id)
-            .where(t.passages.c.seq.in_(part), t.passage_tags.c.kind == "signal")
+            sa.select(t.passage_tags.c.passage_id, t.passage_tags.c.value).where(
+                t.passage_tags.c.passage_id.in_(part), t.passage_tags.c.kind == "signal"
+            )
         )
-        for seq, value in rows:
-            tags[seq].add(value)
-    return {seq: frozenset(values) for seq, values in tags.items()}
+        for passage_id, value in rows:
+            tags[passage_id].add(value)
+    return {passage_id: frozenset(values) for passage_id, values in tags.items()}
 
 
 def _sections_of_moves(connection: Connection, move_ids: Collection[str]) -> set[str]:
