@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge import lexical, passages
-from kb.catalog.knowledge.candidates import Columns, Sample, candidates, sample
-from kb.catalog.knowledge.embeddings import index_state
+from kb.catalog.knowledge.candidates import Columns, Sample, candidates, sample, state
 from kb.embedding import Vectors
 from kb.scope import ANY, ScopeFilter
 from retrieval.plan import Plan
@@ -57,6 +56,7 @@ PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # row
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
+MOST_SAMPLES = 100  # that are kept, of 1.5 MB
 
 
 class VectorIndex(Protocol):
@@ -91,19 +91,21 @@ class ScopeSamples:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._kept: dict[object, tuple[tuple[int, int], Sample]] = {}
+        self._kept: dict[object, tuple[object, Sample]] = {}
         self._lock = threading.Lock()  # protects _kept
 
     def of(self, connection: Connection, scope: ScopeFilter) -> Sample:
         """About SAMPLE passages of the scope."""
-        state = index_state(connection)
+        seen = state(connection)
         with self._lock:
             kept = self._kept.get(scope.key)
-        if kept is not None and kept[0] == state:
+        if kept is not None and kept[0] == seen:
             return kept[1]
         fresh = sample(connection, self._model, scope, SAMPLE)
         with self._lock:
-            self._kept[scope.key] = (state, fresh)
+            if len(self._kept) >= MOST_SAMPLES:
+                self._kept.clear()
+            self._kept[scope.key] = (seen, fresh)
         return fresh
 
 

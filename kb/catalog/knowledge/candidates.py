@@ -8,7 +8,7 @@ state of the catalog (`keep_in_memory`); else the rows in question are read, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -19,7 +19,8 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import portions
 from kb.catalog.kept import look_up, made, put_made
-from kb.catalog.knowledge.embeddings import Vector, index_state
+from kb.catalog.knowledge import lexical
+from kb.catalog.knowledge.embeddings import Vector, index_state, newest
 from kb.scope import ScopeFilter
 
 _KEPT_AS = "candidates"
@@ -151,9 +152,10 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
     """Keep the columns of all live passages as this transaction sees them; whether they were read,
     which takes a second for 100,000. For a transaction that only reads.
     """
-    seen, last = (model, index_state(connection)), made(connection, _KEPT_AS)
+    seen, last = (model, state(connection)), made(connection, _KEPT_AS)
     if last is not None and last[0] == seen:
         return False
+    put_made(connection, _KEPT_AS, None, None)  # else old and new vectors are held at once
     put_made(connection, _KEPT_AS, seen, _all(connection, model))
     return True
 
@@ -161,10 +163,17 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
 def _in_memory(connection: Connection, model: str) -> Columns | None:
     """The columns of all live passages, where they are what this transaction sees."""
     last = made(connection, _KEPT_AS)
-    if last is None or last[0] != (model, index_state(connection)):
+    if last is None or last[0] != (model, state(connection)):
         return None
     columns: Columns = last[1]
     return columns
+
+
+def state(connection: Connection) -> Hashable:
+    """Differs after every write that could change the columns: of a passage, which is written to
+    the lexical tables too, or of a vector. Unlike the revision it stays when a skill is written.
+    """
+    return lexical.state(connection), newest(connection)
 
 
 def _all(connection: Connection, model: str) -> Columns:

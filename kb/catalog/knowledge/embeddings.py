@@ -284,9 +284,13 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
 
 def index_state(connection: Connection) -> tuple[int, int]:
     """Changes whenever a search over vectors could: (revision, newest vector)."""
+    return revision_of(connection), newest(connection)
+
+
+def newest(connection: Connection) -> int:
+    """The number of the newest vector, 0 without one; a transaction reads it once."""
 
     def read() -> int:
-        newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
-        return int(newest or 0)
+        return int(connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar() or 0)
 
-    return revision_of(connection), seen_by(connection, "newest vector", read)
+    return seen_by(connection, "newest vector", read)

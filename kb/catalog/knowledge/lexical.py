@@ -205,19 +205,23 @@ def _in_memory(connection: Connection, level: Level) -> WordIndex | None:
     last = made(connection, _KEPT_AS)
     if last is None:
         return None
-    seen = seen_by(connection, "lexical state", lambda: state(connection))
+    seen = state(connection)
     index: WordIndex | None = last[1][level] if seen == last[0] else None
     return index
 
 
 def state(connection: Connection) -> Hashable:
     """Differs after every write to a level: FTS5's own records of its totals (1) and of its
-    segments (10), which count what was written.
+    segments (10), which count what was written. A transaction reads it once.
     """
-    return tuple(
-        tuple(connection.exec_driver_sql(f"SELECT block FROM {table}_data WHERE id IN (1, 10)"))
-        for table in _TABLES.values()
-    )
+
+    def read() -> Hashable:
+        return tuple(
+            tuple(connection.exec_driver_sql(f"SELECT block FROM {table}_data WHERE id IN (1, 10)"))
+            for table in _TABLES.values()
+        )
+
+    return seen_by(connection, "lexical state", read)
 
 
 def _rows(connection: Connection, table: str) -> Iterator[IndexedRow]:
