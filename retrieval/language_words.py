@@ -15,17 +15,27 @@ DATA = Path(__file__).with_name("data") / "language_words.toml"
 
 @dataclass(frozen=True)
 class WordGroup:
-    """Words that text for one kind of machine uses, and the languages of such machines."""
+    """Words that text for one kind of machine uses, and the languages of such machines. `heading`
+    matches what in a heading alone says so; None where nothing does.
+    """
 
     languages: frozenset[str]
     pattern: re.Pattern[str]
+    heading: re.Pattern[str] | None
 
 
 @lru_cache(maxsize=1)
 def load_groups() -> tuple[WordGroup, ...]:
     """The groups of language_words.toml."""
     rows = tomllib.loads(DATA.read_text(encoding="utf-8"))["groups"]
-    return tuple(WordGroup(frozenset(row["languages"]), _pattern(row["words"])) for row in rows)
+    return tuple(
+        WordGroup(
+            frozenset(row["languages"]),
+            _pattern(row["words"]),
+            _pattern(row["headings"]) if "headings" in row else None,
+        )
+        for row in rows
+    )
 
 
 def _pattern(words: Collection[str]) -> re.Pattern[str]:
@@ -46,6 +56,19 @@ def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
         len(frozenset[str]().union(*(words[place] for words in used)))
         for place, group in enumerate(groups)
         if group.languages.isdisjoint(languages)
+    )
+
+
+def is_foreign_heading(heading: str, languages: Collection[str]) -> bool:
+    """Whether a heading says that its section is for machines that have none of these languages."""
+    groups = load_groups()
+    if not any(group.languages & set(languages) for group in groups):
+        return False
+    return any(
+        group.heading is not None
+        and group.languages.isdisjoint(languages)
+        and group.heading.search(heading) is not None
+        for group in groups
     )
 
 

@@ -15,6 +15,8 @@ from retrieval.answer import Move
 from retrieval.language_words import foreign_words
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
+MAX_FOR_OPERATORS = 2  # of those that hold for some operators only, where none is named
+OPERATOR = "problem.op"
 
 
 def fitting_moves(
@@ -28,8 +30,9 @@ def fitting_moves(
     languages: Sequence[str] = (),
     spoken: Sequence[str] = (),
 ) -> tuple[Move, ...]:
-    """The moves for a verdict: those that hold, then those that only lack a value; within these the
-    leading signal's first, and the chip's own before general ones.
+    """The moves for a verdict: those that hold, then those that only lack a value, and last at most
+    MAX_FOR_OPERATORS that lack the operator; within these the leading signal's first, and the
+    chip's own before general ones.
 
     Of several that make the same change (role, direction and value) the first is listed. At most
     MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
@@ -54,14 +57,30 @@ def fitting_moves(
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
-        key = (outcome.value is None, leading, nearness, order)
+        key = (_certainty(outcome), leading, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
     changes: dict[tuple[object, ...], Move] = {}
     for _, answer in sorted(decided, key=lambda pair: pair[0]):
         changes.setdefault(_change_key(answer), answer)
-    ordered = list(changes.values())
+    ordered = _few_for_operators(list(changes.values()))
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
     return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
+
+
+def _certainty(outcome: Outcome) -> int:
+    """0 for a move that holds, 1 where a value is missing, 2 where that is the operator."""
+    if outcome.value is not None:
+        return 0
+    return 2 if OPERATOR in outcome.missing else 1
+
+
+def _few_for_operators(moves: Sequence[Move]) -> list[Move]:
+    """Without those behind the first few that lack the operator: advice on attention, convolutions
+    and norms side by side is none for whoever has one kernel.
+    """
+    waiting = [move for move in moves if OPERATOR in move.missing and move.applies is None]
+    dropped = {move.id for move in waiting[MAX_FOR_OPERATORS:]}
+    return [move for move in moves if move.id not in dropped]
 
 
 def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: Sequence[str]) -> bool:

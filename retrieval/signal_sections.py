@@ -30,7 +30,7 @@ from sqlalchemy import Connection
 from kb.catalog.knowledge.section_marks import Mark, section_marks
 from kb.tokens import tokenize
 from retrieval.diagnose.signals import Signal
-from retrieval.language_words import foreign_words
+from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.ranking import Ranked
 
 FOREIGN_WORDS = 2  # different ones in a section, from which on it is about other machines
@@ -47,12 +47,15 @@ class SectionWeights:
     is the factor on the words of a section that is titled for something near the signal. `general`
     is the nearness of text about no chip, `family` that of text about the chip's family or vendor,
     `foreign` what is left of that of text about no chip that speaks of other machines.
+    `afterwards` is what is left of a heading's weight where it is about confirming the signal or
+    checking the remedy.
     """
 
     heading: float = 1.5
+    afterwards: float = 0.4
     named: float = 0.35
     tagged: float = 0.15
-    moved: float = 0.35
+    moved: float = 0.7
     aside: float = 0.6
     family: float = 0.85
     general: float = 0.6
@@ -102,14 +105,19 @@ def by_sections(
 
 def _is_foreign(members: Sequence[Mark], languages: Sequence[str]) -> bool:
     """Whether a section that is about no chip speaks of machines with other languages."""
-    texts = [*members[0].path[-1:], *(member.text for member in members)]
+    heading = members[0].path[-1] if members[0].path else ""
+    if is_foreign_heading(heading, languages):
+        return True
+    texts = [heading, *(member.text for member in members)]
     return foreign_words(texts, languages) >= FOREIGN_WORDS
 
 
 def _speaks(members: Sequence[Mark], signal: Signal, weights: SectionWeights) -> float:
     """What the section's heading, text, tags and moves say for it."""
+    heading = members[0].path[-1] if members[0].path else ""
+    later = any(_holds(_words(heading), words) for words in signal.afterwards)
     return (
-        weights.heading * heading_affinity(members[0].path[-1] if members[0].path else "", signal)
+        weights.heading * (weights.afterwards if later else 1.0) * heading_affinity(heading, signal)
         + weights.named * any(m.named for m in members)
         + weights.tagged * any(m.tagged for m in members)
         + weights.moved * any(m.moved for m in members)

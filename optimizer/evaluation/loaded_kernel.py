@@ -69,6 +69,7 @@ class Block:
     walls: tuple[int, ...]
     spans: tuple[tuple[int, int, int], ...]
     refresh_ns: int
+    touch_ns: int
     total_ns: int
     wall_ns: int
     waited_ns: int
@@ -117,7 +118,7 @@ class Mirror:
         defence is off, which decide about fresh values."""
         self.tensors = list(tensors)
         fresh = not {7, 8} & {*without}
-        self._spread = 33 not in without
+        self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
         self._fresh = fresh
         self.reset(sample)
 
@@ -129,8 +130,11 @@ class Mirror:
 
     def replay(self, seed: int, calls: int) -> None:
         """Change the values as a block of so many calls with this seed changed them."""
-        for call in range(calls if self._fresh else 0):
-            refresh(self.tensors, self._banks, seed, call, self._spread)
+        if not self._fresh:
+            return
+        # What is replaced as a whole does not depend on the calls before.
+        for call in range(calls - 1 if self._whole else 0, calls):
+            refresh(self.tensors, self._banks, seed, call, self._spread, self._whole)
 
 
 class LoadedKernel:
@@ -303,6 +307,7 @@ class LoadedKernel:
             walls=tuple(reply["walls_ns"]),
             spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
             refresh_ns=reply["refresh_ns"],
+            touch_ns=reply["touch_ns"],
             total_ns=reply["total_ns"],
             wall_ns=wall,
             waited_ns=waited,

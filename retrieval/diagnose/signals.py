@@ -27,7 +27,8 @@ class Signal:
     """A named condition. `phrases` are retrieval queries: how a manual speaks of the subject.
     `related` are ids of other signals, `topics` the subjects of documentation that help. `headings`
     are how sections about it are titled, the most specific first; `elsewhere` are words of titles
-    of what is near it and not meant.
+    of what is near it and not meant, `afterwards` those of sections on how to confirm it or to
+    check the remedy.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Signal:
     topics: tuple[str, ...]
     headings: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    afterwards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
     """Build a registry from parsed TOML. Raises InvalidKnowledge, which names the `origin`."""
     by_id: dict[str, Signal] = {}
     for row in data.get("signals", []):
-        signal = _signal(row, origin)
+        signal = _signal(row, tuple(data.get("afterwards", ())), origin)
         if signal.id in by_id:
             raise _broken(origin, f"signal {signal.id!r} is defined twice")
         by_id[signal.id] = signal
@@ -87,7 +89,7 @@ def signals_from(data: Mapping[str, Any], origin: str) -> SignalRegistry:
     return SignalRegistry(MappingProxyType(by_id))
 
 
-def _signal(row: Mapping[str, Any], origin: str) -> Signal:
+def _signal(row: Mapping[str, Any], afterwards: tuple[str, ...], origin: str) -> Signal:
     if row.keys() - _TITLES != _KEYS:
         odd = ", ".join(sorted((row.keys() - _TITLES) ^ _KEYS))
         raise _broken(origin, f"signal {row.get('id')!r} has missing or unknown keys: {odd}")
@@ -103,6 +105,7 @@ def _signal(row: Mapping[str, Any], origin: str) -> Signal:
         topics=tuple(row["topics"]),
         headings=tuple(row.get("headings", ())),
         elsewhere=tuple(row.get("elsewhere", ())),
+        afterwards=tuple(words for words in afterwards if words not in row.get("headings", ())),
     )
 
 

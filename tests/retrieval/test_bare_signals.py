@@ -8,7 +8,7 @@ import pytest
 
 from retrieval.answer import Answer
 from retrieval.diagnose.signals import load_signals
-from retrieval.language_words import foreign_words
+from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from retrieval.signal_sections import heading_affinity
@@ -39,6 +39,14 @@ Loads wait.
 """
 GENERAL = """\
 # Memory bound
+
+## Memory bound: how to check, and when to stop
+
+`memory_bound` is over when the memory bandwidth is reached. Count bytes of memory bandwidth again.
+
+## On a CPU: memory bound loops
+
+`memory_bound` loops of a CPU read memory bandwidth through caches, so block the loops.
 
 ## What memory bound means
 
@@ -98,6 +106,37 @@ def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
     assert len(sections) == len(set(sections))
     assert excerpts[0].text.startswith("First sentence about HBM.")
     assert excerpts[0].text.rstrip().endswith("place 11 is near.")
+
+
+def test_meaning_and_remedy_come_before_checks_and_before_other_machines(
+    retriever: Retriever,
+) -> None:
+    answer = answered(retriever, signal="memory_bound")
+    headings = [excerpt.section.rpartition(" > ")[2] for excerpt in answer.excerpts]
+    meaning, checks, processors = (
+        headings.index(heading)
+        for heading in (
+            "What memory bound means",
+            "Memory bound: how to check, and when to stop",
+            "On a CPU: memory bound loops",
+        )
+    )
+    assert meaning < checks < processors
+
+
+@pytest.mark.parametrize(
+    ("heading", "languages", "foreign"),
+    [
+        ("On a CPU: the load ports", ("triton", "cuda"), True),
+        ("On a CPU: the load ports", ("cpp",), False),
+        ("On a CPU: the load ports", ("ownlang",), False),
+        ("Tiles for the L2", ("triton",), False),
+    ],
+)
+def test_a_heading_says_which_machines_it_is_for(
+    heading: str, languages: tuple[str, ...], foreign: bool
+) -> None:
+    assert is_foreign_heading(heading, languages) is foreign
 
 
 def test_words_of_the_caller_rank_passages_as_before(retriever: Retriever) -> None:

@@ -49,6 +49,19 @@ def test_of_moves_that_make_the_same_change_the_best_is_listed() -> None:
     assert names([twin, sure, other], {}) == ["sure", "other"]
 
 
+def test_where_no_operator_is_named_few_moves_for_operators_are_listed_and_last() -> None:
+    asking = "signals.memory_bound and known(problem.op) and problem.op == '{}'"
+    operators = ("attention", "softmax", "matmul", "scan")
+    of_operators = [move(op, "fuse", asking.format(op)) for op in operators]
+    unsure = move("unsure", "order", "signals.memory_bound and metrics.l2_hit_pct < 50")
+    sure = move("sure", "vector", "signals.memory_bound")
+    assert names([*of_operators, unsure, sure], {})[:2] == ["sure", "unsure"]
+    undecided = [
+        move(op, "fuse", f"signals.memory_bound and problem.op == '{op}'") for op in operators
+    ]
+    assert names([*undecided, unsure, sure], {}) == ["sure", "unsure", "attention", "softmax"]
+
+
 @pytest.mark.parametrize(
     ("languages", "listed"),
     [((), True), (("triton",), True), (("triton", "cuda"), True), (("nki",), False)],

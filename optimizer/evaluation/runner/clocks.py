@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -90,9 +92,37 @@ def now_ns() -> int:
     return _now()
 
 
-def replaced() -> bool:
-    """Whether a function that a candidate must not replace is no longer the one of the start."""
-    return _identities() != _ORIGINAL
+def remember() -> None:
+    """Take note of the runner's own functions, before any candidate is imported."""
+    _HARNESS.update(_harness())
+
+
+def replaced(harness: bool = True) -> bool:
+    """Whether a function that a candidate must not replace is no longer the one of the start: of
+    timing and comparison, and where `harness` says so, of the runner itself.
+    """
+    return _identities() != _ORIGINAL or (harness and _harness() != _HARNESS)
+
+
+def _harness() -> dict[str, int]:
+    """Identities of the runner's functions, of its methods with their code, and of those of the
+    generator that draws fresh values.
+    """
+    package = __name__.rpartition(".")[0]
+    owners: dict[str, Any] = {"random.Random": Random}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{package}.") and name != f"{package}.zygote":
+            owners[name] = module
+            for member, value in vars(module).items():
+                if isinstance(value, type) and value.__module__.startswith(package):
+                    owners[f"{name}.{member}"] = value
+    return {
+        f"{owner}.{member}.{part}": id(value)
+        for owner, holder in owners.items()
+        for member, function in vars(holder).items()
+        if callable(function)
+        for part, value in (("", function), ("code", getattr(function, "__code__", None)))
+    }
 
 
 def _identities() -> tuple[int, ...]:
@@ -117,6 +147,7 @@ def _identities() -> tuple[int, ...]:
 
 # Taken when the runner starts, long before a candidate is imported.
 _ORIGINAL = _identities()
+_HARNESS: dict[str, int] = {}
 
 
 SPAN_NS = 1_000_000

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import random
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -111,33 +111,46 @@ def refresh(
     seed: int,
     call: int,
     spread: bool = True,
+    whole: bool = True,
 ) -> None:
-    """Replace elements of every tensor that has a bank by a random stretch of that bank, the same
-    on both sides of a comparison.
+    """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
-    The elements lie at equal distances over the whole tensor, and both the distance and the first
-    of them are drawn for each call: whatever part is not computed anew holds some of them, and no
-    few places tell which. In most calls a small tensor keeps most of its elements, so that looking
-    at a few seldom shows a change; in the others half of them change, which a sum cannot hide.
-    `spread=False` replaces one stretch instead (without defence 33).
+    A bank is a second draw of the same tensor, so fresh values follow its distribution. The tensor
+    becomes the bank, turned by a number of places that is drawn for each call; then elements at
+    equal distances, at places drawn too, are replaced by a random stretch of the bank. So no
+    element is what it was, no row is one of an earlier call, and no earlier result can be mended at
+    a few places: where the operator is linear, that would be a small share of its work.
 
-    A bank is a second draw of the same tensor, so replaced values follow its distribution. `seed`
-    is the block's, `call` counts from 0 within it. A candidate that keeps results by address, by
+    `whole=False` leaves the rest of the tensor as it was (without defences 34 and 35);
+    `spread=False` replaces one stretch instead of elements over the whole (without 33). `seed` is
+    the block's, `call` counts from 0 within it. A candidate that keeps results by address, by
     version counter or by a fingerprint of its inputs is then wrong, because no call sees what an
-    earlier one saw. The supervisor replays the changes on its own copy, so it knows the inputs of
-    any call without shipping them.
+    earlier one saw. The supervisor makes the same changes on its own copy, so it knows the inputs
+    of any call without shipping them; whole changes do not depend on the calls before.
     """
-    chosen = random.Random(seed * 1_000_003 + call)
+    chosen = Random(seed * 1_000_003 + call)
     for tensor, bank in zip(tensors, banks, strict=True):
         if tensor is None or bank is None or not tensor.numel():
             continue
+        if whole:
+            _turn(tensor.view(-1), bank.view(-1), chosen)
         places = _places(tensor.view(-1), chosen, spread)
         count = places.numel()
         source = chosen.randrange(bank.numel() - count + 1)
         places.copy_(bank.view(-1)[source : source + count])
 
 
-def _places(flat: torch.Tensor, chosen: random.Random, spread: bool) -> torch.Tensor:
+def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random) -> None:
+    """Copy the bank, from a place on that is drawn. An odd place: rows of even length then come
+    from two rows each.
+    """
+    size = flat.numel()
+    start = (chosen.randrange(size) | 1) % size
+    flat[: size - start].copy_(bank[start:])
+    flat[size - start :].copy_(bank[:start])
+
+
+def _places(flat: torch.Tensor, chosen: Random, spread: bool) -> torch.Tensor:
     """A view of what to replace. Never all of it: then every call would see the same values, those
     of the bank."""
     size = flat.numel()
@@ -193,6 +206,24 @@ def check(
         if value.numel() and (value.untyped_storage().size() == 0 or value.data_ptr() == 0):
             raise OutputRefused(f"{where} has no memory behind it")
     return values
+
+
+def touch(result: Any) -> None:
+    """Read a byte of every page of the outputs. A candidate can keep whoever reads a page waiting
+    while it computes what should stand there, and of most calls nothing else is read.
+    """
+    for value in listed(result):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
+            continue
+        if value.layout is not torch.strided or not value.numel():
+            continue
+        size = value.element_size()
+        strides = zip(value.shape, value.stride(), strict=True)
+        end = (1 + sum((extent - 1) * stride for extent, stride in strides)) * size
+        begin = value.storage_offset() * size
+        held = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+        held[begin : begin + end : PAGE].sum()
+        held[begin + end - 1].item()
 
 
 def store(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:

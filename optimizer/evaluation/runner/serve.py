@@ -34,6 +34,7 @@ from optimizer.evaluation.runner.memory import (
     places_from,
     refresh,
     store,
+    touch,
     unpin,
 )
 from optimizer.evaluation.runner.system_calls import forbid_calls
@@ -239,14 +240,14 @@ class Runner:
         before = threading.active_count()
         times: list[int] = []
         walls: list[int] = []
-        refreshed = 0
+        refreshed = touched = 0
         spans = Spans()
         began = clocks.now_ns()
         while self._another_call():
             started = clocks.now_ns()
             if self._without.isdisjoint((7, 8)):
-                spread = 33 not in self._without
-                refresh(self._targets, self._banks, seed, len(times), spread)
+                spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
+                refresh(self._targets, self._banks, seed, len(times), spread, whole)
             if self._device == "cuda":
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - started
@@ -255,6 +256,7 @@ class Runner:
             times.append(took)
             walls.append(wall)
             spans.add(took)
+            touched += self._touch()
             if 9 in self._without and len(times) == 1:
                 self._store(self._last)
         spans.close()
@@ -266,10 +268,19 @@ class Runner:
             "walls_ns": walls,
             "spans": spans.rows,
             "refresh_ns": refreshed,
+            "touch_ns": touched,
             "total_ns": total,
             "threads": [before, threading.active_count()],
-            "patched": clocks.replaced(),
+            "patched": clocks.replaced(harness=35 not in self._without),
         }
+
+    def _touch(self) -> int:
+        """Read the outputs of a call, page by page; how long that took, in nanoseconds."""
+        if self._device != "cpu" or 36 in self._without:
+            return 0
+        started = clocks.now_ns()
+        touch(self._last)
+        return clocks.now_ns() - started
 
     def _another_call(self) -> bool:
         """Ask the supervisor whether the block goes on. The answer does not exist before."""
@@ -321,3 +332,7 @@ def join_threads() -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)
+
+
+# Every module of the runner is imported by now, and no candidate.
+clocks.remember()

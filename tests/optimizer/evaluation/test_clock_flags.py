@@ -28,6 +28,7 @@ def block(time_ns: int, wall_ns: int, seed: int, skipped: float = 0.0) -> Block:
         walls=tuple(walls),
         spans=((CALLS, sum(times), 0),),
         refresh_ns=0,
+        touch_ns=0,
         total_ns=total,
         wall_ns=total + 1_000_000,
         waited_ns=0,
