@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.openapi.checks import response_schema_conformance, use_after_free
+from schemathesis.checks import (
+    not_a_server_error,
+    response_schema_conformance,
+    use_after_free,
+)
 
 from benchmarks.knowledge.mixed_load import Plan, run
 from benchmarks.knowledge.service import Service, service_at
