@@ -217,7 +217,7 @@ class Retriever:
         """The request's hardware with all that its description says; read once a revision."""
         run_time = bool(request.given_signals or request.log or request.metrics)
         access = request.access_scope
-        key = (request.hardware, request.language, request.categories, access, run_time)
+        key: object = (request.hardware, request.language, request.categories, access, run_time)
 
         def documented(hardware_id: str) -> tuple[str, ...]:
             return languages_of(connection, hardware_id, access)
@@ -236,8 +236,7 @@ class Retriever:
             )
             return {key: place}
 
-        asked: object = key
-        return look_up(connection, "places", [asked], read, most=MOST_PLACES)[asked]
+        return look_up(connection, "places", [key], read, most=MOST_PLACES)[key]
 
     def _conclude(self, request: RetrieveRequest, place: _Place) -> Conclusion:
         return self._diagnoser.conclude(
