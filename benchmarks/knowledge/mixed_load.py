@@ -348,7 +348,7 @@ def _wait_until_answering(service: Service) -> None:
     while not service.call("GET", "/readyz")["ready"]:
         if time.monotonic() > deadline:
             raise Unavailable("the service does not become ready", hint="Read its log.")
-        time.sleep(0.2)
+        time.sleep(1.0)
 
 
 def _memory(service: Service) -> tuple[float, float]:

@@ -44,7 +44,7 @@ def service(data_dir: Path) -> Iterator[Service]:
 def test_no_client_fails_or_sees_what_another_has_replaced_or_deleted(
     service: Service, data_dir: Path
 ) -> None:
-    plan = Plan(3, uploading=1, deleting=1, commands=1, seconds=3.0, manuals=6, seed=1)
+    plan = Plan(3, uploading=1, deleting=1, commands=1, seconds=2.0, manuals=5, seed=1)
     outcome = run(plan, data_dir)
     assert outcome.good, outcome
     assert all(outcome.answered[kind] for kind in ("retrieve", "upload", "delete"))
@@ -63,7 +63,7 @@ def test_no_sequence_of_calls_makes_an_error_of_the_service(service: Service) ->
 
     Sequences.run(
         settings=settings(
-            max_examples=12,
+            max_examples=8,
             stateful_step_count=6,
             deadline=None,
             derandomize=True,
