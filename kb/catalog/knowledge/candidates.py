@@ -98,7 +98,8 @@ def _read(connection: Connection, model: str, seqs: Sequence[int]) -> dict[int, 
         rows = connection.exec_driver_sql(
             f"{_SELECT} AND p.seq IN ({','.join(map(str, part))})", (model,)
         )
-        by_seq |= {row[0]: tuple(row) for row in rows.all()}
+        read: list[Any] = [tuple(row) for row in rows.all()]
+        by_seq |= {row[0]: row for row in read}
     return by_seq
 
 
@@ -112,8 +113,8 @@ def _columns(rows: Iterable[_Row], count: int, width: int) -> Columns:
         others.append(tuple(row[:6]))
         if row[6] is not None:
             vectors[place], embedded[place] = np.frombuffer(row[6], "<f4"), True
-    kinds = (np.int64, np.int64, np.int64, np.bool_, np.str_, np.str_)
-    columns = zip(*others, strict=True) if others else ((),) * len(kinds)
+    kinds: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.bool_, np.str_, np.str_)
+    columns: Iterable[Any] = zip(*others, strict=True) if others else ((),) * len(kinds)
     arrays = (np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))
     return Columns(*arrays, vectors, embedded)
 
