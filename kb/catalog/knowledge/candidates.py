@@ -115,8 +115,8 @@ def _columns(rows: Iterable[_Row], count: int, width: int) -> Columns:
             vectors[place], embedded[place] = np.frombuffer(row[6], "<f4"), True
     kinds: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.bool_, np.str_, np.str_)
     columns: Iterable[Any] = zip(*others, strict=True) if others else ((),) * len(kinds)
-    arrays = (np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))
-    return Columns(*arrays, vectors, embedded)
+    arrays: list[Any] = [np.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
+    return Columns(*[*arrays, vectors, embedded])
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,4 +186,4 @@ def _all(connection: Connection, model: str) -> Columns:
     rows = connection.exec_driver_sql(
         f"{_SELECT} ORDER BY p.seq", (model,), execution_options={"stream_results": True}
     )
-    return _columns(rows, count, width or 0)  # type: ignore[arg-type]
+    return _columns(rows, count, width or 0)
