@@ -32,7 +32,7 @@ from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.errors import KernloreError
-from kb.index.words import WordsInMemory
+from kb.index.in_memory import KeptInMemory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings
 from retrieval.diagnose.own_rules import check_own
@@ -187,7 +187,9 @@ class Background:
         self._index_state = "starting"
         self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
-        self._words = WordsInMemory(services.catalog, WEIGHTS.heading)
+        self._in_memory = KeptInMemory(
+            services.catalog, WEIGHTS.heading, lambda: services.embedder.fingerprint
+        )
 
     def start(self) -> None:
         """Register the built-in hardware, then load, read and embed in the background."""
@@ -197,12 +199,12 @@ class Background:
         load_hardware(services.settings.knowledge_dir, services.registry)
         repair_lexical(services.catalog)
         self._thread.start()
-        self._words.start()
+        self._in_memory.start()
 
     def stop(self) -> None:
         """End the thread and close the services; no job is left running."""
         self._stop.set()
-        self._words.stop()
+        self._in_memory.stop()
         self._thread.join(timeout=STOP_SECONDS)
         if self._worker is not None:
             self._worker.release()

@@ -9,18 +9,24 @@ Text of documents is data: each block stands in its own fence, which the text ca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.section_texts import WholeSection, below, whole_sections
+from kb.catalog.knowledge.section_texts import (
+    WholeSection,
+    below,
+    section_text,
+    whole_sections,
+)
 from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, ScopeFilter
-from retrieval.excerpts import SHAPE, citation, near, words_of
+from retrieval.excerpts import citation
 from retrieval.ranking import Ranked
 
 HITS = 60  # passages of a ranking that sections are made of
@@ -33,6 +39,7 @@ SLACK = 4  # by how much the fences of two parts of a section may differ
 SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
 _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
+MOST_KEPT = 5_000  # blocks, of 5 KB
 BRIEF = 160  # characters of a meaning in one line
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
 
@@ -85,10 +92,12 @@ def section_blocks(
     largest: int,
     excluded: frozenset[str] = frozenset(),
     prefer: Mapping[str, float] | None = None,
+    most: int = HITS,
 ) -> list[Block]:
-    """The sections of the best passages as blocks of at most `largest` tokens, best first; those
-    about the chips `own` come before the others. Sections and passages with an id in `excluded`
-    are left out. `prefer` weighs documents by id, from 0 to 1; without it all count alike.
+    """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
+    those about the chips `own` come before the others. Sections and passages with an id in
+    `excluded` are left out. `prefer` weighs documents by id, from 0 to 1; without it all count
+    alike.
     """
     if largest <= 0:
         return []
@@ -112,9 +121,11 @@ def section_blocks(
         group = merged.get(section.id, (section,))
         if group[0].id in blocks:
             continue
-        block = group_block(kind, group, passage, largest)
+        block = _group_block(connection, scope, kind, group, passage, largest)
         if block is not None and not excluded & {*block.sections, *block.passages}:
             blocks[group[0].id] = block
+        if len(blocks) >= most:
+            break
     return list(blocks.values())
 
 
@@ -154,31 +165,56 @@ def _parents(
 def _fit_together(group: Sequence[WholeSection], largest: int) -> bool:
     room = largest - FENCE
     for section in group:
-        room -= count_tokens(section_text(section.passages)) + HEADING
+        room -= count_tokens(section.text) + HEADING
         if room < 0:
             return False
     return True
 
 
-def group_block(
-    kind: str, group: Sequence[WholeSection], hit: Passage, largest: int
+def _group_block(
+    connection: Connection,
+    scope: ScopeFilter,
+    kind: str,
+    group: Sequence[WholeSection],
+    hit: Passage,
+    largest: int,
 ) -> Block | None:
     """The sections as one block; of a section that is too long, the part around the hit. None where
-    not even the hit fits.
+    not even the hit fits. The same blocks stand in many contexts, so they are kept.
     """
-    if len(group) > 1:
-        parts = [f"{'#' * min(s.level, 6)} {s.path[-1]}\n{section_text(s.passages)}" for s in group]
-        passages: Sequence[Passage] = [p for s in group for p in s.passages]
-        return _block(kind, passages, "\n\n".join(parts), [s.id for s in group])
-    whole = group[0].passages
-    block = _block(kind, whole, section_text(whole), [group[0].id])
-    if block.tokens <= largest:
-        return block
-    fence = block.tokens - count_tokens(section_text(whole))
-    part = part_around(whole, hit, largest - fence - SLACK)
+    about = (kind, scope.hardware, scope.languages, scope.access_scope, *(s.id for s in group))
+    whole = _kept(connection, about, lambda: _whole_block(kind, group))
+    if len(group) > 1 or whole is None or whole.tokens <= largest:
+        return whole
+    return _kept(
+        connection,
+        (*about, hit.id, largest),
+        lambda: _part_block(kind, group[0], whole, hit, largest),
+    )
+
+
+def _kept(
+    connection: Connection, key: tuple[object, ...], make: Callable[[], Block | None]
+) -> Block | None:
+    return look_up(connection, "blocks", [key], lambda _: {key: make()}, most=MOST_KEPT)[key]
+
+
+def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
+    if len(group) == 1:
+        return _block(kind, group[0].passages, group[0].text, [group[0].id])
+    parts = [f"{'#' * min(s.level, 6)} {s.path[-1]}\n{s.text}" for s in group]
+    passages = [p for s in group for p in s.passages]
+    return _block(kind, passages, "\n\n".join(parts), [s.id for s in group])
+
+
+def _part_block(
+    kind: str, section: WholeSection, whole: Block, hit: Passage, largest: int
+) -> Block | None:
+    fence = whole.tokens - count_tokens(section.text)
+    part = part_around(section.passages, hit, largest - fence - SLACK)
     if not part:
         return None
-    block = _block(kind, part, section_text(part), [group[0].id])
+    block = _block(kind, part, section_text(part), [section.id])
     return block if block.tokens <= largest else None
 
 
@@ -237,28 +273,6 @@ def _starts_clean(passages: Sequence[Passage], place: int) -> bool:
         return True
     # A passage may be cut behind a semicolon; what follows begins with a small letter.
     return before.text.rstrip().endswith(_SENTENCE_ENDS) and not passage.text[:1].islower()
-
-
-def section_text(passages: Sequence[Passage]) -> str:
-    """The passages in order as a reader saw them: pieces of one table share its header, pieces of
-    one block of code its fence.
-    """
-    parts: list[str] = []
-    lead, in_code = "", False
-    for passage in passages:
-        code = passage.kind == "code"
-        if in_code and not code:
-            parts.append("```")
-        if code and not in_code and not passage.text.lstrip().startswith("```"):
-            parts.append(f"```{passage.language or ''}")
-            in_code = True
-        elif not code:
-            in_code = False
-        parts.append(passage.shown if passage.lead != lead else passage.text)
-        lead = passage.lead
-    if in_code:
-        parts.append("```")
-    return "\n".join(parts)
 
 
 # -- cards
@@ -388,18 +402,3 @@ def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
         same = (*described, symbol.limits, symbol.further) if symbol.meaning else (symbol.id,)
         groups.setdefault(same, []).append(symbol)
     return list(groups.values())
-
-
-# -- repeats
-
-
-def without_repeats(blocks: Sequence[Block], seen: list[frozenset[str]]) -> list[Block]:
-    """The blocks that do not nearly repeat an earlier one; `seen` grows by their words."""
-    kept = []
-    for block in blocks:
-        bag = words_of(block.text)
-        if any(near(bag, other, SHAPE.duplicate) for other in seen):
-            continue
-        seen.append(bag)
-        kept.append(block)
-    return kept

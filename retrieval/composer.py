@@ -262,8 +262,8 @@ def _sections(
         largest=largest,
         excluded=shown,
         prefer=about if category == "hardware" else None,
+        most=material.request.k,
     )
-    blocks = blocks[: material.request.k]
     if material.toolchain is None or category == "hardware":
         return blocks
     return [

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from kb.prompt_tokens import count_tokens
 from retrieval.answer import Move, SkillAnswer, Verdict
-from retrieval.blocks import Block, plain, without_repeats
+from retrieval.blocks import Block, plain
 from retrieval.layout import Layout
+from retrieval.repeats import Repeats
 from retrieval.request import Task
 
 HEADINGS = {
@@ -120,7 +121,7 @@ def _body(
     shares = layout.tasks[task].shares
     names = [name for name in layout.tasks[task].blocks if name in shares and name in offers]
     body: list[Block] = []
-    seen: list[frozenset[str]] = []
+    repeats = Repeats()
     waiting = list(note)
     carried = 0
     for name in names:
@@ -132,8 +133,8 @@ def _body(
         largest = min(largest, layout.largest_section)
         parts = offers[name](allowance - cost, largest, shown) if allowance > cost else ()
         kept = []
-        for part in without_repeats(parts, seen):
-            if cost + _cost(part) <= allowance:
+        for part in parts:
+            if repeats.is_new(part.text) and cost + _cost(part) <= allowance:
                 cost += _cost(part)
                 kept.append(part)
         if not kept:

@@ -9,32 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
 from kb.scope import ANY, ScopeFilter
-from kb.tokens import tokenize
 from retrieval.answer import DocumentRef, Excerpt
 from retrieval.ranking import Ranked
+from retrieval.repeats import DUPLICATE, Repeats
 
 
 @dataclass(frozen=True)
 class Shape:
     """How excerpts are built. The first `singles` stay one passage, later ones grow to at most
     `grown_chars` characters. Two excerpts are duplicates when they share more than `duplicate` of
-    the smaller one's words.
+    the smaller one's words (see `repeats`).
     """
 
     singles: int = 8
     grown_chars: int = 800
-    duplicate: float = 0.85
+    duplicate: float = DUPLICATE
 
 
 SHAPE = Shape()
-REMEMBERED = 10_000  # texts whose words are kept: the same passages stand in many answers
 _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 _REACH = 3  # passages to each side that an excerpt may grow over
 
@@ -52,21 +50,19 @@ def make_excerpts(
     chosen: list[list[Passage]] = []
     by_seq = {r.seq: r for r in ranked}
     used: set[int] = set()
-    words: list[frozenset[str]] = []
+    repeats = Repeats(shape.duplicate)
     for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
         live = _load(connection, batch, scope, count > shape.singles)
         for entry in batch:
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
                 continue
-            bag = words_of(passage.shown)
-            if any(near(bag, other, shape.duplicate) for other in words):
+            if not repeats.is_new(passage.shown):
                 continue
             group = [passage]
             if len(chosen) >= shape.singles:
                 group = _grow(passage, live, by_seq, used, shape)
             used.update(member.seq for member in group)
-            words.append(bag)
             chosen.append(group)
             if len(chosen) >= count:
                 return [excerpt_of(g, by_seq) for g in chosen]
@@ -85,18 +81,6 @@ def _load(
 def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
     for start in range(0, len(ranked), size):
         yield ranked[start : start + size]
-
-
-@lru_cache(maxsize=REMEMBERED)
-def words_of(text: str) -> frozenset[str]:
-    """The words of a text, for `near`."""
-    return frozenset(tokenize(text))
-
-
-def near(bag: frozenset[str], other: frozenset[str], share: float) -> bool:
-    """Whether two texts, as sets of words, share more than this share of the smaller one's."""
-    smaller = min(len(bag), len(other))
-    return smaller > 0 and len(bag & other) > share * smaller
 
 
 def _grow(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+REMEMBERED = 20_000  # texts whose words are kept: the same passages stand in many answers
 DATA = Path(__file__).with_name("data") / "language_words.toml"
 
 
@@ -42,18 +43,20 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-])(?:{either})(?![\w-])", re.IGNORECASE)
 
 
-def foreign_words(text: str, languages: Collection[str]) -> int:
-    """How many different words the text uses of machines that have none of these languages. 0 for a
-    chip with languages of its own alone: all general text was written for other machines.
+def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
+    """How many different words the texts use together of machines that have none of these
+    languages. 0 for a chip with languages of its own alone: all general text was written for other
+    machines.
     """
     groups = load_groups()
     if not any(group.languages & set(languages) for group in groups):
         return 0
-    count = 0
-    for group in groups:
-        if group.languages.isdisjoint(languages):
-            count += len({match.lower() for match in group.pattern.findall(text)})
-    return count
+    used = [_used(text) for text in texts]
+    return sum(
+        len(frozenset[str]().union(*(words[place] for words in used)))
+        for place, group in enumerate(groups)
+        if group.languages.isdisjoint(languages)
+    )
 
 
 def is_foreign_heading(heading: str, languages: Collection[str]) -> bool:
@@ -73,5 +76,12 @@ def machine_words(text: str) -> int:
     """How many different words the text uses of machines of any one kind: what is left without
     them holds for a chip that is like none of these.
     """
-    matches = (match.lower() for group in load_groups() for match in group.pattern.findall(text))
-    return len(set(matches))
+    return len(frozenset[str]().union(*_used(text)))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _used(text: str) -> tuple[frozenset[str], ...]:
+    """The words of each group that a text uses."""
+    return tuple(
+        frozenset(match.lower() for match in group.pattern.findall(text)) for group in load_groups()
+    )

@@ -87,7 +87,7 @@ def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: Sequence[st
     """Whether a move that is about no chip speaks of machines with other languages."""
     if any(place in lineage for place in move.hardware):
         return False
-    return foreign_words(f"{move.name} {move.why} {move.section}", languages) > 0
+    return foreign_words([f"{move.name} {move.why} {move.section}"], languages) > 0
 
 
 def _in_each_language(

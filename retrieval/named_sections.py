@@ -9,7 +9,7 @@ text and where few sections define it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -59,7 +59,7 @@ def by_names(
             continue
         share = weights.error if kind == ERROR else weights.other
         entry = by_seq.get(seq) or Ranked(seq, 0.0, 0.0, 0.0, category)
-        by_seq[seq] = replace(entry, score=entry.score + share * best)
+        by_seq[seq] = entry._replace(score=entry.score + share * best)
     return sorted(by_seq.values(), key=lambda e: (-e.score, e.seq))
 
 

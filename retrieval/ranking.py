@@ -16,14 +16,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge import lexical, passages
-from kb.catalog.knowledge.candidates import Candidate, candidates, sample
-from kb.catalog.knowledge.embeddings import index_state
+from kb.catalog.knowledge.candidates import Columns, Sample, candidates, sample, state
 from kb.embedding import Vectors
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 from retrieval.plan import Plan
@@ -56,6 +56,7 @@ PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # row
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
+MOST_SAMPLES = 100  # that are kept, of 1.5 MB
 
 
 class VectorIndex(Protocol):
@@ -76,8 +77,10 @@ class VectorIndex(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Ranked:
+Scores = NDArray[np.float64]
+
+
+class Ranked(NamedTuple):
     """One passage by number, with its score and the parts of it: lexical and dense, each 0 to 1."""
 
     seq: int
@@ -92,19 +95,21 @@ class ScopeSamples:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._kept: dict[object, tuple[tuple[int, int], dict[int, Candidate]]] = {}
+        self._kept: dict[object, tuple[object, Sample]] = {}
         self._lock = threading.Lock()  # protects _kept
 
-    def of(self, connection: Connection, scope: ScopeFilter) -> dict[int, Candidate]:
-        """At most SAMPLE passages of the scope, by number."""
-        state = index_state(connection)
+    def of(self, connection: Connection, scope: ScopeFilter) -> Sample:
+        """About SAMPLE passages of the scope."""
+        seen = state(connection)
         with self._lock:
             kept = self._kept.get(scope.key)
-        if kept is not None and kept[0] == state:
+        if kept is not None and kept[0] == seen:
             return kept[1]
         fresh = sample(connection, self._model, scope, SAMPLE)
         with self._lock:
-            self._kept[scope.key] = (state, fresh)
+            if len(self._kept) >= MOST_SAMPLES:
+                self._kept.clear()
+            self._kept[scope.key] = (seen, fresh)
         return fresh
 
 
@@ -131,30 +136,37 @@ def rank(
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
         near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
-    by_seq = candidates(connection, {*words, *near}, model, scope)
-    dense: dict[int, float] = {}
+    hits = np.array(sorted({*words, *near}), np.int64)
+    columns = candidates(connection, hits, model, scope)
+    lexical_part = np.array([words.get(seq, 0.0) for seq in columns.seqs.tolist()], np.float64)
+    dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(samples.of(connection, scope), vector, weights)
-        dense = dense_scores(by_seq, vector, middle, weights)
+        dense = dense_scores(columns, np.isin(columns.seqs, hits), vector, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
-    ranked = []
-    for seq, candidate in by_seq.items():
-        if not candidate.wanted:
-            continue
-        word, meaning = words.get(seq, 0.0), dense.get(seq, 0.0)
-        score = (word + weights.dense * meaning) * _prior(candidate, weights, chip_named)
-        ranked.append(Ranked(seq, score, word, meaning, candidate.category))
-    return sorted(ranked, key=lambda r: (-r.score, r.seq))
+    scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
+    places = np.flatnonzero(np.isin(columns.seqs, hits))
+    best = places[np.argsort(-scores[places], kind="stable")]
+    return list(
+        map(
+            Ranked,
+            columns.seqs[best].tolist(),
+            scores[best].tolist(),
+            lexical_part[best].tolist(),
+            dense[best].tolist(),
+            columns.categories[best].tolist(),
+        )
+    )
 
 
-def _prior(candidate: Candidate, weights: Weights, chip_named: bool) -> float:
-    """The factor on a passage whatever the request: running text answers more often than lists and
-    code.
+def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
+    """The factor on each passage whatever the request: running text answers more often than lists
+    and code.
     """
-    prose = 1.0 - weights.prose * (1.0 - min(1.0, candidate.prose / PROSE_SHARE))
-    code = weights.code if candidate.kind == "code" else 1.0
-    generic = weights.generic if chip_named and candidate.category != "hardware" else 1.0
-    return prose * code * generic
+    prose = 1.0 - weights.prose * (1.0 - np.minimum(1.0, columns.prose / PROSE_SHARE))
+    code = np.where(columns.code, weights.code, 1.0)
+    general = chip_named & (columns.categories != "hardware")
+    return prose * code * np.where(general, weights.generic, 1.0)
 
 
 def lexical_scores(
@@ -203,51 +215,45 @@ def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
 
 
 def dense_scores(
-    by_seq: Mapping[int, Candidate], vector: Vectors, middle: float, weights: Weights = WEIGHTS
-) -> dict[int, float]:
-    """Cosine with a share of the better neighbour in the section, scaled to 0..1 from middle to
-    best.
+    columns: Columns,
+    wanted: NDArray[np.bool_],
+    vector: Vectors,
+    middle: float,
+    weights: Weights = WEIGHTS,
+) -> Scores:
+    """Of each row, its cosine with a share of the better neighbour's in the section, scaled to 0..1
+    from middle to the best of the `wanted`; 0 where it has no vector.
     """
-    cosine = _cosines(by_seq, vector)
-    raw = _with_neighbours(by_seq, cosine, weights)
-    if not raw:
-        return {}
-    best = max(raw.values())
-    width = max(best - middle, 1e-9)
-    return {seq: min(1.0, max(0.0, (value - middle) / width)) for seq, value in raw.items()}
+    raw = _with_neighbours(columns, vector, weights)
+    counted = wanted & columns.embedded
+    if not counted.any():
+        return np.zeros(len(raw))
+    width = max(float(raw[counted].max()) - middle, 1e-9)
+    scaled: Scores = np.clip((raw - middle) / width, 0.0, 1.0)
+    return np.where(columns.embedded, scaled, 0.0)
 
 
-def scope_middle(sample: Mapping[int, Candidate], vector: Vectors, weights: Weights) -> float:
+def scope_middle(sample: Sample, vector: Vectors, weights: Weights) -> float:
     """The median over a sample of the scope: what an unrelated passage scores."""
-    cosine = _cosines(sample, vector)
-    raw = _with_neighbours(sample, cosine, weights)
-    return float(np.median(list(raw.values()))) if raw else 0.0
+    counted = sample.drawn & sample.columns.embedded
+    if not counted.any():
+        return 0.0
+    return float(np.median(_with_neighbours(sample.columns, vector, weights)[counted]))
 
 
-def _cosines(by_seq: Mapping[int, Candidate], vector: Vectors) -> dict[int, float]:
-    vectors = {seq: c.vector for seq, c in by_seq.items() if c.vector is not None}
-    if not vectors:
-        return {}
-    cosines = np.stack(list(vectors.values())) @ vector
-    return dict(zip(vectors, cosines.tolist(), strict=True))
-
-
-def _with_neighbours(
-    by_seq: Mapping[int, Candidate], cosine: Mapping[int, float], weights: Weights
-) -> dict[int, float]:
-    return {
-        seq: value + weights.neighbour * _better_neighbour(seq, by_seq, cosine)
-        for seq, value in cosine.items()
-        if by_seq[seq].wanted
-    }
-
-
-def _better_neighbour(
-    seq: int, by_seq: Mapping[int, Candidate], cosine: Mapping[int, float]
-) -> float:
-    section = by_seq[seq].section_id
-    beside = (n for n in (seq - 1, seq + 1) if n in by_seq and by_seq[n].section_id == section)
-    return max((cosine.get(n, 0.0) for n in beside), default=cosine[seq])
+def _with_neighbours(columns: Columns, vector: Vectors, weights: Weights) -> Scores:
+    """The cosine of each row, 0 without a vector, with a share of the better neighbour's within its
+    section, or of its own where it stands alone.
+    """
+    if not columns.embedded.any():
+        return np.zeros(len(columns.seqs))
+    cosine = (columns.vectors @ vector).astype(np.float64)
+    follows = columns.neighbours()
+    before, after = np.full((2, len(cosine)), -np.inf)
+    before[1:][follows] = cosine[:-1][follows]
+    after[:-1][follows] = cosine[1:][follows]
+    better = np.maximum(before, after)
+    return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
 
 
 def _over_best(scores: Mapping[int, float]) -> dict[int, float]:

@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.section_texts import whole_sections
+from kb.catalog.knowledge.section_texts import section_text, whole_sections
 from kb.scope import ScopeFilter
 from retrieval.answer import Excerpt
-from retrieval.blocks import part_around, section_text
-from retrieval.excerpts import SHAPE, excerpt_of, near, words_of
+from retrieval.blocks import part_around
+from retrieval.excerpts import excerpt_of
 from retrieval.ranking import Ranked
+from retrieval.repeats import Repeats
 
 # Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
 # manuals have sections of several pages, of which a reader pays for every line.
@@ -40,7 +41,7 @@ def section_excerpts(
         if passage is not None:
             best.setdefault(passage.section_id, passage)
     chosen: list[Excerpt] = []
-    words: list[frozenset[str]] = []
+    repeats = Repeats()
     for start in range(0, len(best), count):
         portion = list(best.items())[start : start + count]
         sections = whole_sections(connection, [section for section, _ in portion], scope)
@@ -50,10 +51,8 @@ def section_excerpts(
             # What is left around a hit may begin behind it, and then no ranked passage is in it.
             if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
-            bag = words_of(section_text(group))
-            if any(near(bag, other, SHAPE.duplicate) for other in words):
+            if not repeats.is_new(section_text(group)):
                 continue
-            words.append(bag)
             chosen.append(excerpt_of(group, by_seq))
             if len(chosen) >= count:
                 return chosen

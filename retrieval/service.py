@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.kept import revision_of
+from kb.catalog.kept import look_up, revision_of
 from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
@@ -57,6 +57,7 @@ from retrieval.target_context import own_symbols
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
+MOST_PLACES, MOST_MOVES = 500, 2_000  # that are kept, of 50 KB and of 10 KB
 MAX_STORED_LOG = 20_000  # characters of a log that the journal keeps
 
 
@@ -116,12 +117,12 @@ class Retriever:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._chips(request))
-        place = self._place(request)
-        scope, request = place.own, replace(request, language=place.language)
-        conclusion = self._conclude(request, place)
-        plan = self._plan(request, conclusion)
         shown_before = self._shown_in_vain(request)
         with self._catalog.read() as connection:
+            place = self._place(connection, request)
+            scope, request = place.own, replace(request, language=place.language)
+            conclusion = self._conclude(request, place)
+            plan = self._plan(request, conclusion)
             moves, choice = self._actions(connection, request, conclusion, scope)
             in_order = self._order(connection, request, conclusion, scope, moves)
             ranked = in_order(self._rank(connection, plan, scope.filter))
@@ -161,9 +162,9 @@ class Retriever:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._chips(request))
-        place = self._place(request)
-        scope, conclusion = place.scope, self._conclude(request, place)
         with self._catalog.read() as connection:
+            place = self._place(connection, request)
+            scope, conclusion = place.scope, self._conclude(request, place)
             moves, choice = self._actions(connection, request, conclusion, scope)
             catalog_revision = revision_of(connection)
         answer = Answer(
@@ -217,32 +218,31 @@ class Retriever:
     def _chips(self, request: RetrieveRequest) -> HardwareRegistry:
         return self._registry.seen_by(request.access_scope)
 
-    def _place(self, request: RetrieveRequest) -> _Place:
-        """The request's hardware with all that its description says; read once a catalog state."""
+    def _place(self, connection: Connection, request: RetrieveRequest) -> _Place:
+        """The request's hardware with all that its description says; read once a revision."""
         run_time = bool(request.given_signals or request.log or request.metrics)
         access = request.access_scope
-        asked = (request.hardware, request.language, request.categories, access, run_time)
-        with self._catalog.read() as connection:
-            remember = self._remembered(connection)
+        key: object = (request.hardware, request.language, request.categories, access, run_time)
 
-            def documented(hardware_id: str) -> tuple[str, ...]:
-                return languages_of(connection, hardware_id, access)
+        def documented(hardware_id: str) -> tuple[str, ...]:
+            return languages_of(connection, hardware_id, access)
 
-            def make() -> _Place:
-                chips = self._chips(request)
-                specs = chips.all()
-                scope = scope_of(request, chips, documented)
-                own, named = with_own_toolchain(request, scope, chips, self._layout)
-                return _Place(
-                    scope,
-                    own,
-                    named.language,
-                    {key: fact.value for key, fact in scope.facts.items()},
-                    tuple(s for place in scope.lineage for s in specs[place].signatures),
-                    rules_of(specs, scope.lineage),
-                )
+        def read(_: Sequence[object]) -> dict[object, _Place]:
+            chips = self._chips(request)
+            specs = chips.all()
+            scope = scope_of(request, chips, documented)
+            own, named = with_own_toolchain(request, scope, chips, self._layout)
+            place = _Place(
+                scope,
+                own,
+                named.language,
+                {key: fact.value for key, fact in scope.facts.items()},
+                tuple(s for place in scope.lineage for s in specs[place].signatures),
+                rules_of(specs, scope.lineage),
+            )
+            return {key: place}
 
-            return remember(("place", *asked), make)
+        return look_up(connection, "places", [key], read, most=MOST_PLACES)[key]
 
     def _conclude(self, request: RetrieveRequest, place: _Place) -> Conclusion:
         return self._diagnoser.conclude(
@@ -391,17 +391,7 @@ class Retriever:
     ) -> tuple[tuple[Move, ...], Choice]:
         """What to do about the verdict."""
         signals = conclusion.verdict.signal_ids
-        moves = fitting_moves(
-            move_candidates(connection, signals, scope.filter),
-            signals,
-            conclusion.metrics,
-            scope.facts,
-            request.problem_values,
-            scope.lineage,
-            request.roles,
-            scope.runnable,
-            scope.spoken,
-        )
+        moves = self._moves(connection, request, conclusion, scope)
         choice = choose_skills(
             connection,
             request,
@@ -412,6 +402,36 @@ class Retriever:
             self._withheld_share,
         )
         return moves, choice
+
+    def _moves(
+        self,
+        connection: Connection,
+        request: RetrieveRequest,
+        conclusion: Conclusion,
+        scope: RequestScope,
+    ) -> tuple[Move, ...]:
+        """The moves that fit; decided once a revision for all that they depend on."""
+        signals, metrics = conclusion.verdict.signal_ids, conclusion.metrics
+        key: object = (
+            *(tuple(signals), tuple(metrics.items()), tuple(request.problem_values.items())),
+            *(request.roles, scope.filter.key, scope.lineage, scope.runnable, scope.spoken),
+        )
+
+        def read(_: Sequence[object]) -> dict[object, tuple[Move, ...]]:
+            moves = fitting_moves(
+                move_candidates(connection, signals, scope.filter),
+                signals,
+                metrics,
+                scope.facts,
+                request.problem_values,
+                scope.lineage,
+                request.roles,
+                scope.runnable,
+                scope.spoken,
+            )
+            return {key: moves}
+
+        return look_up(connection, "moves", [key], read, most=MOST_MOVES)[key]
 
     # -- log
 

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlalchemy import Connection
 
@@ -34,6 +36,7 @@ from retrieval.ranking import Ranked
 FOREIGN_WORDS = 2  # different ones in a section, from which on it is about other machines
 POOL = 300  # passages of the ranking whose sections are weighed
 ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
+REMEMBERED = 20_000  # headings, each beside a signal: the same stand in many rankings
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
 
 
@@ -86,13 +89,15 @@ def by_sections(
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
         speaks = _speaks(members, signal, weights)
-        words = entries[0].score / best * _aside(members[0], signal, weights)
+        heading = members[0].path[-1] if members[0].path else ""
+        aside = weights.aside if _is_aside(heading, signal) else 1.0
+        words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, weights)
         if near == weights.general and _is_foreign(members, languages):
             near, words = near * weights.foreign, words * weights.foreign
-        leads.append(replace(entries[0], score=math.sqrt(max(0.0, words + near * speaks))))
-        others += [replace(e, score=FOLLOWING * e.score / best) for e in entries[1:]]
-    tail = [replace(entry, score=0.0) for entry in rest]
+        leads.append(entries[0]._replace(score=math.sqrt(max(0.0, words + near * speaks))))
+        others += [e._replace(score=FOLLOWING * e.score / best) for e in entries[1:]]
+    tail = [entry._replace(score=0.0) for entry in rest]
     leads.sort(key=lambda e: (-e.score, e.seq))
     others.sort(key=lambda e: (-e.score, e.seq))
     return [*leads, *others, *tail]
@@ -101,15 +106,16 @@ def by_sections(
 def _is_foreign(members: Sequence[Mark], languages: Sequence[str]) -> bool:
     """Whether a section that is about no chip speaks of machines with other languages."""
     heading = members[0].path[-1] if members[0].path else ""
-    text = "\n".join([heading, *(member.text for member in members)])
-    return is_foreign_heading(heading, languages) or foreign_words(text, languages) >= FOREIGN_WORDS
+    if is_foreign_heading(heading, languages):
+        return True
+    texts = [heading, *(member.text for member in members)]
+    return foreign_words(texts, languages) >= FOREIGN_WORDS
 
 
 def _speaks(members: Sequence[Mark], signal: Signal, weights: SectionWeights) -> float:
     """What the section's heading, text, tags and moves say for it."""
     heading = members[0].path[-1] if members[0].path else ""
-    present = set(tokenize(heading))
-    later = any(_holds(present, words) for words in signal.afterwards)
+    later = any(_holds(_words(heading), words) for words in signal.afterwards)
     return (
         weights.heading * (weights.afterwards if later else 1.0) * heading_affinity(heading, signal)
         + weights.named * any(m.named for m in members)
@@ -118,6 +124,7 @@ def _speaks(members: Sequence[Mark], signal: Signal, weights: SectionWeights) ->
     )
 
 
+@lru_cache(maxsize=REMEMBERED)
 def heading_affinity(heading: str, signal: Signal) -> float:
     """How clearly a heading names the signal, 0 to 1: by the words of its id, else by one of its
     `headings`, of which earlier ones count for more. Words of something near it take away.
@@ -136,16 +143,23 @@ def heading_affinity(heading: str, signal: Signal) -> float:
     return affinity * ELSEWHERE**taken
 
 
-def _holds(present: set[str], phrase: str) -> bool:
-    words = set(tokenize(phrase))
+def _holds(present: AbstractSet[str], phrase: str) -> bool:
+    words = _words(phrase)
     return bool(words) and words <= present
 
 
-def _aside(mark: Mark, signal: Signal, weights: SectionWeights) -> float:
-    present = set(tokenize(mark.path[-1] if mark.path else ""))
+@lru_cache(maxsize=REMEMBERED)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(tokenize(text))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _is_aside(heading: str, signal: Signal) -> bool:
+    """Whether a heading is about something near the signal and not about the signal."""
+    present = _words(heading)
     if _holds(present, signal.id.replace("_", " ")):
-        return 1.0
-    return weights.aside if any(_holds(present, words) for words in signal.elsewhere) else 1.0
+        return False
+    return any(_holds(present, words) for words in signal.elsewhere)
 
 
 def _nearness(mark: Mark, lineage: Sequence[str], weights: SectionWeights) -> float:

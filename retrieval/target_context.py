@@ -35,12 +35,11 @@ from retrieval.blocks import (
     fenced,
     plain,
     section_blocks,
-    section_text,
     symbol_blocks,
-    without_repeats,
 )
 from retrieval.layout import TargetLayout, load_layout
 from retrieval.ranking import Ranked
+from retrieval.repeats import Repeats
 from retrieval.symbols import WORD, names_in
 
 CHARS_PER_TOKEN = 6.0  # more than any text takes: a larger text is not counted to know it is large
@@ -186,7 +185,7 @@ def _document(document: OwnDocument, sections: Sequence[WholeSection]) -> Block:
         heading = (
             f"{'#' * min(max(section.level, 1), 6)} {section.path[-1]}" if section.path else ""
         )
-        parts.append("\n".join(filter(None, [heading, section_text(section.passages)])))
+        parts.append("\n".join(filter(None, [heading, section.text])))
     passages = tuple(p.id for section in sections for p in section.passages)
     first = sections[0].passages[0]
     block = fenced(
@@ -347,7 +346,7 @@ def _answers(
     without: frozenset[str],
 ) -> list[Block]:
     """Sections that answer the layout's questions, each question in turn; not those `without`."""
-    seen: list[frozenset[str]] = []
+    repeats = Repeats()
     per_question: list[list[Block]] = []
     largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
     for _, query in layout.questions:
@@ -361,8 +360,9 @@ def _answers(
             largest=largest,
             excluded=without,
             prefer=about,
+            most=2 * QUESTION_SECTIONS,
         )
-        per_question.append(without_repeats(blocks[: 2 * QUESTION_SECTIONS], seen))
+        per_question.append([block for block in blocks if repeats.is_new(block.text)])
     chosen: list[Block] = []
     for turn in range(QUESTION_SECTIONS):
         for blocks in per_question:

@@ -76,7 +76,7 @@ def by_rank(ranked: Sequence[Ranked]) -> Sequence[Ranked]:
         matched = sorted((r for r in ranked if channel(r) > 0), key=lambda r: (-channel(r), r.seq))
         for place, entry in enumerate(matched, 1):
             scores[entry.seq] += 1 / (RRF_K + place)
-    rescored = [replace(r, score=scores[r.seq]) for r in ranked]
+    rescored = [r._replace(score=scores[r.seq]) for r in ranked]
     return sorted(rescored, key=lambda r: (-r.score, r.seq))
 
 

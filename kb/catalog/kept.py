@@ -19,7 +19,7 @@ from kb.catalog.meta import revision
 MOST_ENTRIES = 60_000  # of an area; a passage takes about 2 KB
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-_KEPT, _STATE = "kernlore_kept", "kernlore_revision"
+_KEPT, _STATE, _SEEN = "kernlore_kept", "kernlore_revision", "kernlore_seen"
 
 
 class Kept:
@@ -48,18 +48,24 @@ def attach(info: dict[Any, Any], kept: Kept) -> None:
 
 def begin(connection: Connection, *, writes: bool) -> None:
     """A transaction begins: it is at a revision of its own, and one that writes keeps nothing."""
-    connection.info[_STATE] = "writes" if writes else None
+    connection.info[_STATE] = "writes" if writes else "reads"
+    connection.info[_SEEN] = {}
 
 
 def revision_of(connection: Connection) -> int:
     """The revision that this transaction sees, read once in it; of one that writes, read anew."""
+    return seen_by(connection, "revision", lambda: revision(connection))
+
+
+def seen_by(connection: Connection, name: str, read: Callable[[], V]) -> V:
+    """What a transaction sees under this name, read once in it; in one that writes, read anew."""
     info = connection.info
-    if _KEPT not in info or info.get(_STATE) == "writes":
-        return revision(connection)
-    if info.get(_STATE) is None:
-        info[_STATE] = revision(connection)
-    state: int = info[_STATE]
-    return state
+    if info.get(_STATE) == "writes" or _SEEN not in info:
+        return read()
+    if name not in info[_SEEN]:
+        info[_SEEN][name] = read()
+    value: V = info[_SEEN][name]
+    return value
 
 
 def look_up(

@@ -138,24 +138,33 @@ class ChromaIndex:
             log.warning("vector index cannot be read, rebuilding it", error=str(error))
             self.rebuild()
             scores = self._nearest(wanted, vector, limit, access_scope)
-        live, stale = self._live(scores)
+        live, stale = self._live(scores, limit)
         if stale:
             # Entries of deleted passages stand where live ones belong.
             self.sync(wanted)
-            live, _ = self._live(self._nearest(wanted, vector, limit, access_scope))
-        # Rounded as in exact search, so that equal texts come in the same order.
-        ranked = sorted(live.items(), key=lambda item: (-round(item[1], 5), item[0]))
-        return dict(ranked[:limit])
+            live, _ = self._live(self._nearest(wanted, vector, limit, access_scope), limit)
+        ranked = sorted(live.items(), key=lambda item: (-item[1][0], item[0]))
+        return {seq: score for seq, (_, score) in ranked[:limit]}
 
-    def _live(self, entries: dict[str, float]) -> tuple[dict[int, float], int]:
-        """seq -> cosine of the entries whose passage is live, and how many are not live."""
+    def _live(
+        self, entries: dict[str, float], limit: int
+    ) -> tuple[dict[int, tuple[float, float]], int]:
+        """Of the `limit` best entries and those as good as the last of them, the live ones: seq ->
+        cosine, rounded and as it is; and how many are not live.
+        """
         scores: dict[str, float] = {}
         for entry, score in entries.items():
             passage_id = entry.partition(".")[0]
             scores[passage_id] = max(score, scores.get(passage_id, -1.0))
+        # Rounded as in exact search, so that equal texts come in the same order.
+        rounded = {passage_id: round(score, 5) for passage_id, score in scores.items()}
+        if len(rounded) > limit:
+            least = sorted(rounded.values(), reverse=True)[limit - 1]
+            rounded = {key: value for key, value in rounded.items() if value >= least}
         with self._catalog.read() as connection:
-            seqs = passages.sequences(connection, scores)
-        return {seqs[i]: score for i, score in scores.items() if i in seqs}, len(scores) - len(seqs)
+            seqs = passages.sequences(connection, rounded)
+        live = {seq: (rounded[key], scores[key]) for key, seq in seqs.items()}
+        return live, len(rounded) - len(live)
 
     def _nearest(
         self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope

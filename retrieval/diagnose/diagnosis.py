@@ -18,7 +18,7 @@ from typing import Any
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, Outcome, Value
 from retrieval.answer import SignalFinding, Verdict
-from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics
+from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
 from retrieval.diagnose.signals import SignalRegistry
@@ -32,6 +32,7 @@ from retrieval.request import RetrieveRequest
 
 MAX_NEXT = 8
 MAX_SIGNATURES = 8
+REMEMBERED = 1_000  # verdicts without metrics, one for each chip and problem
 MAX_LOG_LINE = 300  # characters of a log line in a verdict
 
 
@@ -53,6 +54,7 @@ class Diagnoser:
     def __init__(self, signals: SignalRegistry) -> None:
         self._signals = signals
         self._indexes: dict[tuple[SignatureSpec, ...], SignatureIndex] = {}
+        self._without_metrics: dict[object, Verdict] = {}
 
     def conclude(
         self,
@@ -77,10 +79,14 @@ class Diagnoser:
         for match in matches:
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         raw = request.metrics or {}
-        metrics = _with_extracted(with_aliases(load_metrics().normalise(raw), raw, own), matches)
-        measured = diagnose(
-            metrics, facts, request.problem_values, lineage, own=own, counters=counters_of(raw)
-        )
+        reported = with_aliases(load_metrics().normalise(raw), raw, own) if raw else nothing()
+        metrics = _with_extracted(reported, matches)
+        if metrics is nothing():
+            measured = self._unmeasured(facts, request.problem_values, lineage, own)
+        else:
+            measured = diagnose(
+                metrics, facts, request.problem_values, lineage, own=own, counters=counters_of(raw)
+            )
         for finding in measured.signals:
             findings.setdefault(finding.id, finding)
         verdict = Verdict(
@@ -93,6 +99,23 @@ class Diagnoser:
             hint=_hint(request, bool(findings)),
         )
         return Conclusion(verdict, metrics.values)
+
+    def _unmeasured(
+        self,
+        facts: Mapping[str, Value | None],
+        problem: Mapping[str, Value | None],
+        lineage: Sequence[str],
+        own: OwnRules,
+    ) -> Verdict:
+        """What the rules say without a single metric, which most requests lack."""
+        key = (tuple(facts.items()), tuple(problem.items()), tuple(lineage), own.rules)
+        verdict = self._without_metrics.get(key)
+        if verdict is None:
+            verdict = diagnose(nothing(), facts, problem, lineage, own=own)
+            if len(self._without_metrics) >= REMEMBERED:
+                self._without_metrics.clear()
+            self._without_metrics[key] = verdict
+        return verdict
 
     def _index(self, specs: Sequence[SignatureSpec]) -> SignatureIndex:
         key = tuple(specs)

@@ -280,6 +280,12 @@ def load_metrics() -> MetricRegistry:
     return metrics_from(tomllib.loads(path.read_text(encoding="utf-8")), path.name)
 
 
+@lru_cache(maxsize=1)
+def nothing() -> Normalised:
+    """What is known where no metric was reported."""
+    return load_metrics().normalise({})
+
+
 def normalise(raw: Mapping[str, float | str]) -> Normalised:
     """Canonical values of raw metrics under the built-in registry."""
     return load_metrics().normalise(raw)

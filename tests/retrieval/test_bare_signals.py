@@ -179,4 +179,4 @@ def test_an_answer_is_the_same_each_time(retriever: Retriever) -> None:
     ],
 )
 def test_words_of_other_machines(text: str, languages: tuple[str, ...], count: int) -> None:
-    assert foreign_words(text, languages) == count
+    assert foreign_words([text], languages) == count

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.section_texts import section_text
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, ScopeFilter
-from retrieval.blocks import Block, fenced, part_around, section_blocks, section_text
+from retrieval.blocks import Block, fenced, part_around, section_blocks
 from retrieval.ranking import Ranked
 
 if TYPE_CHECKING:

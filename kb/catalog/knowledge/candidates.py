@@ -1,80 +1,133 @@
-"""What ranking needs of many passages at once: section, prose share and vector, in one raw
-statement.
+"""What ranking needs of many passages at once, as columns: section, prose share, kind, category and
+vector.
 
 A passage's number is one more than its predecessor's within a version, so a candidate's neighbours
-are fetched with it."""
+stand beside it. A process that answers many requests keeps the columns of all live passages for one
+state of the catalog (`keep_in_memory`); else the rows in question are read, with the same result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.engine import portions
-from kb.catalog.kept import look_up
-from kb.catalog.knowledge.embeddings import Vector, index_state
+from kb.catalog.kept import look_up, made, put_made
+from kb.catalog.knowledge import lexical
+from kb.catalog.knowledge.embeddings import Vector, index_state, newest
 from kb.scope import ScopeFilter
+
+_KEPT_AS = "candidates"
+_Row = tuple[int, int, int, bool, str, str, bytes | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """`wanted` is False for a neighbour that was fetched only to support a candidate."""
+class Columns:
+    """Live passages in the order of their numbers `seqs`. `sections` are the numbers of their
+    sections, `prose` is per mille, `code` says that a passage is a block of code. Where `embedded`
+    is False, the row of `vectors` (n, dimension) is zero.
+    """
 
-    section_id: str
-    prose: int
-    kind: str
-    category: str
-    access_scope: str
-    vector: Vector | None
-    wanted: bool
+    seqs: NDArray[np.int64]
+    sections: NDArray[np.int64]
+    prose: NDArray[np.int64]
+    code: NDArray[np.bool_]
+    categories: NDArray[np.str_]
+    access: NDArray[np.str_]
+    vectors: Vector
+    embedded: NDArray[np.bool_]
+
+    def at(self, places: NDArray[Any]) -> Columns:
+        """These rows, by their places or a mask."""
+        return Columns(*(getattr(self, column.name)[places] for column in fields(self)))
+
+    def within(self, scope: ScopeFilter) -> Columns:
+        """The rows of the scope's categories and access."""
+        admitted = np.isin(self.categories, scope.categories)
+        return self.at(admitted & (self.access == scope.access_scope.owner))
+
+    def neighbours(self) -> NDArray[np.bool_]:
+        """Whether each row but the first follows the one before it within a section."""
+        follows: NDArray[np.bool_] = (np.diff(self.seqs) == 1) & (np.diff(self.sections) == 0)
+        return follows
 
 
 def candidates(
     connection: Connection, seqs: Iterable[int], model: str, scope: ScopeFilter
-) -> dict[int, Candidate]:
-    """The live passages among `seqs` (within category and access) and their neighbours."""
-    wanted = set(seqs)
-    all_seqs = sorted({n for seq in wanted for n in (seq - 1, seq, seq + 1)})
+) -> Columns:
+    """The live passages under these numbers and those beside them, within category and access."""
+    middle = np.unique(np.fromiter(seqs, np.int64))
+    wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
+    whole = _in_memory(connection, model)
+    if whole is not None:
+        places = np.searchsorted(whole.seqs, wanted)
+        places = places[places < len(whole.seqs)]
+        places = places[np.isin(whole.seqs[places], wanted)]
+        return whole.at(np.unique(places)).within(scope)
     rows = look_up(
         connection,
         "candidates",
-        all_seqs,
+        wanted.tolist(),
         partial(_read, connection, model),
         detail=(model, index_state(connection)),
     )
-    return {
-        seq: candidate if seq in wanted else replace(candidate, wanted=False)
-        for seq, candidate in rows.items()
-        if candidate is not None
-        and candidate.access_scope == scope.access_scope.owner
-        and candidate.category in scope.categories
-    }
+    live = [row for row in rows.values() if row is not None]
+    width = next((len(row[6]) // 4 for row in live if row[6] is not None), 0)
+    return _columns(live, len(live), width).within(scope)
 
 
-def _read(connection: Connection, model: str, seqs: Sequence[int]) -> dict[int, Candidate | None]:
+_SELECT = (
+    "SELECT p.seq, s.seq, p.prose, p.kind = 'code', d.category, p.access_scope, e.vector"
+    " FROM passages p JOIN documents d ON d.id = p.document_id"
+    " JOIN sections s ON s.id = p.section_id"
+    " LEFT JOIN embeddings e ON e.text_sha256 = p.embed_sha256 AND e.model_fingerprint = ?"
+    " WHERE p.active"
+)
+
+
+def _read(connection: Connection, model: str, seqs: Sequence[int]) -> dict[int, _Row | None]:
     """What stands under these numbers; None where that is not live."""
-    by_seq: dict[int, Candidate | None] = dict.fromkeys(seqs)
+    by_seq: dict[int, _Row | None] = dict.fromkeys(seqs)
     for part in portions(seqs):
         rows = connection.exec_driver_sql(
-            "SELECT p.seq, p.section_id, p.prose, p.kind, d.category, p.access_scope, e.vector"
-            " FROM passages p JOIN documents d ON d.id = p.document_id"
-            " LEFT JOIN embeddings e"
-            "   ON e.text_sha256 = p.embed_sha256 AND e.model_fingerprint = ?"
-            f" WHERE p.seq IN ({','.join(map(str, part))}) AND p.active",
-            (model,),
+            f"{_SELECT} AND p.seq IN ({','.join(map(str, part))})", (model,)
         )
-        for seq, section_id, prose, kind, category, access, vector in rows.all():
-            array = np.frombuffer(vector, "<f4") if vector is not None else None
-            by_seq[seq] = Candidate(section_id, prose, kind, category, access, array, True)
+        read: list[Any] = [tuple(row) for row in rows.all()]
+        by_seq |= {row[0]: row for row in read}
     return by_seq
 
 
-def sample(
-    connection: Connection, model: str, scope: ScopeFilter, count: int
-) -> dict[int, Candidate]:
+def _columns(rows: Iterable[_Row], count: int, width: int) -> Columns:
+    """The columns of `count` rows that come in the order of their numbers; a vector has `width`
+    numbers.
+    """
+    vectors, embedded = np.zeros((count, width), np.float32), np.zeros(count, np.bool_)
+    others: list[tuple[Any, ...]] = []
+    for place, row in enumerate(rows):
+        others.append(tuple(row[:6]))
+        if row[6] is not None:
+            vectors[place], embedded[place] = np.frombuffer(row[6], "<f4"), True
+    kinds: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.bool_, np.str_, np.str_)
+    columns: Iterable[Any] = zip(*others, strict=True) if others else ((),) * len(kinds)
+    arrays: list[Any] = [np.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
+    return Columns(*[*arrays, vectors, embedded])
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Passages of a scope with their neighbours; `drawn` says which are of the sample itself."""
+
+    columns: Columns
+    drawn: NDArray[np.bool_]
+
+
+def sample(connection: Connection, model: str, scope: ScopeFilter, count: int) -> Sample:
     """An even sample of about `count` live passages of the scope, with their neighbours."""
     clause, values = "", []
     if scope.hardware is not None:
@@ -88,4 +141,49 @@ def sample(
         (scope.access_scope.owner, *scope.categories, *values),
     )
     seqs = [seq for (seq,) in rows]
-    return candidates(connection, seqs[:: max(1, len(seqs) // count)], model, scope)
+    drawn = seqs[:: max(1, len(seqs) // count)]
+    columns = candidates(connection, drawn, model, scope)
+    return Sample(columns, np.isin(columns.seqs, drawn))
+
+
+# -- in memory
+
+
+def keep_in_memory(connection: Connection, model: str) -> bool:
+    """Keep the columns of all live passages as this transaction sees them; whether they were read,
+    which takes a second for 100,000. For a transaction that only reads.
+    """
+    seen, last = (model, state(connection)), made(connection, _KEPT_AS)
+    if last is not None and last[0] == seen:
+        return False
+    put_made(connection, _KEPT_AS, None, None)  # else old and new vectors are held at once
+    put_made(connection, _KEPT_AS, seen, _all(connection, model))
+    return True
+
+
+def _in_memory(connection: Connection, model: str) -> Columns | None:
+    """The columns of all live passages, where they are what this transaction sees."""
+    last = made(connection, _KEPT_AS)
+    if last is None or last[0] != (model, state(connection)):
+        return None
+    columns: Columns = last[1]
+    return columns
+
+
+def state(connection: Connection) -> Hashable:
+    """Differs after every write that could change the columns: of a passage, which is written to
+    the lexical tables too, or of a vector. Unlike the revision it stays when a skill is written.
+    """
+    return lexical.state(connection), newest(connection)
+
+
+def _all(connection: Connection, model: str) -> Columns:
+    count, width = connection.exec_driver_sql(
+        "SELECT count(*), (SELECT length(vector) / 4 FROM embeddings WHERE model_fingerprint = ?"
+        " LIMIT 1) FROM passages WHERE active",
+        (model,),
+    ).one()
+    rows = connection.exec_driver_sql(
+        f"{_SELECT} ORDER BY p.seq", (model,), execution_options={"stream_results": True}
+    )
+    return _columns(rows, count, width or 0)

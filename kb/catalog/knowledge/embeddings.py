@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog.engine import portions
-from kb.catalog.kept import revision_of
+from kb.catalog.kept import revision_of, seen_by
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 from kb.scope import ALL_ACCESS, AccessScope
@@ -285,5 +285,13 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
 
 def index_state(connection: Connection) -> tuple[int, int]:
     """Changes whenever a search over vectors could: (revision, newest vector)."""
-    newest = connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar()
-    return revision_of(connection), int(newest or 0)
+    return revision_of(connection), newest(connection)
+
+
+def newest(connection: Connection) -> int:
+    """The number of the newest vector, 0 without one; a transaction reads it once."""
+
+    def read() -> int:
+        return int(connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar() or 0)
+
+    return seen_by(connection, "newest vector", read)

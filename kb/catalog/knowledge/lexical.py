@@ -19,7 +19,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.kept import look_up, made, put_made
+from kb.catalog.kept import look_up, made, put_made, seen_by
 from kb.catalog.knowledge.word_index import IndexedRow, WordIndex, build
 from kb.scope import ANY, ScopeFilter, scope_token
 
@@ -205,19 +205,23 @@ def _in_memory(connection: Connection, level: Level) -> WordIndex | None:
     last = made(connection, _KEPT_AS)
     if last is None:
         return None
-    seen = look_up(connection, "lexical state", [0], lambda _: {0: state(connection)})[0]
+    seen = state(connection)
     index: WordIndex | None = last[1][level] if seen == last[0] else None
     return index
 
 
 def state(connection: Connection) -> Hashable:
     """Differs after every write to a level: FTS5's own records of its totals (1) and of its
-    segments (10), which count what was written.
+    segments (10), which count what was written. A transaction reads it once.
     """
-    return tuple(
-        tuple(connection.exec_driver_sql(f"SELECT block FROM {table}_data WHERE id IN (1, 10)"))
-        for table in _TABLES.values()
-    )
+
+    def read() -> Hashable:
+        return tuple(
+            tuple(connection.exec_driver_sql(f"SELECT block FROM {table}_data WHERE id IN (1, 10)"))
+            for table in _TABLES.values()
+        )
+
+    return seen_by(connection, "lexical state", read)
 
 
 def _rows(connection: Connection, table: str) -> Iterator[IndexedRow]:

@@ -6,9 +6,10 @@ deleted, superseded or scoped to another chip since it was indexed is simply not
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -107,8 +108,16 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     return passages
 
 
+def live(connection: Connection, seqs: Iterable[int]) -> dict[int, Passage]:
+    """The passages among `seqs` that are live, of any scope, by number: for what is not shown."""
+    rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
+    return {seq: row.passage for seq, row in rows.items() if row is not None}
+
+
 def _as_seen(passage: Passage, access: AccessScope) -> Passage:
     """Without the names of other chips that it is about."""
+    if not access.restricted:
+        return passage
     return replace(passage, hardware=access.named(passage.hardware))
 
 
@@ -116,21 +125,60 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None
     """What stands under these numbers; None where that is not live."""
     live: dict[int, _Live | None] = dict.fromkeys(seqs)
     for part in portions(seqs):
-        rows = list(
-            connection.execute(
-                _SELECT.where(t.passages.c.seq.in_(part), t.passages.c.active.is_(True))
-            )
-        )
-        hardware = _hardware(connection, [row.id for row in rows])
-        ids = {row.document_id for row in rows}
+        rows = connection.exec_driver_sql(
+            f"{_READ} AND p.seq IN ({','.join(map(str, part))})"
+        ).all()
+        ids = {row[1] for row in rows}
         languages = _scopes(connection, ids, "language")
         chips = _scopes(connection, ids, "hardware")
-        for row in rows:
-            passage = _passage(row, hardware.get(row.id, ()))
-            about = languages.get(row.document_id, ())
-            place = chips.get(row.document_id, ())
-            live[row.seq] = _Live(passage, row.access_scope, about, place)
+        for access, document_id, corrected, path, boxes, hardware, *values in rows:
+            passage = Passage(
+                **dict(zip(_PLAIN, values, strict=True)),
+                document_id=document_id,
+                path=_path(path),
+                boxes=tuple(json.loads(boxes)) if boxes != "[]" else (),
+                hardware=tuple(sorted(hardware.split(","))) if hardware else (),
+                corrected=bool(corrected),
+            )
+            about = languages.get(document_id, ())
+            place = chips.get(document_id, ())
+            live[passage.seq] = _Live(passage, access, about, place)
     return live
+
+
+# Fields of a passage that are columns as they are.
+_PLAIN = {
+    "seq": "p.seq",
+    "id": "p.id",
+    "document_title": "d.title",
+    "version": "v.number",
+    "category": "d.category",
+    "section_id": "p.section_id",
+    "section_seq": "s.seq",
+    "ordinal": "p.ordinal",
+    "kind": "p.kind",
+    "lead": "p.lead",
+    "text": "p.text",
+    "language": "p.language",
+    "page_index": "p.page_index",
+    "page_label": "p.page_label",
+    "prose": "p.prose",
+}
+# As text, because a request reads hundreds of them.
+_READ = (
+    "SELECT p.access_scope, p.document_id, p.corrected, s.path, p.boxes,"
+    " (SELECT group_concat(h.hardware_id) FROM passage_hardware h WHERE h.passage_id = p.id),"
+    f" {', '.join(_PLAIN.values())}"
+    " FROM passages p JOIN documents d ON d.id = p.document_id"
+    " JOIN document_versions v ON v.id = p.version_id JOIN sections s ON s.id = p.section_id"
+    " WHERE p.active"
+)
+
+
+@lru_cache(maxsize=20_000)
+def _path(text: str) -> tuple[str, ...]:
+    """The headings of a section, which all its passages share."""
+    return tuple(json.loads(text))
 
 
 def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:

@@ -1,29 +1,32 @@
 """What speaks for a section when a signal is all that is known: its heading, whether its text calls
-the signal by its id, its tags, and whether a move rests on it. One raw statement for many passages.
+the signal by its id, its tags, and whether a move rests on it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import portions
+from kb.catalog.kept import look_up
+from kb.catalog.knowledge import passages
+from kb.catalog.tables import knowledge as t
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Of one passage, by number: its section, the headings above it with its own last, the title,
-    the hardware scopes and the text. `named` says that the text holds the signal's id, `tagged`
-    that the passage has its tag, `moved` that one of the moves asked for rests on the section.
+    """Of one passage, by number: its section, the headings above it with its own last, the
+    hardware scopes and the text. `named` says that the text holds the signal's id, `tagged` that
+    the passage has its tag, `moved` that one of the moves asked for rests on the section.
     """
 
     seq: int
     section_id: str
     path: tuple[str, ...]
-    title: str
     hardware: tuple[str, ...]
     text: str
     named: bool
@@ -35,35 +38,45 @@ def section_marks(
     connection: Connection, seqs: Iterable[int], signal: str, move_ids: Collection[str]
 ) -> list[Mark]:
     """The marks of the live passages among `seqs`, by number."""
-    ids = list(move_ids)
-    marks: list[Mark] = []
-    for part in portions(sorted(set(seqs))):
-        rows = connection.exec_driver_sql(
-            "SELECT p.seq, p.section_id, s.path, d.title,"
-            " (SELECT group_concat(h.hardware_id) FROM passage_hardware h"
-            "   WHERE h.passage_id = p.id), p.text,"
-            " instr(p.text, ?) > 0,"
-            " EXISTS (SELECT 1 FROM passage_tags t"
-            "   WHERE t.passage_id = p.id AND t.kind = 'signal' AND t.value = ?),"
-            f" EXISTS (SELECT 1 FROM moves m WHERE m.section_id = p.section_id"
-            f"   AND m.id IN ({','.join('?' * len(ids))}))"
-            " FROM passages p JOIN sections s ON s.id = p.section_id"
-            " JOIN documents d ON d.id = p.document_id"
-            f" WHERE p.active AND p.seq IN ({','.join(map(str, part))}) ORDER BY p.seq",
-            (signal, signal, *ids),
+    live = passages.live(connection, seqs)
+    ids = [passage.id for passage in live.values()]
+    tags = look_up(connection, "signal tags", ids, partial(_read_tags, connection))
+    moved = _sections_of_moves(connection, move_ids)
+    return [
+        Mark(
+            seq,
+            passage.section_id,
+            passage.path,
+            passage.hardware,
+            passage.text,
+            signal in passage.text,
+            signal in tags[passage.id],
+            passage.section_id in moved,
         )
-        marks += [
-            Mark(
-                seq,
-                section_id,
-                tuple(json.loads(path)),
-                title,
-                tuple((hardware or "").split(",")),
-                text,
-                bool(named),
-                bool(tagged),
-                bool(moved),
+        for seq, passage in live.items()
+    ]
+
+
+def _read_tags(connection: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    """The signals that passages are tagged with, by passage id."""
+    tags: dict[str, set[str]] = {passage_id: set() for passage_id in ids}
+    for part in portions(ids):
+        rows = connection.execute(
+            sa.select(t.passage_tags.c.passage_id, t.passage_tags.c.value).where(
+                t.passage_tags.c.passage_id.in_(part), t.passage_tags.c.kind == "signal"
             )
-            for seq, section_id, path, title, hardware, text, named, tagged, moved in rows.all()
-        ]
-    return marks
+        )
+        for passage_id, value in rows:
+            tags[passage_id].add(value)
+    return {passage_id: frozenset(values) for passage_id, values in tags.items()}
+
+
+def _sections_of_moves(connection: Connection, move_ids: Collection[str]) -> set[str]:
+    def read(ids: Sequence[str]) -> dict[str, str | None]:
+        rows = connection.execute(
+            sa.select(t.moves.c.id, t.moves.c.section_id).where(t.moves.c.id.in_(ids))
+        )
+        return {**dict.fromkeys(ids), **{row.id: row.section_id for row in rows}}
+
+    sections = look_up(connection, "sections of moves", move_ids, read)
+    return {section_id for section_id in sections.values() if section_id is not None}

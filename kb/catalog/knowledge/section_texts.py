@@ -8,8 +8,8 @@ within the scope, checked as every hit is.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +21,9 @@ from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.tables import knowledge as t
-from kb.scope import ScopeFilter
+from kb.scope import CATEGORIES, ScopeFilter
+
+MOST_SECTIONS = 20_000  # that are kept, each for a scope; 1 KB with its text
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,58 @@ class WholeSection:
     source_key: str
     passages: tuple[Passage, ...]
 
+    @cached_property
+    def text(self) -> str:
+        """As `section_text` gives it."""
+        return section_text(self.passages)
+
+
+def section_text(passages: Sequence[Passage]) -> str:
+    """The passages in order as a reader saw them: pieces of one table share its header, pieces of
+    one block of code its fence.
+    """
+    parts: list[str] = []
+    lead, in_code = "", False
+    for passage in passages:
+        code = passage.kind == "code"
+        if in_code and not code:
+            parts.append("```")
+        if code and not in_code and not passage.text.lstrip().startswith("```"):
+            parts.append(f"```{passage.language or ''}")
+            in_code = True
+        elif not code:
+            in_code = False
+        parts.append(passage.shown if passage.lead != lead else passage.text)
+        lead = passage.lead
+    if in_code:
+        parts.append("```")
+    return "\n".join(parts)
+
 
 def whole_sections(
     connection: Connection, section_ids: Iterable[str], scope: ScopeFilter
 ) -> dict[str, WholeSection]:
     """These sections by id; those without a passage that the scope admits are left out."""
+
+    every = replace(scope, categories=CATEGORIES)
+
+    def read(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], WholeSection | None]:
+        sections = _read_sections(connection, [str(key[0]) for key in keys], every)
+        return {key: sections.get(str(key[0])) for key in keys}
+
+    # A section has the passages that the scope admits, all of one category.
+    keys = [(section_id, *every.key) for section_id in sorted(set(section_ids))]
+    sections = look_up(connection, "whole sections", keys, read, most=MOST_SECTIONS)
+    return {
+        section.id: section
+        for section in sections.values()
+        if section is not None and section.passages[0].category in scope.categories
+    }
+
+
+def _read_sections(
+    connection: Connection, section_ids: Sequence[str], scope: ScopeFilter
+) -> dict[str, WholeSection]:
     heads = look_up(connection, "sections", sorted(set(section_ids)), partial(_heads, connection))
     rows = [row for row in heads.values() if row is not None]
     members = passages.sections_of(connection, [row.seq for row in rows])

@@ -21,7 +21,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.bench.local import Place
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
-from retrieval.blocks import section_text, symbol_line
+from retrieval.blocks import symbol_line
 from retrieval.composer import own_toolchain
 from retrieval.diagnose.log_digest import digest
 from retrieval.excerpts import citation
@@ -135,7 +135,7 @@ class ModelTools:
                 f"{id} is not about this hardware", hint="Take an id from search_manual."
             )
         title = f"{passage.document_title}: {' > '.join(passage.path)}"
-        return Excerpt(id, title, section_text(section.passages), citation(passage))
+        return Excerpt(id, title, section.text, citation(passage))
 
     def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
         """The compiler's messages for a draft; empty when there are none. Raises InvalidRequest for

@@ -1,4 +1,4 @@
-"""The service's lexical index in memory follows the tables, once they are still."""
+"""What a service keeps in memory follows the tables, once they are still."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 from kb.catalog import Catalog
 from kb.catalog.kept import made
-from kb.catalog.knowledge import lexical
+from kb.catalog.knowledge import candidates, lexical
 from kb.catalog.knowledge.lexical import LexicalRow, row_scope
 from kb.catalog.meta import bump_revision
-from kb.index.words import WordsInMemory
+from kb.index.in_memory import KeptInMemory
 from kb.scope import ScopeFilter
+
+MODEL = "test-model"
 
 
 def add(catalog: Catalog, seq: int, text: str) -> None:
@@ -23,8 +25,14 @@ def add(catalog: Catalog, seq: int, text: str) -> None:
 
 def is_current(catalog: Catalog) -> bool:
     with catalog.read() as connection:
-        last = made(connection, "word indexes")
-        return last is not None and last[0] == lexical.state(connection)
+        words, columns = made(connection, "word indexes"), made(connection, "candidates")
+        seen = lexical.state(connection)
+        return (
+            words is not None
+            and words[0] == seen
+            and columns is not None
+            and columns[0] == (MODEL, candidates.state(connection))
+        )
 
 
 def ask(catalog: Catalog, word: str) -> list[int]:
@@ -45,7 +53,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 def test_it_follows_the_tables(catalog: Catalog) -> None:
     add(catalog, 1, "spill")
-    words = WordsInMemory(catalog, 2.0, look_seconds=0.05)
+    words = KeptInMemory(catalog, 2.0, lambda: MODEL, look_seconds=0.05)
     words.start()
     try:
         until(lambda: is_current(catalog))

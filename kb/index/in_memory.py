@@ -1,35 +1,43 @@
-"""Keeps the lexical index in memory while a service runs.
+"""Keeps the lexical index and the columns of the ranking in memory while a service runs.
 
-Requests never wait for it: as long as what is in memory is not what their transaction sees, the
-lexical tables answer, with the same rows. It is made anew once the tables have been still for a
-moment, so a thousand manuals that arrive cost it once, not a thousand times.
+Requests never wait for them: as long as what is in memory is not what their transaction sees, the
+tables answer, with the same rows. It is made anew once the tables have been still for a moment, so
+a thousand manuals that arrive cost it once, not a thousand times.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import structlog
 
 from kb.catalog.engine import Catalog
-from kb.catalog.knowledge import lexical
+from kb.catalog.knowledge import candidates, lexical
 
 LOOK_SECONDS = 1.0  # between two looks at the tables; still for so long, they are read
 
 log = structlog.get_logger(__name__)
 
 
-class WordsInMemory:
-    """A thread of its own between `start` and `stop`. `heading_weight` is that of the searches."""
+class KeptInMemory:
+    """A thread of its own between `start` and `stop`. `heading_weight` is that of the searches,
+    `model` the fingerprint of the embedding model.
+    """
 
     def __init__(
-        self, catalog: Catalog, heading_weight: float, look_seconds: float = LOOK_SECONDS
+        self,
+        catalog: Catalog,
+        heading_weight: float,
+        model: Callable[[], str],
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._catalog = catalog
+        self._model = model
         self._heading_weight = heading_weight
         self._look_seconds = look_seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="words", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="in-memory", daemon=True)
 
     def start(self) -> None:
         """Look at the tables from now on."""
@@ -46,10 +54,11 @@ class WordsInMemory:
         while not self._stop.is_set():
             try:
                 with self._catalog.read() as connection:
-                    state = lexical.state(connection)
+                    state = candidates.state(connection)
                     if state == last:
                         lexical.keep_in_memory(connection, self._heading_weight)
+                        candidates.keep_in_memory(connection, self._model())
                 last = state
             except Exception:  # the thread's boundary: the tables answer meanwhile
-                log.exception("lexical index cannot be kept in memory; the tables answer")
+                log.exception("nothing can be kept in memory; the tables answer")
             self._stop.wait(self._look_seconds)

@@ -1,0 +1,86 @@
+"""The columns of the ranking are the same from memory and from the tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from kb.catalog.kept import made
+from kb.catalog.knowledge.candidates import Columns, candidates, keep_in_memory, state
+from kb.catalog.knowledge.passages import Patch, correct
+from kb.catalog.meta import bump_revision
+from kb.scope import CATEGORIES, ScopeFilter
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+MANUAL = "# Manual\n\n" + "\n\n".join(
+    f"## Part {n}\n\nPart {n} moves bytes through the queue.\n\n```\nld r{n}\n```" for n in range(8)
+)
+EVERYTHING = ScopeFilter(None, CATEGORIES)
+HARDWARE = ScopeFilter(None, ("hardware",))
+
+
+def rows(columns: Columns) -> list[tuple[object, ...]]:
+    others = [getattr(columns, name).tolist() for name in ("seqs", "sections", "prose", "code")]
+    more = [columns.categories.tolist(), columns.access.tolist(), columns.embedded.tolist()]
+    vectors = [vector.tobytes() for vector in columns.vectors]
+    return list(zip(*others, *more, vectors, strict=True))
+
+
+def both_ways(store: Store, scope: ScopeFilter) -> list[tuple[object, ...]]:
+    """The rows about every second passage, from the tables and then from memory."""
+    model = store.embedder.fingerprint
+    with store.catalog.read() as connection:
+        seqs = range(0, 200, 2)
+        connection.info["kernlore_kept"].made.pop("candidates", None)
+        read = rows(candidates(connection, seqs, model, scope))
+        assert keep_in_memory(connection, model)
+        assert rows(candidates(connection, seqs, model, scope)) == read
+    return read
+
+
+def test_memory_and_tables_agree(store: Store) -> None:
+    document = store.ingest("queue.md", MANUAL, hardware=("h100",), category="hardware")
+    store.ingest("rules.md", "# Rules\n\nAlign rows.", category="constraint")
+    assert {row[4] for row in both_ways(store, EVERYTHING)} == {"hardware", "constraint"}
+    with store.catalog.write() as connection:
+        connection.execute(sa.text("UPDATE passages SET kind = 'code' WHERE seq % 4 = 0"))
+        bump_revision(connection)
+    read = both_ways(store, HARDWARE)
+    assert {row[4] for row in read} == {"hardware"} and {row[3] for row in read} == {True, False}
+    assert all(row[6] for row in read)  # each with its vector
+    with store.catalog.write() as connection:
+        connection.execute(sa.text("DELETE FROM embeddings WHERE rowid % 2"))
+        bump_revision(connection)
+    assert {row[6] for row in both_ways(store, HARDWARE)} == {True, False}
+    store.documents.delete(document.document_id)
+    assert both_ways(store, HARDWARE) == []
+
+
+def test_what_changes_is_no_longer_in_memory(store: Store) -> None:
+    """A correction and a new version hold at once; a change of a skill costs nothing."""
+    model = store.embedder.fingerprint
+    submitted = store.ingest("queue.md", MANUAL, hardware=("h100",), category="hardware")
+
+    def in_memory() -> bool:
+        with store.catalog.read() as connection:
+            last = made(connection, "candidates")
+            return last is not None and last[0] == (model, state(connection))
+
+    def keep() -> None:
+        with store.catalog.read() as connection:
+            keep_in_memory(connection, model)
+
+    keep()
+    with store.catalog.write() as connection:
+        bump_revision(connection)
+    assert in_memory()
+    passage = store.passages_of(submitted.document_id)[0]
+    correct(store.catalog, passage.id, Patch(text="Part 0 has no queue."), "anna")
+    assert not in_memory()
+    keep()
+    assert in_memory()
+    store.ingest("queue.md", MANUAL.replace("bytes", "words"), hardware=("h100",))
+    assert not in_memory()
