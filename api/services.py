@@ -19,6 +19,7 @@ import structlog
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
+from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
 from ingestion.shipped_vectors import put_shipped
@@ -45,6 +46,7 @@ log = structlog.get_logger(__name__)
 
 # What the service starts in processes of their own.
 EVALUATE_COMMAND = (sys.executable, "-m", "api.cli.main", "evaluate")
+CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
 
 
@@ -71,6 +73,11 @@ class Services(KnowledgeBase):
             pipeline_fingerprint(self.embedder, self.tagger),
             self.settings.max_file_bytes,
         )
+
+    @cached_property
+    def page_images(self) -> PageImages:
+        """Pages of PDF documents as pictures."""
+        return PageImages(self.settings)
 
     @cached_property
     def skills(self) -> SkillLibrary:

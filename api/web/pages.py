@@ -1,8 +1,9 @@
 """What every page shares: templates, headers, error pages, forms and paging.
 
-Templates escape every value. The headers allow no script or style inside of a page, so text of an
-upload stays text even where escaping was forgotten. Foreign pages cannot send our forms: the
-middleware `api.http.callers` refuses them before a route is reached.
+Templates escape every value. The headers allow the two scripts that the service itself serves, and
+no script or style inside of a page, so text of an upload stays text even where escaping was
+forgotten. Every page works without scripts; with them, live parts renew themselves. Foreign pages
+cannot send our forms: the middleware `api.http.callers` refuses them before a route is reached.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MAX_PARAMETER = 20_000
 MAX_PAGE = 10**6
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self';"
-    " script-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    " script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     # `no-referrer` would make the origin of our own forms "null", which is refused.
     "Referrer-Policy": "same-origin",
@@ -77,15 +79,27 @@ def figure(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+def page(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
     """The template as a response; `root` is what stands before every path behind a proxy."""
     root = request.scope.get("root_path", "")
+    query = f"?{request.url.query}" if request.url.query else ""
     text = (
         _environment()
         .get_template(template)
-        .render(root=root, ui=f"{root}/ui", path=request.url.path.removeprefix(root), **values)
+        .render(
+            root=root,
+            ui=f"{root}/ui",
+            path=request.url.path.removeprefix(root),
+            here=f"{request.url.path}{query}",
+            **values,
+        )
     )
     return HTMLResponse(text, status_code=status, headers=HEADERS)
+
+
+def is_fragment(request: Request) -> bool:
+    """Whether a script of a page asks for a part of it."""
+    return request.headers.get("hx-request") == "true"
 
 
 def see_other(request: Request, path: str) -> RedirectResponse:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.runs import Runs
+from kb.catalog.search.runs import EVERY_RUN, Runs, RunWhere
 from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
@@ -47,9 +47,16 @@ def summary_of(run: RunRow) -> Json:
     }
 
 
-def list_runs(base: KnowledgeBase) -> list[Json]:
-    """Summaries of the runs, newest first."""
-    return [summary_of(run) for run in run_store(base).latest()]
+def list_runs(
+    base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
+) -> list[Json]:
+    """Summaries of the runs that are meant, newest first."""
+    return [summary_of(run) for run in run_store(base).latest(limit, offset, where)]
+
+
+def count_runs(base: KnowledgeBase, where: RunWhere = EVERY_RUN) -> int:
+    """How many runs are meant."""
+    return run_store(base).count(where)
 
 
 def run_account(base: KnowledgeBase, run_id: str) -> Json:
@@ -183,6 +190,22 @@ def candidate_diff(base: KnowledgeBase, run_id: str, number: int) -> list[str]:
         old, new = (files.get(name, "").splitlines() for files in (before, after))
         lines += unified_diff(old, new, f"parent/{name}", f"this/{name}", lineterm="")
     return lines
+
+
+def node_transcript(base: KnowledgeBase, run_id: str, number: str) -> Json | None:
+    """The stored conversation with the model that proposed a candidate; None where no model did.
+    Raises NotFound.
+    """
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+
+    proposal = node_record(base, run_id, number)["proposal"]
+    if proposal is None or not proposal["transcript"]:
+        return None
+    run, _, place = str(proposal["transcript"]).rpartition("/")
+    step, _, attempt = place.partition("-")
+    stored = FolderTranscripts(base.settings.data_dir / "transcripts")
+    transcript = stored.read(run, int(step), int(attempt))
+    return None if transcript is None else transcript.as_json()
 
 
 def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
