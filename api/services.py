@@ -22,6 +22,7 @@ from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
+from ingestion.rereading import read_again
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
@@ -89,8 +90,10 @@ class Services(KnowledgeBase):
         self.skills.observed(names)
 
     def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
-        """Register or replace a hardware; `origin` names the description in errors."""
-        return register_hardware(
+        """Register or replace a hardware; `origin` names the description in errors. Where its
+        languages changed, its manuals are read again.
+        """
+        answer = register_hardware(
             self.registry,
             description,
             origin,
@@ -98,6 +101,9 @@ class Services(KnowledgeBase):
             check_signature=signature_from_mapping,
             check_rules=check_own,
         )
+        if answer["outcome"] == "updated" and self.documents.find(hardware=answer["id"]):
+            read_again(self.uploads, self.documents, self.blobs, answer["id"])
+        return answer
 
     def parser_pool(self) -> ParserPool:
         """Processes that parse files, within the limits of the settings; to be used in a `with`."""

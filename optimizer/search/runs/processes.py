@@ -20,7 +20,7 @@ from kb.ids import new_id
 from kb.jobs import ChildProcess
 from kb.private import private_folder
 from optimizer.search.runs.run_lock import owner_of
-from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.run_store import cancel_run, run_store
 from optimizer.search.synthesizers.external import Mailbox
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -193,14 +193,18 @@ class RunProcesses:
         return {"run": run_id, "step": step, "state": "accepted"}
 
     def cancel(self, run_id: str) -> dict[str, Any]:
-        """End a run and show it. It is asked to end first; nothing of it is alive when this
-        returns. Raises NotFound.
+        """End a run and show it. It is asked to end first; nothing of one that this service has
+        started is alive when this returns. One of another process ends after its candidate. Raises
+        NotFound.
         """
         store = run_store(self._base)
-        with suppress(NotFound):
-            store.cancel(run_id)
         with self._changing:
             child = self._children.get(run_id)
+        with suppress(NotFound):
+            if child is None:
+                cancel_run(self._base, run_id)
+            else:
+                store.cancel(run_id)
         if child is not None:
             child.wait(GRACE_SECONDS)
             child.end(GRACE_SECONDS / 2)
