@@ -21,10 +21,11 @@
   };
 
   // One file as a form of its own; the answer is the row that shows how far it is read.
-  const send = (form, file, group, shown) =>
+  const send = (form, file, group, shown, single) =>
     new Promise((done) => {
       const body = new FormData(form);
       body.delete("file");
+      if (!single) body.delete("title"); // it is that of one document
       for (const name of [...body.keys()]) if (!body.get(name)) body.delete(name);
       body.append("file", file, file.webkitRelativePath || file.name);
       body.append("group", group);
@@ -61,7 +62,7 @@
     const group = "upl_" + [...letters].map((b) => b.toString(16).padStart(2, "0")).join("");
     const waiting = files.map((file) => [file, rowFor(form, file.name)]);
     const work = async () => {
-      for (let next = waiting.shift(); next; next = waiting.shift()) await send(form, next[0], group, next[1]);
+      for (let next = waiting.shift(); next; next = waiting.shift()) await send(form, next[0], group, next[1], files.length === 1);
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
   };
