@@ -273,7 +273,7 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
         "policy": run.goal.policy,
         "knowledge": "on" if run.goal.knowledge else "off",
         "gain": summary_of(run)["gain"],
-        "candidates": str(len(tree) - 1),
+        "candidates": str(max(0, len(tree) - 1)),
         "candidates to the best": str(best.number) if best is not None else "",
         "verdicts": json.dumps(dict(counts)),
         "seconds": f"{run.seconds:.0f}",
