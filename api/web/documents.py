@@ -13,7 +13,17 @@ from api.http.multipart import UploadForm, read_upload
 from api.http.observability import Metrics
 from api.http.routes.documents import submit_files
 from api.services import Services
-from api.web.pages import MAX_PAGE, PageRoute, SentForm, is_fragment, page, paged, see_other
+from api.web.pages import (
+    MAX_PAGE,
+    PAGE_SIZE,
+    PageRoute,
+    SentForm,
+    counted,
+    is_fragment,
+    page,
+    paged,
+    see_other,
+)
 from ingestion import hardware as chips
 from ingestion.page_images import PageImage
 from ingestion.progress import show_job
@@ -39,17 +49,19 @@ def list_page(
     number: Number = 1,
 ) -> HTMLResponse:
     """Documents by category and title; `q` is searched in titles and source keys."""
-    rows = browse.list_documents(
-        parts, hardware=hardware or None, category=category or None, access_scope=access
+    rows, total = browse.page_of_documents(
+        parts,
+        limit=PAGE_SIZE,
+        offset=(number - 1) * PAGE_SIZE,
+        hardware=hardware or None,
+        category=category or None,
+        words=q[:400],
+        access_scope=access,
     )
-    words = q.lower().split()
-    fitting = [
-        r for r in rows if all(w in f"{r['title']} {r['source_key']}".lower() for w in words)
-    ]
     return page(
         request,
         "documents.html",
-        shown=paged(fitting, number),
+        shown=counted(rows, number, total),
         q=q,
         hardware=hardware,
         category=category,

@@ -194,6 +194,11 @@ class Page(NamedTuple):
     total: int
 
 
+def counted(rows: Sequence[Any], number: int, total: int) -> Page:
+    """A page whose rows the store has chosen."""
+    return Page(rows, number, max(1, -(-total // PAGE_SIZE)), total)
+
+
 def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:
     """The rows of a page, counted from 1; a number after the last means the last."""
     pages = max(1, -(-len(rows) // size))

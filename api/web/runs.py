@@ -18,9 +18,9 @@ from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
     Form,
-    Page,
     PageRoute,
     SentForm,
+    counted,
     is_fragment,
     page,
     paged,
@@ -68,14 +68,11 @@ def list_page(
 ) -> HTMLResponse:
     """Runs, newest first."""
     where = RunWhere(q[:400], hardware, state)
-    total = runs.count_runs(parts, where)
-    pages = max(1, -(-total // PAGE_SIZE))
-    number = min(number, pages)
     rows = runs.list_runs(parts, PAGE_SIZE, (number - 1) * PAGE_SIZE, where)
     return page(
         request,
         "runs.html",
-        shown=Page(rows, number, pages, total),
+        shown=counted(rows, number, runs.count_runs(parts, where)),
         given={"q": q, "hardware": hardware, "state": state},
         chips=chips.list_hardware(parts.registry),
         states=STATES,
