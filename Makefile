@@ -55,7 +55,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # For the tests of the web pages; without it they are skipped. A machine with another one needs none.
 browser:
-	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	@if which chromium chromium-browser google-chrome 2>/dev/null | grep -q .; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo "Installing Chromium for the tests of the web pages."; \
 		apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive \

@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection
 
 from api.http.app import create_app
-from api.services import Services
+from api.services import Services, open_services
 from benchmarks.report import say, table, write_result
 from kb.catalog.meta import bump_revision
 from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
@@ -139,8 +139,8 @@ def _store_run(services: Services, number: int) -> None:
     row = RunRow(f"run_{number:016x}", f"problem{number % 20}.py", "0" * 64, "x86-64", Goal())
     store.begin(row)
     store.add(row.id, Node(0, None, "evaluated", None, None))
-    # One in ten has its candidates: a page shows the rows of one run.
-    for candidate in range(1, CANDIDATES + 1 if number % 10 == 0 else 2):
+    # One in fifty has its candidates: a page shows the rows of one run.
+    for candidate in range(1, CANDIDATES + 1 if number % 50 == 0 else 2):
         proposal = Proposal(kernel, "llm", parent=candidate - 1, plan=f"plan {candidate}")
         store.add(row.id, Node(candidate, (candidate - 1) // 2, "evaluated", proposal, first))
     store.update(replace(row, state="finished", ended="it was tried"))
@@ -177,7 +177,7 @@ def pages(client: TestClient) -> Iterator[str]:
     document = client.get("/documents").json()["documents"][0]["id"]
     passage = client.get(f"/documents/{document}/passages").json()["passages"][0]["id"]
     skill = client.get("/skills").json()["skills"][0]["name"]
-    run = f"/runs/run_{RUNS - 10:016x}"
+    run = f"/runs/run_{RUNS - 50:016x}"
     yield from ("", "/hardware", "/hardware/h100", "/hardware/h100/setup", "/upload", "/jobs")
     yield from ("/hardware/h100/symbols", "/hardware/h100/symbols?q=wgmma", "/recipes")
     yield from ("/documents", "/documents?number=30", "/documents?q=memory&hardware=h100")
@@ -205,6 +205,15 @@ def measure(client: TestClient, repeats: int) -> list[tuple[str, float, float]]:
     return rows
 
 
+def _wait(client: TestClient) -> None:
+    """Until the built-in knowledge is loaded and read."""
+    while True:
+        state = client.get("/readyz").json()
+        if state["knowledge_loaded"] and not set(state["jobs"]) & {"queued", "running"}:
+            return
+        time.sleep(2)
+
+
 def main() -> None:
     """Fill, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -214,19 +223,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data_dir or Path(temporary)
-        filled = (folder / "filled").exists()
-        app = create_app(Settings(data_dir=folder))
-        with TestClient(app, URL) as client:
-            while not client.get("/readyz").json()["knowledge_loaded"]:
-                time.sleep(0.5)
-            while sum(
-                client.get("/readyz").json()["jobs"].get(n, 0) for n in ("queued", "running")
-            ):
-                time.sleep(0.5)
-            if not filled:
-                say("filling")
-                fill(app.state.services)
-                (folder / "filled").touch()
+        settings = Settings(data_dir=folder)
+        if not (folder / "filled").exists():
+            with TestClient(create_app(settings), URL) as client:
+                _wait(client)
+            say("filling")
+            services = open_services(settings)  # no service beside it: the transactions are long
+            fill(services)
+            services.close()
+            (folder / "filled").touch()
+        with TestClient(create_app(settings), URL) as client:
+            _wait(client)
             rows = measure(client, options.repeats)
     over = [path for path, wall, _ in rows if wall > LIMIT_MS]
     shown = [(f"`{path}`", f"{wall:.0f}", f"{work:.0f}") for path, wall, work in rows]

@@ -281,3 +281,15 @@ def test_a_run_is_refused_with_its_reason_and_one_without_a_process_cancelled(
     assert client.get(f"/runs/{OTHER_RUN}").json()["state"] == "running"
     page = soup(client.post(f"/ui/runs/{OTHER_RUN}/cancel", data={"x": "1"}))
     assert page.find("span", string="cancelled")
+
+
+def test_a_long_list_pages_in_the_store(filled: Filled) -> None:
+    everything = [row["name"] for row in filled.client.get("/skills").json()["skills"]]
+    listed: list[str] = []
+    for number in (1, 2):
+        page = soup(filled.client.get(f"/ui/skills?number={number}"))
+        assert f"{len(everything)} in all" in page.text
+        listed += [str(link.text) for link in page.select("table.stack tbody th a")]
+    assert len(everything) > 50 and listed == sorted(everything)
+    page = soup(filled.client.get("/ui/documents?q=pages+PDF"))
+    assert "1 in all" in page.text
