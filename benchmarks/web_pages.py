@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,31 @@ from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 
-DOCUMENTS, SKILLS, RUNS, CANDIDATES = 2_000, 5_000, 500, 30
+CANDIDATES = 30  # of one run in fifty: a page shows the rows of one run
 PASSAGES = 10  # of a copied document
 LIMIT_MS = 150.0
 URL = "http://127.0.0.1:8321"
 
 
-def fill(services: Services) -> None:
+@dataclass(frozen=True)
+class Scale:
+    """How much the store holds."""
+
+    documents: int
+    skills: int
+    runs: int
+
+    def __str__(self) -> str:
+        return f"{self.documents:,} documents, {self.skills:,} skills and {self.runs:,} runs"
+
+
+def fill(services: Services, scale: Scale) -> None:
     """Copies until there are as many as the benchmark wants."""
     with services.catalog.write() as connection:
-        _copy_documents(connection, DOCUMENTS - _count(connection, k.documents))
-        _copy_skills(connection, SKILLS - _count(connection, s.skills))
+        _copy_documents(connection, scale.documents - _count(connection, k.documents))
+        _copy_skills(connection, scale.skills - _count(connection, s.skills))
         bump_revision(connection)
-    for number in range(RUNS):
+    for number in range(scale.runs):
         _store_run(services, number)
 
 
@@ -139,7 +151,6 @@ def _store_run(services: Services, number: int) -> None:
     row = RunRow(f"run_{number:016x}", f"problem{number % 20}.py", "0" * 64, "x86-64", Goal())
     store.begin(row)
     store.add(row.id, Node(0, None, "evaluated", None, None))
-    # One in fifty has its candidates: a page shows the rows of one run.
     for candidate in range(1, CANDIDATES + 1 if number % 50 == 0 else 2):
         proposal = Proposal(kernel, "llm", parent=candidate - 1, plan=f"plan {candidate}")
         store.add(row.id, Node(candidate, (candidate - 1) // 2, "evaluated", proposal, first))
@@ -177,7 +188,7 @@ def pages(client: TestClient) -> Iterator[str]:
     document = client.get("/documents").json()["documents"][0]["id"]
     passage = client.get(f"/documents/{document}/passages").json()["passages"][0]["id"]
     skill = client.get("/skills").json()["skills"][0]["name"]
-    run = f"/runs/run_{RUNS - 50:016x}"
+    run = f"/runs/run_{0:016x}"
     yield from ("", "/hardware", "/hardware/h100", "/hardware/h100/setup", "/upload", "/jobs")
     yield from ("/hardware/h100/symbols", "/hardware/h100/symbols?q=wgmma", "/recipes")
     yield from ("/documents", "/documents?number=30", "/documents?q=memory&hardware=h100")
@@ -185,7 +196,7 @@ def pages(client: TestClient) -> Iterator[str]:
     yield from ("/knowledge?path=hardware/h100", "/skills", "/skills?number=80", "/skills?q=tile")
     yield from ("/skills?tier=learned&state=candidate,suspect&hardware=h100", f"/skills/{skill}")
     yield from ("/runs", "/runs?number=9", "/runs?q=problem7&state=finished", "/runs/new", run)
-    yield from (f"{run}/candidates/7", f"/runs/compare?run={run[6:]}&run=run_{0:016x}")
+    yield from (f"{run}/candidates/7", f"/runs/compare?run={run[6:]}&run=run_{1:016x}")
     yield from ("/retrieve", "/retrieve?signal=memory_bound&hardware=h100")
 
 
@@ -217,10 +228,14 @@ def _wait(client: TestClient) -> None:
 def main() -> None:
     """Fill, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=2_000)
+    parser.add_argument("--skills", type=int, default=5_000)
+    parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data-dir", type=Path, help="keep the filled directory, and use it again")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    scale = Scale(options.documents, options.skills, options.runs)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data_dir or Path(temporary)
         settings = Settings(data_dir=folder)
@@ -229,7 +244,7 @@ def main() -> None:
                 _wait(client)
             say("filling")
             services = open_services(settings)  # no service beside it: the transactions are long
-            fill(services)
+            fill(services, scale)
             services.close()
             (folder / "filled").touch()
         with TestClient(create_app(settings), URL) as client:
@@ -241,8 +256,8 @@ def main() -> None:
         options.output,
         "Web pages at scale",
         [
-            f"Server time of each page of the web interface at {DOCUMENTS:,} documents,"
-            f" {SKILLS:,} skills and {RUNS:,} runs, without a network: the median of"
+            f"Server time of each page of the web interface at {scale},"
+            " without a network: the median of"
             f" {options.repeats} requests after a first one."
             " Command: `python -m benchmarks.web_pages`.",
             table(("page", "ms", "ms of processor time"), shown),
