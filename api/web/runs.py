@@ -118,18 +118,18 @@ def _run_asked(form: Form) -> dict[str, Any]:
             "no problem was chosen", hint="Choose one of the list, or give the text of its file."
         )
     goal: dict[str, Any] = {"knowledge": form.text("knowledge") == "yes"}
-    for name, kind in (("candidates", int), ("minutes", float), ("target", float), ("seed", int)):
+    for name in ("candidates", "minutes", "target", "seed"):
         if form.text(name):
-            goal[name] = _number(form.text(name), name, kind)
+            goal[name] = _number(form.text(name), name)
     for name in ("language", "policy"):
         if form.text(name):
             goal[name] = form.text(name)
     return {"problem": problem, "hardware": form.text("hardware") or "auto", "goal": goal}
 
 
-def _number(text: str, name: str, kind: type[int] | type[float]) -> int | float:
+def _number(text: str, name: str) -> int | float:
     try:
-        return kind(text)
+        return int(text) if text.isdecimal() else float(text)
     except ValueError:
         raise InvalidRequest(f"{name} is no number", hint="Write it in digits, like 12.") from None
 
@@ -187,7 +187,7 @@ def _shown(run_id: str, parts: Services, processes: Processes, number: int) -> d
 def _nested(rows: Any) -> list[dict[str, Any]]:
     """The rows as a tree; one whose parent is on another page is a root here."""
     nodes = {row["number"]: {**row, "children": []} for row in rows}
-    roots = []
+    roots: list[dict[str, Any]] = []
     for node in nodes.values():
         parent = nodes.get(node["parent"])
         (roots if parent is None else parent["children"]).append(node)

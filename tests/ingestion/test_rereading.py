@@ -8,7 +8,8 @@ from tests.conftest import Store
 
 MANUAL = b"# Guide\n\n## Run a kernel\n\nText of the guide.\n"
 BEFORE = 'id = "late-1"\nname = "Late 1"\nvendor = "late"\nlanguages = ["late-c"]\n'
-AFTER = f'{BEFORE}\n[toolchains.late-c]\ncompile = "cc {{source}} {{output}}"\nrun = "run {{output}} {{input}}"\n'
+TOOLS = 'compile = "cc {source} {output}"\nrun = "run {output} {input}"\n'
+AFTER = f"{BEFORE}\n[toolchains.late-c]\n{TOOLS}"
 
 
 def test_manuals_are_read_again_once_the_chip_states_its_languages(store: Store) -> None:

@@ -65,7 +65,7 @@ class RunWhere:
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """What their rows fulfil."""
-        place = t.runs.c.settings["problem"].as_string()
+        place = sa.func.json_extract(t.runs.c.settings, "$.problem")
         conditions = [
             sa.or_(
                 *(
