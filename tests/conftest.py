@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -327,7 +327,7 @@ def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
 
 
 @contextmanager
-def service_of(folder: Path, documents: Sequence[str], model_cache: Path) -> Iterator[str]:
+def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> Iterator[str]:
     """A real service with these built-in documents; everything that it has lies in `folder`."""
     knowledge = copy_knowledge(folder / "knowledge", documents)
     place_models(folder / "data", model_cache)
